@@ -50,6 +50,7 @@ sanitize: $(TEST_READY) ## run the native machine's tests under the compiler's s
 lint: $(DEV_READY) ## check style, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/python -m mlvm.eager.stub
 	$(BIN)/mypy
 
 lines: $(TEST_READY) ## print the lines of code of each room

@@ -1,4 +1,5 @@
-"""Builds the optional extension `_native`: its kernels once for each instruction set.
+"""Builds the optional extension `_native`: its kernels once for each instruction set. Writes what
+type checkers read of `mlvm.eager`.
 
 All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
 what has changed. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
@@ -9,11 +10,13 @@ tenth of the time, for tests of what is built.
 import os
 import platform
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
@@ -28,6 +31,15 @@ X86_TARGETS = {
     "avx2": "-mavx2 -mfma",
     "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
 }
+
+
+class BuildStubs(build_py):
+    """Copies the package, and adds the stubs; in place where the package is used in place."""
+
+    def run(self):
+        super().run()
+        into = "." if self.editable_mode else self.build_lib
+        subprocess.run([sys.executable, "-m", "mlvm.eager.stub", into], check=True)
 
 
 class BuildNative(build_ext):
@@ -123,6 +135,6 @@ setup(
             optional=os.environ.get("MLVM_NATIVE") != "1",
         )
     ],
-    cmdclass={"build_ext": BuildNative},
+    cmdclass={"build_ext": BuildNative, "build_py": BuildStubs},
     options={"bdist_wheel": {"py_limited_api": "cp311"}},
 )

@@ -42,7 +42,6 @@ MAY_IMPORT["models"] = {"models", "mlvm.eager", "mlvm.show"}  # as a reader's ow
 
 
 ROOMS = [
-    "hints",
     "tensor",
     "functions",
     "recording",
@@ -70,17 +69,17 @@ BUDGET = {
     "mlvm/input": 1_130,
     "mlvm/step": 1_330,
     "mlvm/parallel": 1_920,
-    "mlvm/eager": 1_270,
-    "mlvm/eager/tensor": 1_250,
-    "mlvm/eager/functions": 3_030,
+    "mlvm/eager": 780,
+    "mlvm/eager/tensor": 1_490,
+    "mlvm/eager/functions": 2_700,
     "mlvm/eager/recording": 710,
     "mlvm/eager/autodiff": 1_410,
     "mlvm/eager/control": 1_030,
-    "mlvm/eager/nn": 1_060,
+    "mlvm/eager/nn": 990,
     "mlvm/eager/parallel": 500,
     "mlvm/eager/optim": 700,
     "mlvm/eager/files": 350,
-    "mlvm/eager/interop": 270,
+    "mlvm/eager/interop": 750,
     "mlvm/eager/capture": 1_830,
     "mlvm": 400,
     "models": 2_990,
@@ -247,7 +246,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 4550
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 4575
 
 
 def lines_without_examples(source: str) -> int:

@@ -26,6 +26,7 @@ README: Final = (ROOT / "README.md").read_text("utf-8")
 IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()
 SOURCES: Final = "machines/native/src/"
 EXTENSION: Final = "mlvm/machines/native/_native.abi3.so"
+STUBS: Final = {f"mlvm/eager/tensor/{name}.pyi" for name in ("primitives", "methods")}
 HAS_COMPILER: Final = shutil.which(sysconfig.get_config_var("CC").split()[0]) is not None
 
 
@@ -103,8 +104,8 @@ def test_the_wheel_holds_the_package_alone(dist: Path, checkout: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     about = {name for name in names if name.startswith(f"mlvm-{mlvm.__version__}.dist-info/")}
     held = {f"mlvm/{name}" for name in files(checkout / "mlvm") if not name.startswith(SOURCES)}
-    assert names - about == held | ({EXTENSION} if HAS_COMPILER else set())
-    assert {"mlvm/py.typed", "mlvm/eager/tensor/primitives.pyi", "mlvm/machines/mlvm.h"} <= names
+    assert names - about == held | STUBS | ({EXTENSION} if HAS_COMPILER else set())
+    assert {"mlvm/py.typed", "mlvm/machines/mlvm.h"} <= names
 
 
 def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) -> None:
@@ -118,7 +119,7 @@ def test_the_source_distribution_holds_the_checkout(dist: Path, checkout: Path) 
     assert {"README.md", "LICENSE", "CHANGELOG.md", "Makefile", ".gitignore", "setup.py"} <= held
     some = ("module.c", "plan/plan.h", "plan/kernels/rows.c")
     assert {f"mlvm/{SOURCES}{name}" for name in some} <= held
-    assert not any(name.endswith((".so", ".o", ".pyc")) for name in held)
+    assert not any(name.endswith((".so", ".o", ".pyc")) or name in STUBS for name in held)
 
 
 def test_the_installed_package_works_elsewhere(environment: Path, tmp_path: Path) -> None:
@@ -157,6 +158,27 @@ def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: 
     first = re.search(r"```python\n(.*?)```", README, re.DOTALL)
     assert first
     assert "step 100: loss 0.07" in run(python, "-W", "error", "-c", first[1], cwd=tmp_path)
+
+
+def test_a_clone_has_the_stubs_once_it_is_installed_or_checked(
+    checkout: Path, tmp_path: Path
+) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(checkout, clone)
+    assert not files(clone) & STUBS
+    editable = "import setuptools.build_meta as backend; backend.build_editable('..')"
+    run(sys.executable, "-c", editable, cwd=clone, CC="/bin/false")
+    assert files(clone) >= STUBS
+    for stub in STUBS:
+        (clone / stub).write_text("of ops as they were")
+    makefile = (ROOT / "Makefile").read_text("utf-8")
+    [lint] = re.findall(r"^lint: .*\n((?:\t.*\n)+)", makefile, re.MULTILINE)
+    [command] = re.findall(r"\$\(BIN\)/python (-m mlvm.*)\n\t\$\(BIN\)/mypy", lint)
+    run(sys.executable, *command.split(), cwd=clone)
+    assert "def expm1(x: Tensor, /" in (clone / "mlvm/eager/tensor/primitives.pyi").read_text()
+    assert (
+        "def __add__(self, other: Operand)" in (clone / "mlvm/eager/tensor/methods.pyi").read_text()
+    )
 
 
 def test_an_extension_that_could_not_be_built_anew_is_gone(checkout: Path) -> None:

@@ -26,7 +26,6 @@ So the handles stay the same as long as no thread ends what another one uses.
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -48,6 +47,7 @@ from mlvm.core.errors import (
     line_of,
     user_place,
 )
+from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import TensorType
@@ -156,7 +156,7 @@ def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
     return None
 
 
-_moving: Final = threading.RLock()
+_moving: Final = new_lock()
 """Of two updates that move tensors over the same bytes, one comes first."""
 
 
@@ -354,7 +354,7 @@ class Arena(ArenaFields):
         self.guests: set[Guest] = set()
         self._placement = self._new_placement()
         self._bins = self._placement.bins
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._inside = 0
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0

@@ -7,13 +7,13 @@ has ended. So neither a reset nor the end of the tensor changes what the borrowe
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 from mlvm.arena.arena import Allocation
 from mlvm.arena.placement import Region, Reuse
+from mlvm.core.locks import new_lock
 
-_lock: Final = threading.RLock()  # a loan may end in a garbage collection inside of it
+_lock: Final = new_lock()  # a loan may end in a garbage collection inside of it
 
 
 class _Waiting(list[Region]):

@@ -197,7 +197,7 @@ class OperandValueError(OpError, ValueError):
 
     >>> try: ml.random.key(-1)
     ... except ml.errors.OperandValueError as error: print(error)
-    a seed is an int from 0 to 2**64 - 1, not -1
+    key(): a seed is an int from 0 to 2**64 - 1, not -1
     """
 
 

@@ -1,12 +1,5 @@
 """One way to listen to a VM: layers around its methods, for recorders, reports, listings and tests.
 
-    def launch(proceed, program, args=(), **options):
-        print(program)
-        return proceed(program, args, **options)
-
-    with observed(vm, launch=launch):
-        ...
-
 A layer is called in the method's place and gets the method, `proceed`, as its first argument; it
 may call it, change what goes in and comes out, or not call it at all. The latest layer is the
 outermost. A VM that nobody observes pays nothing.
@@ -14,12 +7,12 @@ outermost. A VM that nobody observes pays nothing.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, TypeAlias
 
+from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 
 Layer: TypeAlias = Callable[..., Any]
@@ -32,7 +25,7 @@ what was waited for, and the seconds of `time.perf_counter` at which that began.
 _LAYERS: Final = "_layers"
 """The VM's attribute with its layers by method, the outermost last."""
 
-_lock: Final = threading.RLock()
+_lock: Final = new_lock()
 
 
 @contextmanager

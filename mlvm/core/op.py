@@ -114,18 +114,16 @@ class Op:
         unknown = [name for name in given if name not in self.attributes]
         if unknown:
             known = ", ".join(map(str, self.attributes.values())) or "none"
-            raise AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}").at(
-                self.name, ()
-            )
+            refused = AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}")
+            raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
             value = canonical(given.get(name, attribute.default))
             if value is REQUIRED:
                 raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                raise AttributeRefused(f"attribute {attribute} was given {brief(value)}").at(
-                    self.name, ()
-                )
+                refused = AttributeRefused(f"attribute {attribute} was given {brief(value)}")
+                raise refused.at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound
 

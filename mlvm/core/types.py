@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import operator
 import re
-import threading
 from collections.abc import Sequence
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
 Kind = Literal["bool", "unsigned", "signed", "float", "complex"]
@@ -161,7 +161,7 @@ def promote(x: DType, y: DType) -> DType:
 Shape: TypeAlias = tuple[int, ...]
 MAX_NDIM: Final = 64  # as numpy has it
 MAX_NBYTES: Final = 1 << 62
-_interning: Final = threading.RLock()
+_interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import itertools
-import threading
+import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -22,6 +22,7 @@ from mlvm.core.errors import (
     ShapeError,
     brief,
 )
+from mlvm.core.locks import is_mine, new_lock
 from mlvm.core.machine import run as machine
 from mlvm.core.machine.callee import NO_KERNELS, Callee, Kernels, Value, is_tensor
 from mlvm.core.machine.frame import HostFunction, PythonFunction
@@ -33,7 +34,6 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
-from mlvm.core.remembered import Remembered
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array
 
@@ -43,6 +43,7 @@ _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 16
 _FEW: Final = 16  # tuples of types, for which the largest program is remembered
 _numbers = itertools.count()
+_vms: Final = weakref.WeakSet["VM"]()
 
 
 class VM(Identity):
@@ -79,7 +80,7 @@ class VM(Identity):
         self.checked = checked
         self.functions = FunctionTable(kernels, memory)
         self._store = self._new_store()
-        self._lock = threading.RLock()
+        self._lock = new_lock()
         self._run = run
         self._scheduler = scheduler
         self._linked: dict[int, _Linked] = {}
@@ -87,6 +88,7 @@ class VM(Identity):
         self.depth = 0  # of launches within launches, by host functions
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
+        _vms.add(self)
 
     def _new_store(self) -> FreeStore:
         return FreeStore(self.memory)
@@ -358,12 +360,16 @@ class VM(Identity):
             verdict = verify(program, self.functions, types) if self.checked else None
             code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
+            if len(linked.codes) >= max(_MOST_LINKED // (linked.size + 1), _FEW):
+                linked.codes.clear()
             linked.codes[types] = code
         assert linked is not None
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         code = bind(code, operands, self._workspace, checked=self.checked)
+        if len(linked.bound) * linked.size >= _MOST_BOUND:
+            linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
         return code, operands
@@ -378,13 +384,9 @@ class VM(Identity):
                 vm._linked.pop(key, None)
                 vm._store.caches.pop(key, None)
 
-        size = 1 + sum(len(function.code) for function in program.functions.values())
-        linked = self._linked[key] = _Linked(
-            nargs_of(program),
-            weakref.ref(program, forget),
-            Remembered(max(_MOST_LINKED // size, _FEW)),
-            Remembered(_MOST_BOUND // size),
-        )
+        size = sum(len(function.code) for function in program.functions.values())
+        linked = _Linked(size, nargs_of(program), weakref.ref(program, forget))
+        self._linked[key] = linked
         return linked
 
     def _forget_links(self) -> None:
@@ -397,16 +399,28 @@ class VM(Identity):
             linked.bound.clear()
 
 
+def _leave_others() -> None:
+    """In a forked process: what other threads ran is over."""
+    for vm in _vms:
+        if vm.depth and not is_mine(vm._lock):
+            vm.depth, vm._context = 0, vm._context.copy()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_others)
+
+
 @dataclass(slots=True)
 class _Linked:
     """What a VM remembers of a program's launches.
 
-    `nargs`: how many arguments it uses. `codes`: the program linked, by argument types.
-    `bound`: code and operands by argument handles, until a handle may name another array.
-    `program` refers to the program without keeping it.
+    `size`: how many instructions it has. `nargs`: how many arguments it uses. `program` refers to
+    it without keeping it. `codes`: the program linked, by argument types. `bound`: code and
+    operands by argument handles, until a handle may name another array.
     """
 
+    size: int
     nargs: int
     program: weakref.ref[Program]
-    codes: Remembered[tuple[TensorType, ...], Code]
-    bound: Remembered[tuple[int, ...], tuple[Code, tuple[Array, ...]]]
+    codes: dict[tuple[TensorType, ...], Code] = field(default_factory=dict)
+    bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = field(default_factory=dict)

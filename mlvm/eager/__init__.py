@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from mlvm.core.types import DType
 from mlvm.eager import public
-from mlvm.eager.hints import (
+from mlvm.eager.interop import standard
+from mlvm.eager.interop.hints import (
     METHODS,
     OF_DTYPES,
     OF_LOSS_SCALES,
@@ -28,7 +29,6 @@ from mlvm.eager.hints import (
     missing,
     of_users,
 )
-from mlvm.eager.interop import standard
 from mlvm.eager.public import *  # noqa: F403
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.primitives import *  # noqa: F403

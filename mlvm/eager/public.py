@@ -1,10 +1,7 @@
 """The names of `mlvm.eager`. Those of the ops are in `primitives`."""
 
-from collections.abc import Callable
-from functools import lru_cache
-from inspect import isfunction
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Recording
@@ -35,10 +32,9 @@ from mlvm.eager.capture.guards.changing import RecompilationWarning
 from mlvm.eager.control.checkpoint import checkpoint
 from mlvm.eager.control.control import cond, fori_loop, function, map, scan, switch, while_loop
 from mlvm.eager.files.checkpoints import load, save
-from mlvm.eager.functions import creation, fft, linalg, random, sorting
+from mlvm.eager.functions import fft, linalg, random
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager.functions import shapes as functions
 from mlvm.eager.functions.attention import (
     rotary_encoding,
     scaled_dot_product_attention,
@@ -64,6 +60,19 @@ from mlvm.eager.functions.creation import (
     zeros,
     zeros_like,
 )
+from mlvm.eager.functions.elements import (
+    astype,
+    clip,
+    count_nonzero,
+    dynamic_update,
+    nonzero,
+    one_hot,
+    positive,
+    stop_gradient,
+    take,
+    take_along_axis,
+    where,
+)
 from mlvm.eager.functions.linalg import tensordot, vecdot
 from mlvm.eager.functions.losses import (
     binary_cross_entropy_with_logits,
@@ -85,26 +94,15 @@ from mlvm.eager.functions.neural import (
     silu,
     softplus,
 )
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.functions.shapes import (
-    astype,
     broadcast_arrays,
     broadcast_shapes,
     broadcast_to,
-    clip,
     concat,
-    count_nonzero,
-    cumulative_prod,
-    cumulative_sum,
-    diff,
-    dynamic_update,
     expand_dims,
     matrix_transpose,
     meshgrid,
     moveaxis,
-    nonzero,
-    one_hot,
-    outer,
     pad,
     permute_dims,
     repeat,
@@ -113,12 +111,8 @@ from mlvm.eager.functions.shapes import (
     split,
     squeeze,
     stack,
-    std,
-    take,
-    take_along_axis,
     tile,
     unstack,
-    where,
 )
 from mlvm.eager.functions.sorting import (
     argsort,
@@ -131,14 +125,16 @@ from mlvm.eager.functions.sorting import (
     unique_inverse,
     unique_values,
 )
-from mlvm.eager.hints import missing
+from mlvm.eager.functions.sums import cumulative_prod, cumulative_sum, diff, outer, std
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager.interop.exchange import from_dlpack
+from mlvm.eager.interop.hints import missing
 from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
 from mlvm.eager.recording.listing import program_of
+from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.eager.tensor.context import default_arena, default_vm, use
 from mlvm.eager.tensor.dtypes import can_cast, finfo, iinfo, isdtype, result_type
-from mlvm.eager.tensor.tensor import Tensor, positive, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.input.batches import Dataset, Transform
 from mlvm.input.pipeline import PipelineState, PipelineStats
 from mlvm.input.sampling import SampleRandom
@@ -309,37 +305,13 @@ __all__ = [
 ]
 
 
-_OF_TENSORS = {
-    *(each.__name__ for each in (creation, fft, functions, linalg, sorting)),
-    Tensor.__module__,
-}
-"""Modules whose functions take arrays too, as `ml` has them. Those here call each other as they
-are: `takes_arrays` costs them nothing."""
-
-
-@lru_cache(maxsize=1024)  # one function has one public form, also if two modules show it
-def _taking(function: Callable[..., Any]) -> Callable[..., Any]:
-    return takes_arrays(function)
-
-
-def _public(value: Any, path: str) -> Any:
-    """What users get for it, as `ml.path`: a function that takes arrays too, where it is one of
-    tensors. A pickle finds it by that path."""
-    if not isfunction(value) or value.__module__ not in _OF_TENSORS:
-        return value
-    public = _taking(value)
-    if public is not value and public.__module__ != __package__:
-        public.__module__, public.__qualname__ = str(__package__), path
-    return public
-
-
 def _shown(name: str, module: ModuleType) -> ModuleType:
     """A module with the public names of the given one: `ml.optim` has no `math`, though its file
     imports it."""
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
-        setattr(shown, each, _public(getattr(module, each), f"{name}.{each}"))
+        setattr(shown, each, getattr(module, each))
     vars(shown).update(
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),
@@ -350,8 +322,6 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
 
 
 if not TYPE_CHECKING:  # type checkers read the modules and the functions themselves
-    for _name in __all__:
-        globals()[_name] = _public(globals()[_name], _name)
     for _name in (
         "errors",
         "fft",

@@ -1,7 +1,5 @@
-"""For editors: `python -m mlvm.eager.stub > mlvm/eager/tensor/primitives.pyi`, functions of ops;
-`python -m mlvm.eager.stub methods > mlvm/eager/tensor/methods.pyi`: the methods of a tensor.
-
-The text is as `ruff format` would leave it; a test compares it with the file.
+"""For editors and type checkers: `python -m mlvm.eager.stub` writes what they cannot see in the
+code, the functions of ops and the methods of a tensor. `setup.py` runs it, and `make lint`.
 """
 
 from __future__ import annotations
@@ -10,99 +8,68 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from mlvm.core.op import OPS
 from mlvm.eager.functions.methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.operators import OPERATORS
 from mlvm.eager.tensor.tensor import Tensor
 
-WIDTH: Final = 100
-INDENT: Final = "    "
-
-_HEAD: Final = '''\
-"""The public function of every op; written by `python -m mlvm.eager.stub`."""
-
-from typing import Literal
-
-from mlvm.eager.tensor.tensor import Operand, Tensor
-
-__all__ = [  # noqa: RUF022 - in the order of the functions
-'''
+_INDENT: Final = "    "
 _SENTENCE: Final = re.compile(r".*?[^.]\.(?= |$)|.*")
-
-
-_METHODS_HEAD: Final = '''\
-"""What a tensor has from the functions; written by `python -m mlvm.eager.stub methods`."""
-
+_HEAD: Final = """\
 from collections.abc import Sequence
+from typing import Literal
 
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
-from mlvm.eager.tensor.tensor import Operand, Tensor
+from mlvm.eager.tensor.operands import Operand
+from mlvm.eager.tensor.tensor import Tensor
 
-class Methods:
-    __slots__ = ()
-'''
-
-
-def stub() -> str:
-    """The text of `primitives.pyi`: every function with its signature and first sentence."""
-    names = "".join(f'{INDENT}"{name}",\n' for name in primitives.__all__)
-    functions = ("\n".join(["", *_lines(vars(primitives)[name]), ""]) for name in sorted(OPS))
-    return _HEAD + names + "]\n" + "".join(functions)
+"""
 
 
-def methods_stub() -> str:
-    """The text of `methods.pyi`: every method with its signature and first sentence."""
-    texts = []
-    for name, fn in sorted({**METHODS, **PROPERTIES}.items()):
-        _, *doc = lines = list(_lines(fn, name))
-        if name in PROPERTIES:
-            lines = ["@property", f"def {name}(self) -> Tensor:", *doc]
-        texts.append("\n".join(["", *lines, ""]))
-    return _METHODS_HEAD + textwrap.indent("".join(texts), INDENT)
+def functions() -> str:
+    """The text of `tensor/primitives.pyi`."""
+    named = f"__all__ = {primitives.__all__}\n\n"
+    return _HEAD + named + "".join(_definition(vars(primitives)[name]) for name in sorted(OPS))
 
 
-def _lines(function: Callable[..., Tensor], method: str | None = None) -> Iterator[str]:
-    """The function's definition, or that of the method: its first parameter is then self."""
+def methods() -> str:
+    """The text of `tensor/methods.pyi`."""
+    every = sorted({**OPERATORS, **METHODS, **PROPERTIES}.items())
+    texts = [_definition(function, name) for name, function in every]
+    return _HEAD + "class Methods:\n    __slots__ = ()\n" + textwrap.indent("".join(texts), _INDENT)
+
+
+def _definition(function: Callable[..., Tensor], method: str | None = None) -> str:
+    """A function with its signature and first sentence; as a method its first parameter is self."""
     found = inspect.signature(function)
     if method:
         first, *others = found.parameters.values()
         given = first.replace(name="self", annotation=inspect.Parameter.empty)
+        if method in PROPERTIES:
+            given = given.replace(kind=inspect.Parameter.POSITIONAL_OR_KEYWORD)
         found = found.replace(parameters=[given, *others])
     signature = str(found).replace("'Operand'", "Operand").replace("'", "" if method else '"')
     signature = signature.replace(f"{Tensor.__module__}.{Tensor.__qualname__}", Tensor.__name__)
-    name, width = method or function.__name__, WIDTH - len(INDENT) * bool(method)
-    line = f"def {name}{signature}:"
-    if len(line) <= width:
-        yield line
-    else:
-        inside, _, result = signature[1:].rpartition(")")
-        yield f"def {name}("
-        if len(INDENT + inside) <= width:
-            yield INDENT + inside
-        else:
-            yield from (f"{INDENT}{parameter}," for parameter in _parts(inside))
-        yield f"){result}:"
-    doc = (function.__doc__ or "").split("\n\n")[0]
-    sentence = _SENTENCE.findall(" ".join(doc.split()))[0]
-    yield from textwrap.indent(
-        textwrap.fill(f'"""{sentence}"""', width - len(INDENT)), INDENT
-    ).splitlines()
+    property_ = "@property\n" if method in PROPERTIES else ""
+    ignored = "  # type: ignore[override]" if method in ("__eq__", "__ne__") else ""
+    doc = " ".join((function.__doc__ or "").split("\n\n")[0].split())
+    body = f'"""{_SENTENCE.findall(doc)[0]}"""' if doc else "..."
+    return f"{property_}def {method or function.__name__}{signature}:{ignored}\n{_INDENT}{body}\n"
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The text cut at the commas that are in no bracket."""
-    depth = start = 0
-    for i, character in enumerate(text):
-        depth += (character in "([{") - (character in ")]}")
-        if character == "," and depth == 0:
-            yield text[start:i].strip()
-            start = i + 1
-    yield text[start:].strip()
+def write(folder: Path) -> None:
+    """Write both files into the folder of the project, or of what is built of it."""
+    for name, text in (("primitives", functions()), ("methods", methods())):
+        file = folder / "mlvm" / "eager" / "tensor" / f"{name}.pyi"
+        if not file.exists() or file.read_text("utf-8") != text:
+            file.write_text(text, "utf-8")
 
 
 if __name__ == "__main__":
-    print(methods_stub() if sys.argv[1:] == ["methods"] else stub(), end="")
+    write(Path(*sys.argv[1:]))

@@ -15,7 +15,10 @@ from mlvm.arena.arena import Arena, exchange
 from mlvm.arena.lending import Loan
 from mlvm.core.errors import ArenaError, StaleTensor
 from mlvm.eager.capture.captured import Captured
-from mlvm.eager.tensor import tensor as eager
+from mlvm.eager.tensor.apply import apply_in_python
+from mlvm.eager.tensor.reading import launch_for_values, values_of, write
+from mlvm.eager.tensor.tensor import from_array
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import load
 from mlvm.machines.local import LocalVM
 from tests.interrupting import with_each_line_interrupted
@@ -55,16 +58,16 @@ def doubled(x: ml.Tensor) -> None:
 
 
 RACES = {
-    "a pair": Race(eager.apply_in_python, lambda x: (x + x).numpy(), 2 * SEVENS),
-    "three operands": Race(eager.apply_in_python, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
+    "a pair": Race(apply_in_python, lambda x: (x + x).numpy(), 2 * SEVENS),
+    "three operands": Race(apply_in_python, lambda x: ml.where(x > x, x, x).numpy(), SEVENS),
     "a result of unknown shape": Race(
-        eager.launch_for_values, lambda x: ml.nonzero(x)[0].numpy(), np.arange(8)
+        launch_for_values, lambda x: ml.nonzero(x)[0].numpy(), np.arange(8)
     ),
-    "a read": Race(ml.Tensor.numpy, lambda x: x.numpy(), SEVENS),
+    "a read": Race(values_of, lambda x: x.numpy(), SEVENS),
     "a copy": Race(Arena.keep, lambda x: KEEPS[-1].keep(x).numpy(), SEVENS),
-    "an update": Race(eager.apply_into, update, None),
-    "an update from it": Race(eager.apply_into, update_another, 1 + SEVENS),
-    "a write": Race(eager.write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
+    "an update": Race(apply_into, update, None),
+    "an update from it": Race(apply_into, update_another, 1 + SEVENS),
+    "a write": Race(write, lambda x: load({"x": x}, {"x": 5 * SEVENS}, "state"), None),
     "a replay": Race(Captured._replay, lambda x: captured(x).numpy(), SEVENS**2 - SEVENS),
     "an update in a replay": Race(Captured._replay, update_captured, None),
 }
@@ -188,7 +191,7 @@ def test_views_beside_an_update_that_moves_x_keep_what_they_have(
     assert with_each_line_interrupted(function, make) >= 4
 
 
-@pytest.mark.parametrize("function", [eager.apply_in_python, eager.from_array, eager.write])
+@pytest.mark.parametrize("function", [apply_in_python, from_array, write])
 def test_a_result_whose_arena_is_reset_overwrites_no_other(function: Callable[..., Any]) -> None:
     outcomes: list[str] = []
 
@@ -202,7 +205,7 @@ def test_a_result_whose_arena_is_reset_overwrites_no_other(function: Callable[..
         def run() -> None:
             try:
                 with shared.allocating():
-                    y = x + x if function is eager.apply_in_python else ml.asarray(2 * SEVENS)
+                    y = x + x if function is apply_in_python else ml.asarray(2 * SEVENS)
                     np.testing.assert_array_equal(y.numpy(), 2 * SEVENS)
             except StaleTensor as error:
                 outcomes.append(str(error))

@@ -35,7 +35,7 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Mark, scope
 from mlvm.core.errors import ArenaError, QueueEmpty, QueueFull, StaleTensor
 from mlvm.eager.functions.random import prepare
-from mlvm.eager.tensor.tensor import prepare_constants
+from mlvm.eager.tensor.constants import prepare_constants
 from tests.threads import start
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]

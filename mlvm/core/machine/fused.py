@@ -24,7 +24,6 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
-from mlvm.core.remembered import Remembered
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -77,7 +76,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: Remembered[Any, _Layout] = Remembered(MOST_LAYOUTS)
+        self._layouts: dict[Any, _Layout] = {}
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
@@ -145,6 +144,8 @@ class Chain:
         key = whole, *[(x.dtype, x.shape) for x in params]
         found = self._layouts.get(key)
         if found is None:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
             found = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params], whole)
         return found
 

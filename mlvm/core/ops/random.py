@@ -22,8 +22,8 @@ from mlvm.core.rules import broadcast_shapes, require, require_representable
 from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
 
 _DRAW: Final = 0
-_SPLIT: Final = 1
-_FOLD: Final = 2
+SPLIT: Final = 1
+FOLD: Final = 2
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -80,7 +80,7 @@ def _split_key(key: TensorType, n: int) -> TensorType:
 @op(infer=_split_key)
 def split_key(out: Array, key: Array, *, n: int) -> None:
     """n new keys, independent of each other and of the key: u64[n,2]."""
-    out[...] = _start(key, _SPLIT).random_raw(out.size).reshape(out.shape)
+    out[...] = _start(key, SPLIT).random_raw(out.size).reshape(out.shape)
 
 
 def _fold_in(key: TensorType, data: TensorType) -> TensorType:
@@ -94,7 +94,7 @@ def _fold_in(key: TensorType, data: TensorType) -> TensorType:
 @op(infer=_fold_in)
 def fold_in(out: Array, key: Array, data: Array) -> None:
     """A new key for each value of the integer scalar `data` (a step, a layer): u64[2]."""
-    out[...] = _start(key, _FOLD, int(data) % 2**64).random_raw(2)
+    out[...] = _start(key, FOLD, int(data) % 2**64).random_raw(2)
 
 
 # --- draws ---------------------------------------------------------------------------

@@ -61,12 +61,8 @@ def format_constant(value: Array) -> str:
 
 def format_function(function: Function) -> list[str]:
     """A `.func` line, then an instruction a line; jump targets get labels named by their pc."""
-    targets = {
-        label
-        for opcode, immediates in function.code
-        for kind, label in zip(opcode.immediates, immediates, strict=False)
-        if kind == "label" and isinstance(label, int)
-    }
+    jumps = [immediates for opcode, immediates in function.code if "label" in opcode.immediates]
+    targets = {label for immediates in jumps for label in immediates if isinstance(label, int)}
     counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
     lines = [f".func {function.name} {counts}"]
     for pc, instruction in enumerate(function.code):

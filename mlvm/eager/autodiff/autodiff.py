@@ -21,21 +21,14 @@ from mlvm.arena.arena import scope
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
-from mlvm.eager.functions.shapes import full, sum_to
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
 from mlvm.eager.tensor.context import capturing, default_arena, recording
-from mlvm.eager.tensor.tensor import (
-    OneOp,
-    Tensor,
-    alias_of,
-    apply,
-    apply_in_python,
-    live_tapes,
-    overwrite,
-    plan_for,
-    raise_stale,
-)
-from mlvm.eager.tree import Tree, Twins, map_to_dicts, named_leaves, rebind_buffers, substitute
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes, overwrite
+from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
 from mlvm.machines.native.extension import EXTENSION
 
 _RESULT: Final = -1
@@ -420,8 +413,8 @@ class _Session:
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
-        self.twins: Twins = []
-        self.arguments = [substitute(self._watch, each, self.twins) for each in arguments]
+        self.copies: Copies = []
+        self.arguments = [substitute(self._watch, each, self.copies) for each in arguments]
         self.start = len(self.tape.nodes)
 
     def _watch(self, x: Tensor) -> Tensor:
@@ -436,7 +429,7 @@ class _Session:
             result = fn(*args, **kwargs)
         finally:
             recording.reset(before)
-        rebind_buffers(self.twins)
+        rebind_buffers(self.copies)
         return result
 
     def pull(self, out: Tensor | Tracked, seed: Tensor, *, keep: bool) -> list[Tree]:

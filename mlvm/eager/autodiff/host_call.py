@@ -17,10 +17,11 @@ from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.autodiff import Pull, Tape, taping
-from mlvm.eager.functions.shapes import full
+from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import plain
-from mlvm.eager.tensor.tensor import Tensor, from_array, launch_for_values
+from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.tensor import Tensor, from_array
 
 Vjp: TypeAlias = Callable[..., Tensor]
 

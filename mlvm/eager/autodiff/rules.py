@@ -35,9 +35,14 @@ from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType, i64, u8
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
-from mlvm.eager.functions.shapes import cumulative_prod, full, reshape, with_ones_before
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import OneOp, Tensor, constant, one_op, stop_gradient
+from mlvm.eager.tensor.apply import OneOp, one_op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sparse(NamedTuple):

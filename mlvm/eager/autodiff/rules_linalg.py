@@ -21,10 +21,12 @@ from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType, c64, promote
+from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, real
-from mlvm.eager.functions.shapes import concat, expand_dims, full, reshape
+from mlvm.eager.functions.shapes import concat, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, constant
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
 
 
 def _row(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from mlvm.core.errors import AttributeRefused, GradientError, GradientMismatch
 from mlvm.core.types import Array, DType, Shape, c128, f64
 from mlvm.eager.autodiff.autodiff import grad
 from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.shapes import astype
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, named_leaves, named_tensors, substitute

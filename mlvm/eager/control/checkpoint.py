@@ -16,8 +16,9 @@ from mlvm.eager.autodiff.joint import closures_of, leave, seed
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import recording
-from mlvm.eager.tensor.tensor import Tensor, alias_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
 
 P = ParamSpec("P")

@@ -25,7 +25,8 @@ from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, alias_of
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 
 __all__ = ["cond", "fori_loop", "function", "map", "scan", "switch", "while_loop"]

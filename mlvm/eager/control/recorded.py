@@ -23,19 +23,14 @@ from mlvm.eager.autodiff.rules import Sparse
 from mlvm.eager.control.state import tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import Recorder, Shared, SharedAround, recorder, recording_of
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias, one_op
+from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, recording
-from mlvm.eager.tensor.tensor import (
-    Tensor,
-    alias,
-    constant,
-    one_op,
-    overwrite,
-    own,
-    prepare_constants,
-    stop_gradient,
-)
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive, overwrite
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block, Procedure
 
@@ -69,7 +64,7 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
             with recording_of(vm), _untaped(), random.drawing_nowhere():
                 return fn()
         except Shared as shared:
-            own(shared.x)
+            make_exclusive(shared.x)
 
 
 def _with_moves(record_blocks: Callable[P, R]) -> Callable[P, R]:

@@ -8,17 +8,19 @@ from typing import Any
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.creation import arange, type_of
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.creation import arange
+from mlvm.eager.functions.elements import astype, where
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.neural import dropout as dropped
-from mlvm.eager.functions.operands import takes_arrays
-from mlvm.eager.functions.shapes import astype, concat, expand_dims, reshape, split, stack, where
+from mlvm.eager.functions.shapes import concat, expand_dims, reshape, split, stack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import finfo
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
-@takes_arrays
+@public
 def scaled_dot_product_attention(
     query: Tensor,
     key: Tensor,
@@ -47,13 +49,12 @@ def scaled_dot_product_attention(
         f32[1,2,5,4]
     """
     types = (type_of(query), type_of(key), type_of(value))
-    name = "scaled_dot_product_attention"
     if min(type.ndim for type in types) < 2:
-        raise ShapeError("query, key and value have two axes or more").at(name, types)
+        raise ShapeError("query, key and value have two axes or more")
     if query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]:
         raise ShapeError(
             "query and key have equally many features, key and value equally many rows"
-        ).at(name, types)
+        )
     before = seen_before(query.shape[-2], key.shape[-2]) if causal else None
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return attended(query, key, value, mask, before, scale, dropout, dropout_key)
@@ -107,7 +108,7 @@ def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:
 # --- positions -----------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def sinusoidal_encoding(
     positions: Tensor, features: int, *, base: float = 10000.0, dtype: object = f32
 ) -> Tensor:
@@ -121,16 +122,14 @@ def sinusoidal_encoding(
         >>> ml.sinusoidal_encoding(ml.arange(5), 8).type
         f32[5,8]
     """
-    angles = _angles("sinusoidal_encoding", positions, features, base)
+    angles = _angles(positions, features, base)
     if not DType.of(dtype).is_float:
-        raise DTypeError(f"sines are floats, not {dtype}").at(
-            "sinusoidal_encoding", (positions.type,)
-        )
+        raise DTypeError(f"sines are floats, not {dtype}")
     both = stack([op.sin(angles), op.cos(angles)], axis=-1)
     return astype(reshape(both, (*positions.shape, features)), dtype)
 
 
-@takes_arrays
+@public
 @in_f32
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
@@ -149,11 +148,9 @@ def rotary_encoding(
         f32[1,2,5,4]
     """
     if type_of(x).ndim < 2:
-        raise ShapeError("takes [..., time, features]").at("rotary_encoding", (x.type,))
+        raise ShapeError("takes [..., time, features]")
     if not x.dtype.is_float:
-        raise DTypeError(f"takes floats, not {x.dtype}; convert with astype").at(
-            "rotary_encoding", (x.type,)
-        )
+        raise DTypeError(f"takes floats, not {x.dtype}; convert with astype")
     if positions is None:
         positions = arange(x.shape[-2])
     return rotated(x, *rotary_table(positions, x.shape[-1], base, x.dtype))
@@ -163,7 +160,7 @@ def rotary_table(
     positions: Tensor, features: int, base: float, dtype: object
 ) -> tuple[Tensor, Tensor]:
     """The cosines and the sines of the angles of `rotary_encoding`: twice f[..., features / 2]."""
-    angles = _angles("rotary_encoding", positions, features, base)
+    angles = _angles(positions, features, base)
     return astype(op.cos(angles), dtype), astype(op.sin(angles), dtype)
 
 
@@ -174,15 +171,15 @@ def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return concat([first * cos - second * sin, second * cos + first * sin], axis=-1)
 
 
-def _angles(name: str, positions: Tensor, features: int, base: float) -> Tensor:
+def _angles(positions: Tensor, features: int, base: float) -> Tensor:
     """position base^(-2 i / features) for i below features / 2: f64[..., features / 2]. In f32, the
     angles of late positions would be off."""
     type = type_of(positions)
     if not type.dtype.is_integer:
-        raise DTypeError("positions must be integers").at(name, (type,))
+        raise DTypeError("positions must be integers")
     if features < 2 or features % 2:
-        raise AttributeRefused(f"features must be even, given {features}").at(name, (type,))
+        raise AttributeRefused(f"features must be even, given {features}")
     if not is_real(base) or not base > 0:
-        raise AttributeRefused(f"base is a number > 0, not {brief(base)}").at(name, (type,))
+        raise AttributeRefused(f"base is a number > 0, not {brief(base)}")
     rates = op.exp(astype(arange(features // 2), f64) * (-2 * math.log(base) / features))
     return expand_dims(astype(positions, f64), axis=-1) * rates

@@ -14,17 +14,17 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError
+from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import type_of
+from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
-@takes_arrays
+@public
 @in_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
@@ -41,14 +41,11 @@ def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
         >>> ml.einsum("ij,j->i", ml.ones((2, 3)), ml.arange(3))
         Tensor([3., 3.], f32[2])
     """
-    types = [type_of(x, "einsum") for x in operands]
-    try:
-        if not isinstance(subscripts, str):
-            raise AttributeRefused(f"subscripts are a string, not a {type(subscripts).__name__}")
-        labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
-        lengths = _lengths(labels, types)
-    except OpError as error:
-        raise error.at("einsum", types) from None
+    types = [type_of(x) for x in operands]
+    if not isinstance(subscripts, str):
+        raise AttributeRefused(f"subscripts are a string, not a {type(subscripts).__name__}")
+    labels, out = _parsed(subscripts, tuple([type.ndim for type in types]))
+    lengths = _lengths(labels, types)
     terms = [
         _without_diagonals(_Term(x, named), lengths)
         for x, named in zip(operands, labels, strict=True)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, is_real, normalize_axes
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.creation import arange, integer, integers, placed, type_of
+from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions.creation import arange, placed
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
-from mlvm.eager.functions.shapes import astype, concat, roll
+from mlvm.eager.functions.shapes import concat, roll
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 __all__ = [
     "fft",
@@ -39,47 +42,40 @@ __all__ = [
 ]
 
 
-def _real(x: Tensor, function: str) -> Tensor:
-    x = floating(x, function)
+def _real(x: Tensor) -> Tensor:
+    x = floating(x)
     if not x.dtype.is_float:
-        raise DTypeError("takes real numbers; fft takes complex ones").at(function, (x.type,))
+        raise DTypeError("takes real numbers; fft takes complex ones")
     return x
 
 
-def _axes(x: Tensor, axes: int | Sequence[int] | None, function: str) -> tuple[int, ...]:
+def _axes(x: Tensor, axes: int | Sequence[int] | None) -> tuple[int, ...]:
     """The axes, counted from the front."""
-    given = axes if axes is None else integers(axes, "axes", function)
-    try:
-        return normalize_axes(given, x.ndim)
-    except OpError as error:
-        raise error.at(function, (x.type,)) from None
+    given = axes if axes is None else integers(axes, "axes")
+    return normalize_axes(given, x.ndim)
 
 
 def _lengths(
-    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None, function: str
+    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None
 ) -> tuple[tuple[int, ...], list[int]]:
     """The axes, and the lengths to transform along them."""
     if s is not None and axes is None:
-        raise AttributeRefused("lengths s need the axes that they are of").at(function, (x.type,))
-    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes, function)
+        raise AttributeRefused("lengths s need the axes that they are of")
+    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes)
     if s is None:
         return along, [x.shape[i] for i in along]
-    given = integers(s, "s", function)
+    given = integers(s, "s")
     if len(given) != len(along):
-        raise AttributeRefused(f"{len(given)} lengths are not for {len(along)} axes").at(
-            function, (x.type,)
-        )
+        raise AttributeRefused(f"{len(given)} lengths are not for {len(along)} axes")
     return along, [x.shape[i] if n == -1 else n for n, i in zip(given, along, strict=True)]
 
 
-def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int], function: str) -> Tensor:
+def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
     """x, cut or padded with zeros at the end of these axes to these lengths."""
     shape = list(x.shape)
     for axis, n in zip(axes, lengths, strict=True):
         if n < 1:
-            raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}").at(
-                function, (x.type,)
-            )
+            raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
         shape[axis] = n
     kept = [min(have, want) for have, want in zip(x.shape, shape, strict=True)]
     if kept != list(x.shape):
@@ -89,15 +85,16 @@ def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int], function: st
     return x
 
 
-def _along(x: Tensor, n: int | None, axis: int, function: str) -> tuple[int, int]:
+def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
     """An axis, counted from the front, and the length to transform along it."""
-    [along] = _axes(x, integer(axis, "axis", function), function)
-    return along, x.shape[along] if n is None else integer(n, "n", function)
+    [along] = _axes(x, integer(axis, "axis"))
+    return along, x.shape[along] if n is None else integer(n, "n")
 
 
 # --- complex elements ----------------------------------------------------------------
 
 
+@public
 def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The discrete Fourier transform, sum_j x_j exp(-2 pi i j k / n), along `axis`: complex.
 
@@ -108,11 +105,12 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x, "fft")
-    along, length = _along(x, n, axis, "fft")
-    return op.fft(_fitted(x, [along], [length], "fft"), axes=(along,), norm=norm)
+    x = floating(x)
+    along, length = _along(x, n, axis)
+    return op.fft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
 
 
+@public
 def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `fft`, sum_k x_k exp(2 pi i j k / n) / n, along `axis`: complex.
 
@@ -123,11 +121,12 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x, "ifft")
-    along, length = _along(x, n, axis, "ifft")
-    return op.ifft(_fitted(x, [along], [length], "ifft"), axes=(along,), norm=norm)
+    x = floating(x)
+    along, length = _along(x, n, axis)
+    return op.ifft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
 
 
+@public
 def fftn(
     x: Tensor,
     /,
@@ -144,11 +143,12 @@ def fftn(
         >>> ml.fft.fftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
     """
-    x = floating(x, "fftn")
-    along, lengths = _lengths(x, s, axes, "fftn")
-    return op.fft(_fitted(x, along, lengths, "fftn"), axes=along, norm=norm)
+    x = floating(x)
+    along, lengths = _lengths(x, s, axes)
+    return op.fft(_fitted(x, along, lengths), axes=along, norm=norm)
 
 
+@public
 def ifftn(
     x: Tensor,
     /,
@@ -165,14 +165,15 @@ def ifftn(
         >>> ml.fft.ifftn(ml.ones((2, 3), dtype=ml.complex64)).type
         c64[2,3]
     """
-    x = floating(x, "ifftn")
-    along, lengths = _lengths(x, s, axes, "ifftn")
-    return op.ifft(_fitted(x, along, lengths, "ifftn"), axes=along, norm=norm)
+    x = floating(x)
+    along, lengths = _lengths(x, s, axes)
+    return op.ifft(_fitted(x, along, lengths), axes=along, norm=norm)
 
 
 # --- real elements -------------------------------------------------------------------
 
 
+@public
 def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The first n // 2 + 1 elements of `fft` of n real ones: complex. The others are their
     conjugates in reverse order.
@@ -184,11 +185,12 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
     """
-    x = _real(x, "rfft")
-    along, length = _along(x, n, axis, "rfft")
-    return op.rfft(_fitted(x, [along], [length], "rfft"), axis=along, norm=norm)
+    x = _real(x)
+    along, length = _along(x, n, axis)
+    return op.rfft(_fitted(x, [along], [length]), axis=along, norm=norm)
 
 
+@public
 def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `rfft`: n real elements, 2 (m - 1) if x has m and n is not given. What is
     imaginary in the first element of x, and in the last for an even n, is left out.
@@ -199,19 +201,18 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
     """
-    x = floating(x, "irfft")
-    along, length = _along(x, n, axis, "irfft")
-    return _irfft(x, along, 2 * (length - 1) if n is None else length, norm, "irfft")
+    x = floating(x)
+    along, length = _along(x, n, axis)
+    return _irfft(x, along, 2 * (length - 1) if n is None else length, norm)
 
 
-def _irfft(x: Tensor, axis: int, n: int, norm: Norm, function: str) -> Tensor:
+def _irfft(x: Tensor, axis: int, n: int, norm: Norm) -> Tensor:
     if n < 1:
-        raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}").at(
-            function, (x.type,)
-        )
-    return op.irfft(_fitted(x, [axis], [n // 2 + 1], function), n=n, axis=axis, norm=norm)
+        raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
+    return op.irfft(_fitted(x, [axis], [n // 2 + 1]), n=n, axis=axis, norm=norm)
 
 
+@public
 def rfftn(
     x: Tensor,
     /,
@@ -229,16 +230,15 @@ def rfftn(
         >>> ml.fft.rfftn(ml.ones((2, 4))).type
         c64[2,3]
     """
-    x = _real(x, "rfftn")
-    along, lengths = _lengths(x, s, axes, "rfftn")
+    x = _real(x)
+    along, lengths = _lengths(x, s, axes)
     if not along:
-        raise AttributeRefused("names no axis; a real transform has one or more").at(
-            "rfftn", (x.type,)
-        )
-    half = op.rfft(_fitted(x, along, lengths, "rfftn"), axis=along[-1], norm=norm)
+        raise AttributeRefused("names no axis; a real transform has one or more")
+    half = op.rfft(_fitted(x, along, lengths), axis=along[-1], norm=norm)
     return op.fft(half, axes=along[:-1], norm=norm) if along[:-1] else half
 
 
+@public
 def irfftn(
     x: Tensor,
     /,
@@ -256,20 +256,19 @@ def irfftn(
         >>> ml.fft.irfftn(ml.ones((2, 3), dtype=ml.complex64)).type
         f32[2,4]
     """
-    x = floating(x, "irfftn")
-    along, lengths = _lengths(x, s, axes, "irfftn")
+    x = floating(x)
+    along, lengths = _lengths(x, s, axes)
     if not along:
-        raise AttributeRefused("names no axis; a real transform has one or more").at(
-            "irfftn", (x.type,)
-        )
+        raise AttributeRefused("names no axis; a real transform has one or more")
     if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
     others = along[:-1]
     if others:
-        x = op.ifft(_fitted(x, others, lengths[:-1], "irfftn"), axes=others, norm=norm)
-    return _irfft(x, along[-1], lengths[-1], norm, "irfftn")
+        x = op.ifft(_fitted(x, others, lengths[:-1]), axes=others, norm=norm)
+    return _irfft(x, along[-1], lengths[-1], norm)
 
 
+@public
 def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """`fft` of a signal whose second half is the conjugate of its first, which x is: n real
     elements, 2 (m - 1) if x has m and n is not given.
@@ -280,12 +279,13 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
     """
-    x = floating(x, "hfft")
-    along, length = _along(x, n, axis, "hfft")
+    x = floating(x)
+    along, length = _along(x, n, axis)
     length = 2 * (length - 1) if n is None else length
-    return _irfft(conj(x), along, length, _other_way(norm, "hfft", x), "hfft")
+    return _irfft(conj(x), along, length, _other_way(norm, x))
 
 
+@public
 def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backward") -> Tensor:
     """The inverse of `hfft`: n // 2 + 1 complex elements of n real ones.
 
@@ -296,23 +296,22 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
     """
-    x = _real(x, "ihfft")
-    along, length = _along(x, n, axis, "ihfft")
-    x = _fitted(x, [along], [length], "ihfft")
-    return conj(op.rfft(x, axis=along, norm=_other_way(norm, "ihfft", x)))
+    x = _real(x)
+    along, length = _along(x, n, axis)
+    x = _fitted(x, [along], [length])
+    return conj(op.rfft(x, axis=along, norm=_other_way(norm, x)))
 
 
-def _other_way(norm: Norm, function: str, x: Tensor) -> Norm:
+def _other_way(norm: Norm, x: Tensor) -> Norm:
     if norm not in OTHER_WAY:
-        raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}").at(
-            function, (x.type,)
-        )
+        raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
     return OTHER_WAY[norm]
 
 
 # --- frequencies ---------------------------------------------------------------------
 
 
+@public
 def fftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
@@ -325,9 +324,10 @@ def fftfreq(
         >>> ml.fft.fftfreq(4)
         Tensor([ 0.  ,  0.25, -0.5 , -0.25], f32[4])
     """
-    return _frequencies("fftfreq", n, d, dtype, device)
+    return _frequencies(False, n, d, dtype, device)
 
 
+@public
 def rfftfreq(
     n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
 ) -> Tensor:
@@ -340,25 +340,24 @@ def rfftfreq(
         >>> ml.fft.rfftfreq(4)
         Tensor([0.  , 0.25, 0.5 ], f32[3])
     """
-    return _frequencies("rfftfreq", n, d, dtype, device)
+    return _frequencies(True, n, d, dtype, device)
 
 
 def _frequencies(
-    function: str, n: int, d: float, dtype: object, device: VMProtocol | None
+    halved: bool, n: int, d: float, dtype: object, device: VMProtocol | None
 ) -> Tensor:
     wanted = f32 if dtype is None else DType.of(dtype)
     if not wanted.is_float:
-        raise DTypeError(f"frequencies are real floats, not {wanted}").at(function, ())
-    if integer(n, "n", function) < 1 or not is_real(d) or not d:
-        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}").at(
-            function, ()
-        )
-    with placed(device, function):
-        half = arange(0, n // 2 + 1 if function == "rfftfreq" else (n + 1) // 2, dtype=f64)
-        whole = half if function == "rfftfreq" else concat([half, arange(-(n // 2), 0, dtype=f64)])
+        raise DTypeError(f"frequencies are real floats, not {wanted}")
+    if integer(n, "n") < 1 or not is_real(d) or not d:
+        raise AttributeRefused(f"needs n >= 1 and d other than 0, not {n} and {brief(d)}")
+    with placed(device):
+        half = arange(0, n // 2 + 1 if halved else (n + 1) // 2, dtype=f64)
+        whole = half if halved else concat([half, arange(-(n // 2), 0, dtype=f64)])
         return astype(whole * (1.0 / (n * d)), wanted)
 
 
+@public
 def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """x rolled by half of each of these axes (None: of all), so that frequency 0 is in the middle.
 
@@ -368,10 +367,11 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes, "fftshift") if type_of(x, "fftshift").ndim else ()
+    along = _axes(x, axes) if type_of(x).ndim else ()
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
+@public
 def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """The inverse of `fftshift`, which differs from it for axes of odd length.
 
@@ -381,5 +381,5 @@ def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes, "ifftshift") if type_of(x, "ifftshift").ndim else ()
+    along = _axes(x, axes) if type_of(x).ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)

@@ -28,8 +28,11 @@ from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.shapes import moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.dtypes import can_cast
-from mlvm.eager.tensor.tensor import Tensor, apply_into, is_array, one_op, operand
+from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -83,7 +86,7 @@ def _tensor_of(key: object) -> Tensor:
     if isinstance(key, (list, tuple)) and not np.size(key):
         key = np.asarray(key, np.int64)
     try:
-        return Tensor._taken(key)
+        return as_operand(key)
     except OpError as error:
         raise IndexRefused(error.reason) from None
 
@@ -254,7 +257,7 @@ def _values(x: Tensor, values: Any) -> Tensor:
     """The values as a tensor of x's dtype, which the numbers of a list take as a number does.
     Raises `DTypeError` where they do not promote to it."""
     try:
-        given = operand(values, x, _SET)
+        given = as_operand(values, x)
     except OpError as error:
         error.op, error.operands = "setitem", (x.type, type(values).__name__)
         raise

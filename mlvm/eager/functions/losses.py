@@ -11,16 +11,17 @@ from typing import Literal, TypeAlias, get_args
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import is_real
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import integer, type_of
+from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, constant
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 Reduction: TypeAlias = Literal["none", "mean", "sum"]
 
 
-@takes_arrays
+@public
 @in_f32
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
@@ -36,11 +37,11 @@ def mean_squared_error(
         >>> ml.mean_squared_error(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor(4.625, f32[])
     """
-    _require_pair("mean_squared_error", predictions, targets)
-    return _reduced("mean_squared_error", op.square(predictions - targets), reduction)
+    _require_pair(predictions, targets)
+    return _reduced(op.square(predictions - targets), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
     """|predictions - targets|, of floats of one shape.
@@ -52,11 +53,11 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
         >>> ml.l1(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.5, 3. ], f32[2])
     """
-    _require_pair("l1", predictions, targets)
-    return _reduced("l1", op.abs(predictions - targets), reduction)
+    _require_pair(predictions, targets)
+    return _reduced(op.abs(predictions - targets), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def huber(
     predictions: Tensor, targets: Tensor, /, *, delta: float = 1.0, reduction: Reduction = "none"
@@ -71,15 +72,15 @@ def huber(
         >>> ml.huber(ml.asarray([0.5, 3.0]), ml.zeros(2))
         Tensor([0.125, 2.5  ], f32[2])
     """
-    _require_pair("huber", predictions, targets)
+    _require_pair(predictions, targets)
     if not is_real(delta) or not delta > 0:
-        raise AttributeRefused(f"delta is a number > 0, not {brief(delta)}").at("huber", ())
+        raise AttributeRefused(f"delta is a number > 0, not {brief(delta)}")
     d = predictions - targets
     inner = op.clip(d, -float(delta), float(delta))
-    return _reduced("huber", inner * (d - 0.5 * inner), reduction)
+    return _reduced(inner * (d - 0.5 * inner), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def binary_cross_entropy_with_logits(
     logits: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
@@ -95,12 +96,12 @@ def binary_cross_entropy_with_logits(
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
     """
-    _require_pair("binary_cross_entropy_with_logits", logits, targets)
+    _require_pair(logits, targets)
     losses = targets * op.logaddexp(-logits, 0.0) + (1.0 - targets) * op.logaddexp(logits, 0.0)
-    return _reduced("binary_cross_entropy_with_logits", losses, reduction)
+    return _reduced(losses, reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def kl_divergence(
     log_predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
@@ -117,18 +118,16 @@ def kl_divergence(
         >>> ml.kl_divergence(ml.log(ml.asarray([0.5, 0.5])), ml.asarray([1.0, 0.0]))
         Tensor(0.6931472, f32[])
     """
-    type = _require_pair("kl_divergence", log_predictions, targets)
+    type = _require_pair(log_predictions, targets)
     if not type.ndim:
-        raise ShapeError("a distribution has an axis, which a scalar lacks").at(
-            "kl_divergence", (type, targets.type)
-        )
+        raise ShapeError("a distribution has an axis, which a scalar lacks")
     never = op.equal(targets, 0.0)
     log_targets = op.log(op.where(never, constant(1.0, targets.dtype), targets))
     log_ratio = log_targets - op.where(never, constant(0.0, type.dtype), log_predictions)
-    return _reduced("kl_divergence", op.sum(targets * log_ratio, axis=-1), reduction)
+    return _reduced(op.sum(targets * log_ratio, axis=-1), reduction)
 
 
-@takes_arrays
+@public
 @in_f32
 def softmax_cross_entropy(
     logits: Tensor,
@@ -155,14 +154,15 @@ def softmax_cross_entropy(
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
     """
-    types = [type_of(x) for x in (logits, labels)]
+    for x in (logits, labels):
+        type_of(x)
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise AttributeRefused(
             f"label_smoothing is a number from 0 to 1, not {brief(label_smoothing)}"
-        ).at("softmax_cross_entropy", types)
+        )
     ignored = None
     if ignore_index is not None:
-        number = integer(ignore_index, "ignore_index", "softmax_cross_entropy")
+        number = integer(ignore_index, "ignore_index")
         ignored = op.equal(labels, number)
         labels = op.where(ignored, constant(0, labels.dtype), labels)
     losses = op.softmax_cross_entropy(logits, labels)
@@ -170,28 +170,26 @@ def softmax_cross_entropy(
         of_all = op.logsumexp(logits, axis=-1) - op.mean(logits, axis=-1)
         losses = losses * (1.0 - label_smoothing) + of_all * float(label_smoothing)
     if ignored is None:
-        return _reduced("softmax_cross_entropy", losses, reduction)
+        return _reduced(losses, reduction)
     losses = op.where(ignored, constant(0.0, losses.dtype), losses)
     if reduction != "mean":
-        return _reduced("softmax_cross_entropy", losses, reduction)
+        return _reduced(losses, reduction)
     counted = op.astype(op.logical_not(ignored), dtype=losses.dtype)
     return op.sum(losses) / op.sum(counted)
 
 
-def _require_pair(function: str, predictions: Tensor, targets: Tensor) -> TensorType:
+def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
     """The type of the predictions. Raises `DTypeError` and `ShapeError`."""
     types = [type_of(x) for x in (predictions, targets)]
     for type in types:
         if not type.dtype.is_float:
-            raise DTypeError(f"takes floats, not {type.dtype}; convert with astype").at(
-                function, types
-            )
+            raise DTypeError(f"takes floats, not {type.dtype}; convert with astype")
     if types[0].shape != types[1].shape:
-        raise ShapeError("predictions and targets must be of one shape").at(function, types)
+        raise ShapeError("predictions and targets must be of one shape")
     return types[0]
 
 
-def _reduced(function: str, losses: Tensor, reduction: Reduction) -> Tensor:
+def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     """The losses themselves, or what the reduction makes of them."""
     if reduction == "none":
         return losses
@@ -200,4 +198,4 @@ def _reduced(function: str, losses: Tensor, reduction: Reduction) -> Tensor:
     if reduction == "sum":
         return op.sum(losses)
     known = ", ".join(map(repr, get_args(Reduction)))
-    raise AttributeRefused(f"reduction is one of {known}, not {reduction!r}").at(function, ())
+    raise AttributeRefused(f"reduction is one of {known}, not {reduction!r}")

@@ -9,15 +9,16 @@ from __future__ import annotations
 import math
 
 from mlvm.core.types import Shape, f32
-from mlvm.eager.functions.creation import type_of
-from mlvm.eager.functions.shapes import astype, reshape
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
 
-def floating(x: Tensor, function: str) -> Tensor:
+def floating(x: Tensor) -> Tensor:
     """x, or the default float of its integers or bools."""
-    return x if type_of(x, function).dtype.is_inexact else astype(x, f32)
+    return x if type_of(x).dtype.is_inexact else astype(x, f32)
 
 
 def real(x: Tensor) -> Tensor:

@@ -8,48 +8,52 @@ something else here has a hint in `elsewhere`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, OpError
+from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.eager.functions import shapes as functions
-from mlvm.eager.functions.creation import integer
-from mlvm.eager.functions.operands import telling
+from mlvm.eager.functions import elements, shapes, sums
+from mlvm.eager.functions.arguments import integer
+from mlvm.eager.functions.shapes import matrix_transpose
 from mlvm.eager.functions.sorting import argsort
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
+@public
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
-    return functions.reshape(x, _one_tuple(shape), copy=copy)
+    return shapes.reshape(x, _one_tuple(shape), copy=copy)
 
 
+@public
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
     if not x.ndim:
-        return functions.reshape(x, -1)
-    first, last = _axes("flatten", x, start_dim, end_dim)
+        return shapes.reshape(x, -1)
+    first, last = _axes(x, start_dim, end_dim)
     if last < first:
-        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}").at(
-            "flatten", (x.type,)
-        )
+        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}")
     length = math.prod(x.shape[first : last + 1])
-    return functions.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
+    return shapes.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 
+@public
 def ravel(x: Tensor, /) -> Tensor:
     """The elements as a vector, in row-major order."""
-    return functions.reshape(x, -1)
+    return shapes.reshape(x, -1)
 
 
+@public
 def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
     """`permute_dims`, as PyTorch spells it: `x.permute(0, 2, 1)`."""
-    return functions.permute_dims(x, _one_tuple(axes))
+    return shapes.permute_dims(x, _one_tuple(axes))
 
 
+@public
 def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
     """`permute_dims`, as numpy spells it: `x.transpose(0, 2, 1)`; without axes, all in reverse.
 
@@ -57,28 +61,30 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
     tuple `x.transpose((0, 1))` is numpy's alone, and gives x.
     """
     if axes in ((), (None,)):
-        return functions.permute_dims(x, tuple(reversed(range(x.ndim))))
+        return shapes.permute_dims(x, tuple(reversed(range(x.ndim))))
     order = _one_tuple(axes)
     if isinstance(order, Sequence) and len(order) == 2 != x.ndim:
         raise AttributeRefused(
             "takes all axes in their new order, as in numpy; two axes change places by swapaxes"
         ).at("transpose", (x.type, *order))
-    if len(axes) == 2 == x.ndim and _axes("transpose", x, *axes) == [0, 1]:
+    if len(axes) == 2 == x.ndim and _axes(x, *axes) == [0, 1]:
         raise AttributeRefused(
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
-    return functions.permute_dims(x, order)
+    return shapes.permute_dims(x, order)
 
 
+@public
 def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
     """x with these two axes in each other's place."""
     order = list(range(x.ndim))
-    i, j = _axes("swapaxes", x, axis1, axis2)
+    i, j = _axes(x, axis1, axis2)
     order[i], order[j] = j, i
-    return functions.permute_dims(x, order)
+    return shapes.permute_dims(x, order)
 
 
+@public
 def mean(
     x: Tensor,
     /,
@@ -94,6 +100,7 @@ def mean(
     return op.mean(_cast(x, dtype), axis, keepdims=keepdims, out=out)
 
 
+@public
 def var(
     x: Tensor,
     /,
@@ -107,10 +114,11 @@ def var(
 ) -> Tensor:
     """`var`, with the keywords of numpy, which calls it for `numpy.var(x)`; `ddof` is its name
     for `correction`."""
-    by = _correction("var", x, ddof, correction)
+    by = _correction(x, ddof, correction)
     return op.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
 
 
+@public
 def std(
     x: Tensor,
     /,
@@ -124,29 +132,26 @@ def std(
 ) -> Tensor:
     """`std`, with the keywords of numpy, which calls it for `numpy.std(x)`; `ddof` is its name
     for `correction`."""
-    by = _correction("std", x, ddof, correction)
+    by = _correction(x, ddof, correction)
     if out is None:
-        return functions.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
+        return sums.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
     return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
 
 
-def _axes(method: str, x: Tensor, *axes: Any) -> list[int]:
+def _axes(x: Tensor, *axes: Any) -> list[int]:
     """The axes, counted from the front."""
-    try:
-        return [normalize_axes(integer(axis, "axis", method), x.ndim)[0] for axis in axes]
-    except OpError as error:
-        raise error.at(method, (x.type,)) from None
+    return [normalize_axes(integer(axis, "axis"), x.ndim)[0] for axis in axes]
 
 
 def _cast(x: Tensor, dtype: object) -> Tensor:
-    return x if dtype is None else functions.astype(x, dtype)
+    return x if dtype is None else elements.astype(x, dtype)
 
 
-def _correction(name: str, x: Tensor, ddof: float, correction: float | None) -> float:
+def _correction(x: Tensor, ddof: float, correction: float | None) -> float:
     if correction is None:
         return float(ddof)
     if ddof:
-        raise AttributeRefused("ddof and correction are one thing; give one").at(name, (x.type,))
+        raise AttributeRefused("ddof and correction are one thing; give one")
     return correction
 
 
@@ -155,7 +160,7 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 else given
 
 
-METHODS: Final = {
+METHODS: Final[dict[str, Callable[..., Any]]] = {
     **{
         name: getattr(op, name)
         for name in (
@@ -163,15 +168,28 @@ METHODS: Final = {
             *("prod", "round", "sum"),
         )
     },
-    **{name: getattr(functions, name) for name in ("astype", "clip", "nonzero")},
+    **{name: getattr(elements, name) for name in ("astype", "clip", "nonzero")},
     **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
     **{
-        each.__name__: telling(each)
-        for each in (argsort, functions.repeat, functions.squeeze, functions.take, mean, var, std)
+        each.__name__: each
+        for each in (argsort, shapes.repeat, shapes.squeeze, elements.take, mean, var, std)
     },
 }
 
-PROPERTIES: Final = {name: getattr(op, name) for name in ("imag", "real")}
+
+def _transposed(x: Tensor) -> Tensor:
+    """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
+    if x.ndim != 2:
+        raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
+    return matrix_transpose(x)
+
+
+PROPERTIES: Final[dict[str, Callable[..., Tensor]]] = {
+    "T": _transposed,
+    "imag": op.imag,
+    "mT": matrix_transpose,
+    "real": op.real,
+}
 
 for _name, _function in METHODS.items():
     setattr(Methods, _name, _function)

@@ -8,30 +8,24 @@ from __future__ import annotations
 
 from typing import cast
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import TensorType
-from mlvm.eager.functions.creation import integers, type_of, zeros
+from mlvm.eager.functions.arguments import integers, pair, type_of
+from mlvm.eager.functions.creation import zeros
+from mlvm.eager.functions.elements import where
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.functions.random import next_key
-from mlvm.eager.functions.shapes import (
-    expand_dims,
-    pad,
-    pair,
-    permute_dims,
-    reshape,
-    squeeze,
-    unstack,
-    where,
-)
+from mlvm.eager.functions.shapes import expand_dims, pad, permute_dims, reshape, squeeze, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, alias_of, one_op
+from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 # --- activations ---------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 @in_f32
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
@@ -45,7 +39,7 @@ def silu(x: Tensor, /) -> Tensor:
     return x * op.sigmoid(x)
 
 
-@takes_arrays
+@public
 @in_f32
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
@@ -60,7 +54,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
 
 
-@takes_arrays
+@public
 @in_f32
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
@@ -75,7 +69,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
 
 
-@takes_arrays
+@public
 @in_f32
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
@@ -90,7 +84,7 @@ def softplus(x: Tensor, /) -> Tensor:
     return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
 
 
-@takes_arrays
+@public
 def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
     """Each element of x with probability 1 - rate, times 1 / (1 - rate), else 0.
 
@@ -111,7 +105,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 # --- convolution ---------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def conv2d(
     x: Tensor,
     kernel: Tensor,
@@ -134,10 +128,10 @@ def conv2d(
         >>> ml.conv2d(ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 3, 8))).type
         f32[1,2,2,8]
     """
-    _require_images("conv2d", x)
-    window = pair(type_of(kernel).shape[:2], "kernel", "conv2d")
-    steps = pair(stride, "stride", "conv2d")
-    sides = _padding("conv2d", x, window, steps, padding)
+    _require_images(x)
+    window = pair(type_of(kernel).shape[:2], "kernel")
+    steps = pair(stride, "stride")
+    sides = _padding(x, window, steps, padding)
     if groups == 1:
         return op.conv2d(x, kernel, stride=steps, padding=sides)
     grid = _grouped_grid(x, kernel, groups, steps, sides)
@@ -146,7 +140,7 @@ def conv2d(
     return _group_by_group(x, kernel, groups, steps, sides)
 
 
-@takes_arrays
+@public
 def conv1d(
     x: Tensor,
     kernel: Tensor,
@@ -165,24 +159,20 @@ def conv1d(
         >>> ml.conv1d(ml.ones((1, 4, 3)), ml.ones((3, 3, 8))).type
         f32[1,2,8]
     """
-    types = (type_of(x), type_of(kernel))
+    type_of(x), type_of(kernel)
     if x.ndim != 3 or kernel.ndim != 3:
         raise ShapeError(
             "sequences have 3 axes (batch, length, channels), and their kernel has 3 (length, "
             f"channels in, channels out), not {x.ndim} and {kernel.ndim}"
-        ).at("conv1d", types)
-    [step] = integers(stride, "stride", "conv1d")
-    sides = (
-        padding
-        if isinstance(padding, str)
-        else ((0, 0), pair(padding, "padding", "conv1d", least=0))
-    )
+        )
+    [step] = integers(stride, "stride")
+    sides = padding if isinstance(padding, str) else ((0, 0), pair(padding, "padding", least=0))
     images, window = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
     y = conv2d(images, window, stride=(1, step), padding=sides, groups=groups)
     return squeeze(y, axis=1)
 
 
-@takes_arrays
+@public
 @in_f32
 def conv_transpose2d(
     x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
@@ -202,35 +192,33 @@ def conv_transpose2d(
         >>> ml.conv_transpose2d(ml.ones((1, 4, 4, 3)), ml.ones((2, 2, 8, 3)), stride=2).type
         f32[1,8,8,8]
     """
-    _require_images("conv_transpose2d", x)
-    types = (x.type, type_of(kernel))
+    _require_images(x)
+    type_of(kernel)
     if kernel.ndim != 4 or kernel.shape[3] != x.shape[3]:
         raise ShapeError(
             f"a kernel for {x.shape[3]} channels is [height, width, channels out, {x.shape[3]}], "
             f"not {list(kernel.shape)}"
-        ).at("conv_transpose2d", types)
-    window = pair(kernel.shape[:2], "kernel", "conv_transpose2d")
-    steps = pair(stride, "stride", "conv_transpose2d")
+        )
+    window = pair(kernel.shape[:2], "kernel")
+    steps = pair(stride, "stride")
     height, width = [n * step for n, step in zip(x.shape[1:3], steps, strict=True)]
     if isinstance(padding, str):
-        sides = _resolved("conv_transpose2d", x, window, steps, padding, (height, width))
+        sides = resolve_padding(padding, window, steps, (height, width))
     elif isinstance(padding, (tuple, list)) and [
-        len(integers(side, "padding", "conv_transpose2d")) for side in padding
+        len(integers(side, "padding")) for side in padding
     ] == [2, 2]:
         sides = padding
     else:
         raise AttributeRefused(
             f'padding is "SAME", "VALID" or ((top, bottom), (left, right)), not {brief(padding)}'
-        ).at("conv_transpose2d", types)
+        )
     if padding != "SAME":
         height, width = [
             (n - 1) * step + length - sum(side)
             for n, step, length, side in zip(x.shape[1:3], steps, window, sides, strict=True)
         ]
     if min(height, width) < 1:
-        raise ShapeError(f"a padding of {padding} leaves nothing of the result").at(
-            "conv_transpose2d", types
-        )
+        raise ShapeError(f"a padding of {padding} leaves nothing of the result")
     outputs, inputs = kernel.shape[2:]
     weights = reshape(kernel, (window[0] * window[1] * outputs, inputs))
     windows = op.matmul(x, weights, transpose_y=True)
@@ -243,17 +231,14 @@ def _grouped_grid(
     x: Tensor, kernel: Tensor, groups: object, stride: Pair, padding: Padding
 ) -> Pair:
     """How many windows there are, vertically and horizontally. Raises for what does not fit."""
-    types = (x.type, kernel.type)
     if not isinstance(groups, int) or groups < 1:
-        raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}").at(
-            "conv2d", types
-        )
+        raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}")
     inputs, outputs = x.shape[3], kernel.shape[-1]
     if kernel.ndim != 4 or kernel.shape[2] * groups != inputs or outputs % groups:
         raise ShapeError(
             f"a kernel for {groups} groups of {inputs} channels is [height, width, "
             f"{inputs} / {groups}, a multiple of {groups}], not {list(kernel.shape)}"
-        ).at("conv2d", types)
+        )
     one = x.type.with_shape((*x.shape[:3], kernel.shape[2]))
     result = one_op("conv2d", stride=stride, padding=padding).infer((one, kernel.type))
     _, height, width, _ = cast(TensorType, result).shape
@@ -295,7 +280,7 @@ def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: 
 # --- pooling -------------------------------------------------------------------------
 
 
-@takes_arrays
+@public
 def max_pool2d(
     x: Tensor,
     window: int | Pair,
@@ -313,14 +298,14 @@ def max_pool2d(
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
-    _require_images("max_pool2d", x)
-    shape = pair(window, "window", "max_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "max_pool2d")
-    sides = _padding("max_pool2d", x, shape, steps, padding)
+    _require_images(x)
+    shape = pair(window, "window")
+    steps = shape if stride is None else pair(stride, "stride")
+    sides = _padding(x, shape, steps, padding)
     return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
-@takes_arrays
+@public
 def avg_pool2d(
     x: Tensor,
     window: int | Pair,
@@ -338,30 +323,18 @@ def avg_pool2d(
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
     """
-    _require_images("avg_pool2d", x)
-    shape = pair(window, "window", "avg_pool2d")
-    steps = shape if stride is None else pair(stride, "stride", "avg_pool2d")
-    sides = _padding("avg_pool2d", x, shape, steps, padding)
+    _require_images(x)
+    shape = pair(window, "window")
+    steps = shape if stride is None else pair(stride, "stride")
+    sides = _padding(x, shape, steps, padding)
     return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
 
 
-def _require_images(name: str, x: Tensor) -> None:
+def _require_images(x: Tensor) -> None:
     if type_of(x).ndim != 4:
-        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}").at(
-            name, (x.type,)
-        )
+        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}")
 
 
-def _padding(name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
+def _padding(x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
     """The padding in zeros per side. Raises `AttributeRefused`."""
-    return _resolved(name, x, window, stride, padding, (x.shape[1], x.shape[2]))
-
-
-def _resolved(
-    name: str, x: Tensor, window: Pair, stride: Pair, padding: str | Padding, size: Pair
-) -> Padding:
-    """`_padding` for an image of that size."""
-    try:
-        return resolve_padding(padding, window, stride, size)
-    except OpError as error:
-        raise error.at(name, (x.type,)) from None
+    return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))

@@ -23,27 +23,22 @@ from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
     OperandValueError,
-    OpError,
     ShapeError,
     brief,
 )
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
-from mlvm.eager.functions.creation import asarray, full, integer, integers
-from mlvm.eager.functions.operands import takes_arrays, telling
+from mlvm.eager.functions.arguments import integer, integers
+from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import (
-    Tensor,
-    alias,
-    apply,
-    apply_into,
-    from_array,
-    one_op,
-    stop_gradient,
-    write,
-)
+from mlvm.eager.tensor.reading import write
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import public
 
 __all__ = [
     "bernoulli",
@@ -72,6 +67,7 @@ _AS_KEY: Final = one_op("reshape", shape=(2,))
 # --- keys ----------------------------------------------------------------------------
 
 
+@public
 def key(seed: int) -> Tensor:
     """The key of that seed.
 
@@ -83,6 +79,7 @@ def key(seed: int) -> Tensor:
     return from_array(_words(seed, 0))
 
 
+@public
 def split(key: Tensor, n: int = 2) -> Tensor:
     """n new keys, independent of each other and of the key: u64[n,2]; `unstack` gives each.
 
@@ -95,6 +92,7 @@ def split(key: Tensor, n: int = 2) -> Tensor:
     return op.split_key(key, n=n)
 
 
+@public
 def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     """A new key for each value of the integer `data`: a step, a layer.
 
@@ -134,6 +132,7 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 """Where `next_key` has its keys from in place of the global ones, for each thread or task."""
 
 
+@public
 def next_key() -> Tensor:
     """The next global key of the current VM.
 
@@ -190,6 +189,7 @@ def _draw() -> Tensor:
     return alias(_AS_KEY, keys, _KEY)
 
 
+@public
 def seed(seed: int) -> None:
     """Start the current VM's global keys anew from that seed.
 
@@ -204,6 +204,7 @@ def seed(seed: int) -> None:
     set_state(_words(seed, 1))
 
 
+@public
 def state() -> Array:
     """The state of the current VM's global keys, to be kept for `set_state`.
 
@@ -218,6 +219,7 @@ def state() -> Array:
     return _global().state.numpy()
 
 
+@public
 def set_state(state: Array) -> None:
     """Continue the current VM's global keys from what `state` returned earlier.
 
@@ -244,6 +246,7 @@ def _words(seed: int, n: int) -> Array:
 # --- draws ---------------------------------------------------------------------------
 
 
+@public
 def normal(
     shape: int | Sequence[int] = (), *, key: Tensor | None = None, dtype: object = f32
 ) -> Tensor:
@@ -258,6 +261,7 @@ def normal(
     return op.normal(_or_next(key), shape=integers(shape, "shape"), dtype=DType.of(dtype))
 
 
+@public
 def uniform(
     shape: int | Sequence[int] = (),
     *,
@@ -279,7 +283,7 @@ def uniform(
     if not (is_real(low) and is_real(high) and low < high and math.isfinite(high - low)):
         raise AttributeRefused(
             f"low = {brief(low)} must be less than high = {brief(high)}, and high - low finite"
-        ).at("uniform", ())
+        )
     wanted, sizes = DType.of(dtype), integers(shape, "shape")
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
@@ -287,7 +291,7 @@ def uniform(
     return _as(u * float(high - low) + float(low), wanted)
 
 
-@takes_arrays
+@public
 def bernoulli(
     shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
 ) -> Tensor:
@@ -302,12 +306,12 @@ def bernoulli(
     """
     if not isinstance(p, Tensor):
         if not is_real(p):
-            raise DTypeError(f"p is a number or a tensor, not {brief(p)}").at("bernoulli", ())
+            raise DTypeError(f"p is a number or a tensor, not {brief(p)}")
         p = full((), float(p), dtype=f64)
     return op.bernoulli(_or_next(key), p, shape=integers(shape, "shape"))
 
 
-@telling
+@public
 def randint(
     shape: int | Sequence[int],
     *,
@@ -331,7 +335,7 @@ def randint(
     )
 
 
-@takes_arrays
+@public
 def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
@@ -344,11 +348,11 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     if not isinstance(x, Tensor):
         return op.permutation(_or_next(key), n=x)
     if x.ndim == 0:
-        raise ShapeError("a scalar has no axis to permute").at("permutation", (x.type,))
+        raise ShapeError("a scalar has no axis to permute")
     return op.take(x, op.permutation(_or_next(key), n=x.shape[0]), axis=0)
 
 
-@takes_arrays
+@public
 def categorical(
     logits: Tensor,
     axis: int = -1,
@@ -370,20 +374,17 @@ def categorical(
         >>> ml.random.categorical(ml.asarray([0.0, 100.0]), key=ml.random.key(0))
         Tensor(1, i64[])
     """
-    type = _float_type("categorical", logits, "logits")
-    try:
-        along = normalize_axis(integer(axis, "axis", "categorical"), type.ndim) - type.ndim
-    except OpError as error:
-        raise error.at("categorical", (type,)) from None
+    type = _float_type(logits, "logits")
+    along = normalize_axis(integer(axis, "axis"), type.ndim) - type.ndim
     rest = tuple(n for i, n in enumerate(type.shape, -type.ndim) if i != along)
-    wanted = _drawn_shape("categorical", rest, shape)
+    wanted = _drawn_shape(rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
     wide = _wide(stop_gradient(logits))
     return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
-@takes_arrays
+@public
 def choice(
     a: Tensor | int,
     shape: int | Sequence[int] = (),
@@ -411,21 +412,15 @@ def choice(
         i64[3]
     """
     if isinstance(a, Tensor):
-        types: tuple[TensorType, ...] = (a.type,)
-        try:
-            n = a.shape[normalize_axis(integer(axis, "axis", "choice"), a.ndim)]
-        except OpError as error:
-            raise error.at("choice", types) from None
+        n = a.shape[normalize_axis(integer(axis, "axis"), a.ndim)]
     else:
-        n, types = integer(a, "a", "choice"), ()
+        n = integer(a, "a")
     wanted = integers(shape, "shape")
     draws = math.prod(wanted)
     if n < 0 or (draws > n and not replace) or (draws and not n):
-        raise AttributeRefused(
-            f"cannot draw {draws} of {n}{'' if replace else ' without replace'}"
-        ).at("choice", types)
-    if p is not None and _float_type("choice", p, "p").shape != (n,):
-        raise ShapeError(f"p has one number for each of {n}, and is {p.type}").at("choice", types)
+        raise AttributeRefused(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
+    if p is not None and _float_type(p, "p").shape != (n,):
+        raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
     if not draws:
         places = full(wanted, 0, dtype=i64)
     elif replace:
@@ -442,7 +437,7 @@ def choice(
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
 
 
-@takes_arrays
+@public
 def truncated_normal(
     lower: Tensor | float,
     upper: Tensor | float,
@@ -467,16 +462,11 @@ def truncated_normal(
     if not any(isinstance(x, Tensor) for x in bounds) and not (
         is_real(lower) and is_real(upper) and lower < upper
     ):
-        raise AttributeRefused(
-            f"lower = {brief(lower)} must be less than upper = {brief(upper)}"
-        ).at("truncated_normal", ())
+        raise AttributeRefused(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     wanted = DType.of(dtype)
     low, high = [_bound(x, wanted) for x in bounds]
-    try:
-        given = broadcast_shapes(low.shape, high.shape)
-    except OpError as error:
-        raise error.at("truncated_normal", (low.type, high.type)) from None
-    drawn = _drawn_shape("truncated_normal", given, shape)
+    given = broadcast_shapes(low.shape, high.shape)
+    drawn = _drawn_shape(given, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
     first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
     x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
@@ -487,9 +477,7 @@ def _bound(x: float | Tensor, dtype: DType) -> Tensor:
     if isinstance(x, Tensor):
         return asarray(x, dtype=dtype)
     if not is_real(x):
-        raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}").at(
-            "truncated_normal", ()
-        )
+        raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}")
     return full((), float(x), dtype=dtype)
 
 
@@ -545,19 +533,17 @@ def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 
 
-def _drawn_shape(function: str, given: Shape, shape: int | Sequence[int] | None) -> Shape:
+def _drawn_shape(given: Shape, shape: int | Sequence[int] | None) -> Shape:
     """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
     if shape is None:
         return given
-    wanted = integers(shape, "shape", function)
+    wanted = integers(shape, "shape")
     try:
         fits = broadcast_shapes(given, wanted) == wanted
     except ShapeError:
         fits = False
     if not fits:
-        raise ShapeError(f"draws of shape {given} do not broadcast to shape {wanted}").at(
-            function, ()
-        )
+        raise ShapeError(f"draws of shape {given} do not broadcast to shape {wanted}")
     return wanted
 
 
@@ -567,10 +553,10 @@ def _first(order: Tensor, shape: tuple[int, ...]) -> Tensor:
     return alias(one_op("reshape", shape=shape), part, order.type.with_shape(shape))
 
 
-def _float_type(function: str, x: object, name: str) -> TensorType:
+def _float_type(x: object, name: str) -> TensorType:
     if not isinstance(x, Tensor) or not x.dtype.is_float:
         given = x.type if isinstance(x, Tensor) else f"a {type(x).__name__}"
-        raise DTypeError(f"{name} must be a tensor of floats, not {given}").at(function, ())
+        raise DTypeError(f"{name} must be a tensor of floats, not {given}")
     return x.type
 
 

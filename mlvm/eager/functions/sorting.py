@@ -8,25 +8,23 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import bool_, u8
-from mlvm.eager.functions.creation import full, integer, type_of
-from mlvm.eager.functions.shapes import (
-    astype,
-    axes_of,
-    concat,
-    counts_of,
-    cumulative_sum,
-    part,
-    reshape,
-    take,
-)
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import astype, take
+from mlvm.eager.functions.shapes import concat, part, reshape
+from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Operand, Tensor, one_op, operand
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.operands import Operand, as_operand
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 _EQUAL: Final = one_op("equal")
 
 
+@public
 def sort(
     x: Tensor,
     /,
@@ -45,12 +43,13 @@ def sort(
         >>> ml.sort(ml.asarray([3.0, 1.0, 2.0]))
         Tensor([1., 2., 3.], f32[3])
     """
-    numbers = _ordered("sort", x)
+    numbers = _ordered(x)
     if numbers is x or out is not None:
         return op.sort(x, axis=axis, descending=descending, out=out)
     return astype(op.sort(numbers, axis=axis, descending=descending), x.dtype)
 
 
+@public
 def argsort(
     x: Tensor,
     /,
@@ -68,10 +67,11 @@ def argsort(
         >>> ml.argsort([3.0, 1.0, 2.0])
         Tensor([1, 2, 0], i64[3])
     """
-    x = _ordered("argsort", x)
+    x = _ordered(x)
     return op.argsort(x, axis=axis, descending=descending, out=out)
 
 
+@public
 def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The k largest elements along `axis`, the largest first, and their positions (i64).
 
@@ -84,21 +84,16 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
         >>> ml.topk(ml.asarray([1.0, 5.0, 3.0]), 2)
         (Tensor([5., 3.], f32[2]), Tensor([1, 2], i64[2]))
     """
-    [along] = axes_of("topk", axis, x)
-    [count] = counts_of("topk", integer(k, "k", "topk"), "k", x)
+    [along] = axes_of(axis, x)
+    [count] = counts_of(integer(k, "k"), "k")
     if count > x.shape[along]:
-        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}").at(
-            "topk", (x.type,)
-        )
-    try:
-        order = argsort(x, axis=along, descending=True)
-    except OpError as error:
-        error.op = "topk"
-        raise
+        raise AttributeRefused(f"k must be at most {x.shape[along]}, not {count}")
+    order = argsort(x, axis=along, descending=True)
     indices = part(order, along, range(count))
     return op.take_along_axis(x, indices, axis=along), indices
 
 
+@public
 def searchsorted(
     x1: Tensor,
     x2: Operand,
@@ -120,20 +115,15 @@ def searchsorted(
         >>> ml.searchsorted(ml.asarray([1.0, 3.0, 5.0]), ml.asarray([0.0, 3.0, 9.0]))
         Tensor([0, 1, 3], i64[3])
     """
-    x1 = _ordered("searchsorted", x1)
-    x2 = _ordered("searchsorted", operand(x2, x1, one_op("concat", axis=0)))
-    types = (x1.type, x2.type)
+    x1 = _ordered(x1)
+    x2 = _ordered(as_operand(x2, x1))
     if x1.ndim != 1:
-        raise ShapeError("the sorted tensor has 1 dimension").at("searchsorted", types)
+        raise ShapeError("the sorted tensor has 1 dimension")
     if side not in ("left", "right"):
-        raise AttributeRefused(f'side is "left" or "right", not {brief(side)}').at(
-            "searchsorted", types
-        )
+        raise AttributeRefused(f'side is "left" or "right", not {brief(side)}')
     if sorter is not None:
         if sorter.shape != x1.shape:
-            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}").at(
-                "searchsorted", types
-            )
+            raise ShapeError(f"a sorter has the shape of x1, and is {sorter.type}")
         x1 = take(x1, sorter)
     # In the order of both together, so many elements of x1 stand before one of x2 as its place
     # there is beyond its place among those of x2 alone.
@@ -149,13 +139,11 @@ def _places(order: Tensor) -> Tensor:
     return op.argsort(order)
 
 
-def _ordered(function: str, x: Tensor) -> Tensor:
+def _ordered(x: Tensor) -> Tensor:
     """x, with numbers for bools. Raises `DTypeError`, which names the function, for no order."""
-    type = type_of(x, function)
+    type = type_of(x)
     if type.dtype.kind == "complex":
-        raise DTypeError("complex numbers have no order; take real, imag or abs").at(
-            function, (type,)
-        )
+        raise DTypeError("complex numbers have no order; take real, imag or abs")
     return astype(x, u8) if type.dtype is bool_ else x
 
 
@@ -189,7 +177,7 @@ class _Sorted:
     """The elements of x in order, as a vector, and where an element differs from the last."""
 
     def __init__(self, function: str, x: Tensor) -> None:
-        type_of(x, function)
+        type_of(x)
         flat = reshape(x, -1)
         self.shape = x.shape
         self.order = _any_order(flat)
@@ -224,6 +212,7 @@ def _any_order(flat: Tensor) -> Tensor:
     return take(by_imag, op.argsort(take(op.real(flat), by_imag)))
 
 
+@public
 def unique_all(x: Tensor, /) -> UniqueAllResult:
     """The different values in x, in order; for each the position (i64) of the first in the
     flattened x, and its count (i64); for each element of x the place of its value.
@@ -240,6 +229,7 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
     return UniqueAllResult(values, indices, found.inverse(), found.counts())
 
 
+@public
 def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     """The different values in x, in order, and their counts (i64), as `unique_all` tells them.
 
@@ -252,6 +242,7 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
     return UniqueCountsResult(found.chosen(found.values), found.counts())
 
 
+@public
 def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     """The different values in x, in order, and for each element of x the place (i64) of its value
     there, as `unique_all` tells them.
@@ -265,6 +256,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
     return UniqueInverseResult(found.chosen(found.values), found.inverse())
 
 
+@public
 def unique_values(x: Tensor, /) -> Tensor:
     """The different values in x, in order, as a vector. Each nan is different from all others.
 
@@ -277,6 +269,7 @@ def unique_values(x: Tensor, /) -> Tensor:
     return found.chosen(found.values)
 
 
+@public
 def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     """Whether each element of x1 is equal to one of x2, or with `invert` to none. One of the two
     may be a number. nan is equal to nothing.
@@ -290,8 +283,8 @@ def isin(x1: Operand, x2: Operand, /, *, invert: bool = False) -> Tensor:
     if not isinstance(x1, Tensor):
         if not isinstance(x2, Tensor):
             raise DTypeError("one of the two is a tensor").at("isin", (brief(x1), brief(x2)))
-        x1 = operand(x1, x2, _EQUAL, first=True)
-    values = reshape(operand(x2, x1, _EQUAL), -1)
+        x1 = as_operand(x1, x2)
+    values = reshape(as_operand(x2, x1), -1)
     if values.size == 0:
         return full(x1.shape, invert)
     if "complex" in (x1.dtype.kind, values.dtype.kind):  # no order: all with all

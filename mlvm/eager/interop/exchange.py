@@ -20,6 +20,7 @@ from mlvm.arena.lending import Loan, can_lend
 from mlvm.core.errors import (
     CaptureError,
     CopyRefused,
+    DTypeError,
     ExchangeRefused,
     GradientError,
     HandleError,
@@ -29,9 +30,12 @@ from mlvm.core.errors import (
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, bf16
 from mlvm.eager.functions.creation import asarray, placed
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import is_tracked
 from mlvm.eager.tensor.context import arena_on
-from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked, stop_gradient, values_of
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.tensor import Tensor, from_array
 
 _CPU: Final = (1, 0)  # kDLCPU
 
@@ -179,7 +183,7 @@ def from_dlpack(
             f"from_dlpack: the values of a {type(x).__name__} are copied into a VM, which "
             f"copy=False forbids"
         )
-    with placed(device, "from_dlpack"):
+    with placed(device):
         # PyTorch exports no tensor that it tracks, and numpy reads no bf16.
         if hasattr(x, "detach") or "bfloat16" in str(getattr(x, "dtype", "")):
             return asarray(x)
@@ -197,6 +201,37 @@ def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
     return from_array, (values_of(x),)
 
 
+_OURS: Final = {
+    "absolute": "abs",
+    "conjugate": "conj",
+    "expit": "sigmoid",
+    "invert": "bitwise_invert",
+    "left_shift": "bitwise_left_shift",
+    "power": "pow",
+    "right_shift": "bitwise_right_shift",
+    "rint": "round",
+    **{f"arc{name}": f"a{name}" for name in ("sin", "cos", "tan", "tan2", "sinh", "cosh", "tanh")},
+}
+"""What numpy's ufuncs, and SciPy's, are called here, where it is something else."""
+
+
+def array_ufunc(x: Tensor, ufunc: Any, method: str, /, *inputs: Any, **options: Any) -> Tensor:
+    """`numpy.exp(x)` is `exp(x)`, a tensor, and `a + x` of an array a is `add(a, x)`.
+
+    Raises `DTypeError` for a ufunc that there is no function for, for one of its methods such as
+    `reduce`, and for its options: a tensor is not written into an array.
+    """
+    name = _OURS.get(ufunc.__name__, ufunc.__name__)
+    function = getattr(op, name, None)
+    if method == "__call__" and not options and function is not None:
+        return function(*inputs)  # type: ignore[no-any-return]
+    call = f"numpy.{ufunc.__name__}" + ("" if method == "__call__" else f".{method}")
+    if options:
+        call += f"({', '.join(f'{option}=' for option in options)})"
+    raise DTypeError(f"{call} takes no tensor; give it x.numpy(), or use functions of mlvm.eager")
+
+
+Tensor.__array_ufunc__ = array_ufunc
 Tensor.__array__ = as_array
 Tensor.__dlpack__ = dlpack
 Tensor.__dlpack_device__ = dlpack_device

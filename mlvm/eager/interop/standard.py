@@ -87,7 +87,7 @@ def to_device(x: Tensor, device: VMProtocol, /, *, stream: None = None) -> Tenso
         raise AttributeRefused(f"a VM has no streams, such as {brief(stream)}").at(
             "to_device", (x.type,)
         )
-    with placed(device, "to_device"):
+    with placed(device):
         return reused(x, device)
 
 

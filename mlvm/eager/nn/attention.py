@@ -9,15 +9,14 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import f32
-from mlvm.eager.functions import attention, creation, random
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.functions.operands import takes_arrays
+from mlvm.eager.functions import attention, creation, elements, random, shapes
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 Cache: TypeAlias = tuple[Tensor, ...]
 """Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]; with
@@ -77,14 +76,14 @@ class MultiHeadAttention(Module):
         self.num_heads, self.head_dim = heads, width // heads
         self.rotary_base = rotary_base
         self.dropout = Dropout(dropout)
-        keys = fn.unstack(random.split(random.next_key() if key is None else key, 4))
+        keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
         inputs = (width, memory_width, memory_width, width)
         self.query, self.key, self.value, self.out = (
             Linear(features, width, bias=bias, key=each, dtype=dtype)
             for features, each in zip(inputs, keys, strict=True)
         )
 
-    @takes_arrays
+    @public
     def __call__(
         self,
         x: Tensor,
@@ -127,16 +126,16 @@ class MultiHeadAttention(Module):
                 turns = [op.take(table, rows, axis=0) for table in cache[2:]]
             query, key = (attention.rotated(each, *turns) for each in (query, key))
         if cache is not None:
-            key = fn.dynamic_update(cache[0], key, start, axis=2)
-            value = fn.dynamic_update(cache[1], value, start, axis=2)
+            key = elements.dynamic_update(cache[0], key, start, axis=2)
+            value = elements.dynamic_update(cache[1], value, start, axis=2)
             cache = (key, value, *cache[2:])
         before = None
         if causal or cache is not None:
             before = attention.seen_before(query.shape[2], key.shape[2], start)
         rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
         y = attention.attended(query, key, value, mask, before, scale, rate)
-        together = fn.permute_dims(y, (0, 2, 1, 3))
-        y = self.out(fn.reshape(together, x.shape))
+        together = shapes.permute_dims(y, (0, 2, 1, 3))
+        y = self.out(shapes.reshape(together, x.shape))
         return y if cache is None else (y, cache)
 
     def init_cache(self, batch: int, max_length: int) -> Cache:
@@ -155,8 +154,8 @@ class MultiHeadAttention(Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """f[batch, time, embed_dim] -> f[batch, num_heads, time, head_dim]"""
-        apart = fn.reshape(x, (*x.shape[:2], self.num_heads, self.head_dim))
-        return fn.permute_dims(apart, (0, 2, 1, 3))
+        apart = shapes.reshape(x, (*x.shape[:2], self.num_heads, self.head_dim))
+        return shapes.permute_dims(apart, (0, 2, 1, 3))
 
     def _require(self, x: Tensor, memory: Tensor | None, cache: Any, position: Any) -> None:
         """Raise for operands that do not go together."""

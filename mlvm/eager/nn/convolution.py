@@ -8,9 +8,8 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.ops.neural import Padding
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, neural
-from mlvm.eager.functions import shapes as fn
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes
+from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes, window_of
 from mlvm.eager.tensor.tensor import Tensor
 
 Pair = int | tuple[int, int]
@@ -69,8 +68,8 @@ class Conv2d(_Convolution):
         dtype: object = f32,
     ) -> None:
         inputs, outputs = _channels("Conv2d", in_channels, out_channels, groups)
-        height, width = fn.pair(window, "window", "Conv2d")
-        self.stride = fn.pair(stride, "stride", "Conv2d")
+        height, width = window_of("Conv2d", "window", window)
+        self.stride = window_of("Conv2d", "stride", stride)
         self.padding = checked_padding("Conv2d", padding)
         self.groups = groups
         shape = (height, width, inputs, outputs)
@@ -150,8 +149,8 @@ class ConvTranspose2d(_Convolution):
     ) -> None:
         name = "ConvTranspose2d"
         inputs, outputs = _channels(name, in_channels, out_channels, 1)
-        height, width = fn.pair(window, "window", name)
-        self.stride = down, right = fn.pair(stride, "stride", name)
+        height, width = window_of(name, "window", window)
+        self.stride = down, right = window_of(name, "stride", stride)
         self.padding = checked_padding(name, padding)
         fan_in = max(height * width * inputs // (down * right), 1)
         self._begin((height, width, outputs, inputs), fan_in, outputs, bias, key, dtype)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import f32
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.functions.operands import takes_arrays
+from mlvm.eager.functions import creation, shapes
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
 class Linear(Module):
@@ -59,7 +58,7 @@ class Linear(Module):
             y = op.matmul(x, self.kernel)
             return y if bias is None else y + bias
         y = op.matmul(self.kernel, x, transpose_x=True)
-        return y if bias is None else y + fn.expand_dims(bias, axis=-1)
+        return y if bias is None else y + shapes.expand_dims(bias, axis=-1)
 
 
 class Embedding(Module):
@@ -81,6 +80,6 @@ class Embedding(Module):
         shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
         self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
 
-    @takes_arrays
+    @public
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)

@@ -8,16 +8,16 @@ from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.functions.operands import taken
-from mlvm.eager.functions.shapes import astype
-from mlvm.eager.hints import require_arguments
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
     Buffer,
+    Copies,
     Node,
     Tree,
-    Twins,
     assign_buffers_too,
     children,
     containers,
@@ -100,12 +100,12 @@ class Module(Node):
         wanted = DType.of(dtype)
         if not wanted.is_float:
             raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
-        twins: Twins = []
+        copies: Copies = []
         found: Self = substitute(
-            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, twins
+            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, copies
         )
-        for module, twin in twins:
-            assign_buffers_too(twin, module)
+        for module, copied in copies:
+            assign_buffers_too(copied, module)
         return found
 
     def parameters(self) -> dict[str, Tree]:
@@ -149,21 +149,19 @@ class Module(Node):
     """The types of parameters of which this process has a piece only, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole. `ml.parallel` makes classes that gather them."""
+        """The tensors, whole. `ml.parallel` makes classes that gather them, and load pieces."""
         return tensors
 
-    def _load(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
-        """Write whole arrays over the tensors."""
-        load(tensors, arrays, what)
+    _load = staticmethod(load)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
         for x in _named_tensors(self, buffers=True).values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
-        twin = memo[id(self)] = copy.copy(self)
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
+        copied = memo[id(self)] = copy.copy(self)
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
@@ -200,7 +198,7 @@ def buffer(x: T) -> T:
 
     Raises `DTypeError` for what holds no tensor.
     """
-    held = taken(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
+    held = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
     return cast(T, Buffer(held))  # to a type checker it is what the field will have

@@ -6,14 +6,14 @@ import math
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import DType, f32
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
-from mlvm.eager.functions.operands import takes_arrays
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
 class LayerNorm(Module):
@@ -91,7 +91,7 @@ class GroupNorm(Module):
         self.scale = creation.ones(shape, dtype=kind)
         self.bias = creation.zeros(shape, dtype=kind)
 
-    @takes_arrays
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         x = matched("GroupNorm", x, self.scale)
         _require_features("GroupNorm", x, self.scale, least=2)
@@ -99,19 +99,19 @@ class GroupNorm(Module):
 
     @in_f32
     def _normalized(self, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        places = fn.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
+        places = shapes.reshape(x, (x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]))
         centered = places - self._over_groups(op.mean(places, axis=1, keepdims=True))
         variance = self._over_groups(op.mean(op.square(centered), axis=1, keepdims=True))
         y = centered * (op.rsqrt(variance + self.eps) * scale) + bias
-        return fn.reshape(y, x.shape)
+        return shapes.reshape(y, x.shape)
 
     def _over_groups(self, means: Tensor) -> Tensor:
         """Means of channels, f[N, 1, channels], replaced by the mean of their group. To reduce
         places first, and only then channels, is many times as fast as both at once."""
         shape = (means.shape[0], 1, self.groups, means.shape[2] // self.groups)
-        apart = fn.reshape(means, shape)
+        apart = shapes.reshape(means, shape)
         mean = op.mean(apart, axis=3, keepdims=True)
-        return fn.reshape(fn.broadcast_to(mean, shape), means.shape)
+        return shapes.reshape(shapes.broadcast_to(mean, shape), means.shape)
 
 
 class BatchNorm(Module):
@@ -152,7 +152,7 @@ class BatchNorm(Module):
         self.mean = buffer(creation.zeros(shape, dtype=running))
         self.var = buffer(creation.ones(shape, dtype=running))
 
-    @takes_arrays
+    @public
     def __call__(self, x: Tensor) -> Tensor:
         x = matched("BatchNorm", x, self.scale)
         _require_features("BatchNorm", x, self.scale)

@@ -7,11 +7,13 @@ import operator
 from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.ops.neural import Pair
 from mlvm.core.types import DType
 from mlvm.eager.functions import random
-from mlvm.eager.functions.operands import taken
+from mlvm.eager.functions.arguments import pair
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, is_array
+from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
 
 P = TypeVar("P")
 
@@ -38,7 +40,7 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     if x.__class__ is not Tensor:
         if not weight.dtype.is_half or not is_array(x):
             return x  # for the op to take
-        x = taken(x, beside=weight)
+        x = as_operand(x, weight)
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x
@@ -56,6 +58,14 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
         if not _size(size):
             raise AttributeRefused(f"{layer}: {name} must be an integer >= 1, given {size!r}")
     return tuple(map(_size, sizes.values()))
+
+
+def window_of(layer: str, name: str, value: int | tuple[int, int]) -> Pair:
+    """A pair of ints >= 1; one int stands for both. Raises `AttributeRefused`."""
+    try:
+        return pair(value, name)
+    except AttributeRefused as error:
+        raise error.at(layer, ()) from None
 
 
 def _size(value: Any) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from mlvm.core.errors import ShapeError
 from mlvm.core.ops.neural import Padding
 from mlvm.eager.functions import neural
-from mlvm.eager.functions import shapes as fn
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import checked_padding
+from mlvm.eager.nn.parameters import checked_padding, window_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -21,8 +20,8 @@ class _Pool(Module):
         self, window: Pair, *, stride: Pair | None = None, padding: str | Padding = "VALID"
     ) -> None:
         name = type(self).__name__
-        self.window = fn.pair(window, "window", name)
-        self.stride = self.window if stride is None else fn.pair(stride, "stride", name)
+        self.window = window_of(name, "window", window)
+        self.stride = self.window if stride is None else window_of(name, "stride", stride)
         self.padding = checked_padding(name, padding)
 
 

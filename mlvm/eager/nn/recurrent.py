@@ -21,15 +21,15 @@ from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
 from mlvm.eager.control.control import scan
-from mlvm.eager.functions import creation, random
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import creation, elements, random, shapes
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.operands import taken, takes_arrays
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 _BLOCK: Final = 8
 """Steps whose inputs are projected at once where `lengths` say how many there are."""
@@ -57,7 +57,7 @@ class _Cell(Module):
         kind = require_float(name, dtype)
         self.input_size, self.hidden_size = inputs, hidden
         bound = 1 / math.sqrt(hidden)
-        keys = fn.unstack(random.split(random.next_key() if key is None else key))
+        keys = shapes.unstack(random.split(random.next_key() if key is None else key))
         self.input_kernel, self.hidden_kernel = (
             random.uniform(
                 (rows, self.GATES * hidden), low=-bound, high=bound, key=each, dtype=kind
@@ -66,7 +66,7 @@ class _Cell(Module):
         )
         self.bias = creation.zeros(self.GATES * hidden, dtype=kind)
 
-    @takes_arrays
+    @public
     def __call__(self, x: Tensor, state: Any = None) -> Any:
         """The next state, from f[batch, input_size] and the state before; None is zeros.
 
@@ -92,7 +92,7 @@ class _Cell(Module):
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
         if isinstance(parts, (list, tuple)):
-            parts = [taken(x) if isinstance(x, np.ndarray) else x for x in parts]
+            parts = [as_operand(x) if isinstance(x, np.ndarray) else x for x in parts]
         if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:
@@ -168,7 +168,7 @@ class LSTMCell(_Cell):
 
     def step(self, projected: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         h, c = state
-        i, f, g, o = fn.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
+        i, f, g, o = shapes.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
         c = _sum_of_products(op.sigmoid(f), c, op.sigmoid(i), op.tanh(g))
         return op.sigmoid(o) * op.tanh(c), c
 
@@ -214,8 +214,8 @@ def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
 
 @in_f32
 def _gru_state(projected: Tensor, recurrent: Tensor, state: Tensor, hidden_bias: Tensor) -> Tensor:
-    r, z, n = fn.split(projected, 3, axis=-1)
-    r_h, z_h, n_h = fn.split(recurrent, 3, axis=-1)
+    r, z, n = shapes.split(projected, 3, axis=-1)
+    r_h, z_h, n_h = shapes.split(recurrent, 3, axis=-1)
     n = op.tanh(n + op.sigmoid(r + r_h) * (n_h + hidden_bias))
     return n + op.sigmoid(z + z_h) * (state - n)
 
@@ -255,13 +255,13 @@ class _Recurrent(Module):
         self.dropout = Dropout(dropout)
         widths = [inputs, *[directions * hidden] * (layers - 1)]
         key = random.next_key() if key is None else key
-        keys = iter(fn.unstack(random.split(key, layers * directions)))
+        keys = iter(shapes.unstack(random.split(key, layers * directions)))
         self.forward, self.backward = (
             [self.CELL(width, hidden, key=next(keys), dtype=dtype) for width in each]
             for each in (widths, widths if bidirectional else [])
         )
 
-    @takes_arrays
+    @public
     def __call__(
         self, x: Tensor, state: Any = None, *, lengths: Tensor | None = None
     ) -> tuple[Tensor, Any]:
@@ -281,7 +281,7 @@ class _Recurrent(Module):
         time, batch = x.shape[:2]
         valid = longest = None
         if lengths is not None:
-            x = fn.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
+            x = shapes.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
             valid = _valid(name, lengths, x.shape[0], batch)
             longest = _longest(lengths, time)
         layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
@@ -299,9 +299,9 @@ class _Recurrent(Module):
                     y, last = _passed(cell, x, begin[len(end)], valid, longest, reverse=reverse)
                     outputs.append(y)
                     end.append(last)
-            x = fn.concat(outputs, axis=-1)
-        [x, *_] = fn.split(x, [time])
-        return x, tree.map(lambda *each: fn.stack(each), *end)
+            x = shapes.concat(outputs, axis=-1)
+        [x, *_] = shapes.split(x, [time])
+        return x, tree.map(lambda *each: shapes.stack(each), *end)
 
 
 class RNN(_Recurrent):
@@ -409,22 +409,22 @@ def _passed(
 
     projected = cell.project(x) if longest is None else _projected(cell, x, longest)
     last, y = scan(turn, state, (projected, valid), longest, reverse=reverse)
-    return (y if valid is None else fn.where(valid, y, 0.0)), last
+    return (y if valid is None else elements.where(valid, y, 0.0)), last
 
 
 def _projected(cell: Any, x: Tensor, longest: Tensor) -> Tensor:
     """`cell.project(x)`, in blocks of steps, as many as the longest sequence has."""
-    blocks = fn.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
+    blocks = shapes.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
     count = (longest + (_BLOCK - 1)) // _BLOCK
     _, y = scan(lambda _, block: (None, cell.project(block)), None, blocks, count)
-    return fn.reshape(y, (x.shape[0], *y.shape[2:]))
+    return shapes.reshape(y, (x.shape[0], *y.shape[2:]))
 
 
 def _longest(lengths: Tensor, time: int) -> Tensor | None:
     """The most steps that count: i64[], from 0 to `time`; None without sequences."""
     if not lengths.size:
         return None
-    return fn.astype(fn.clip(op.max(lengths), 0, time), i64)
+    return elements.astype(elements.clip(op.max(lengths), 0, time), i64)
 
 
 def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
@@ -435,14 +435,14 @@ def _valid(name: str, lengths: Tensor, time: int, batch: int) -> Tensor:
     if lengths.shape != (batch,):
         raise ShapeError(f"{name}: lengths must be [{batch}], one a sequence, given {lengths.type}")
     steps = creation.arange(time, dtype=lengths.dtype)
-    return fn.reshape(steps, (time, 1, 1)) < fn.reshape(lengths, (batch, 1))
+    return shapes.reshape(steps, (time, 1, 1)) < shapes.reshape(lengths, (batch, 1))
 
 
 def _unstacked(state: Any) -> list[Any]:
     """The state of each cell."""
     if isinstance(state, Tensor):
-        return list(fn.unstack(state))
-    return list(zip(*map(fn.unstack, state), strict=True))
+        return list(shapes.unstack(state))
+    return list(zip(*map(shapes.unstack, state), strict=True))
 
 
 def _require_sizes(name: str, x: Tensor, axes: tuple[str, ...], features: int) -> None:

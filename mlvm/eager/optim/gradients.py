@@ -12,13 +12,14 @@ from typing import Any, Final
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.types import f32
 from mlvm.eager.control import control
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, apply_into, one_op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
 
 _COPY: Final = one_op("copy")
@@ -44,7 +45,7 @@ class Parts(dict[str, Any]):
     """
 
     @staticmethod
-    def all_reduce(tree: Tree, op: Any = "sum") -> None:
+    def _all_reduce(tree: Tree, op: Any = "sum") -> None:
         """Combine pieces over all members: `ml.parallel` puts its own function here."""
         raise NotImplementedError
 
@@ -78,7 +79,7 @@ def global_norm(tree: Tree) -> Tensor:
     parts = [op.sum(op.square(widened(x))) for x in whole]
     if pieces:
         of_pieces = reduce(op.add, [op.sum(op.square(widened(x))) for x in pieces])
-        Parts.all_reduce(of_pieces)
+        Parts._all_reduce(of_pieces)
         parts.append(of_pieces)
     return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
 
@@ -100,7 +101,7 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
 
     def clipped(g: Tensor) -> Tensor:
         wide = widened(g)
-        return rounded(wide * fn.astype(factor, wide.dtype), g.dtype)
+        return rounded(wide * elements.astype(factor, wide.dtype), g.dtype)
 
     return substitute(clipped, grads)
 
@@ -167,7 +168,7 @@ class LossScale:
             given = loss.type if isinstance(loss, Tensor) else brief(loss)
             raise DTypeError(f"LossScale.scale: a loss is a tensor of floats, not {given}")
         loss = widened(loss)
-        return loss * fn.astype(self.value, loss.dtype)
+        return loss * elements.astype(self.value, loss.dtype)
 
     def unscale(self, grads: Tree) -> Tree:
         """The same tree, each gradient divided by the factor; in f32 those that are halves, as they
@@ -178,7 +179,7 @@ class LossScale:
 
         def divided(g: Tensor) -> Tensor:
             g = widened(g)
-            return g / fn.astype(self.value, g.dtype)
+            return g / elements.astype(self.value, g.dtype)
 
         return substitute(divided, grads)
 
@@ -226,8 +227,8 @@ def all_finite(tree: Tree) -> Tensor:
     parts = [op.all(op.isfinite(x)) for x in whole]
     if pieces:
         of_pieces = reduce(op.logical_and, [op.all(op.isfinite(x)) for x in pieces])
-        here = fn.astype(of_pieces, f32)
-        Parts.all_reduce(here, "min")
+        here = elements.astype(of_pieces, f32)
+        Parts._all_reduce(here, "min")
         parts.append(here > 0.0)
     return reduce(op.logical_and, parts) if parts else creation.full((), True)
 

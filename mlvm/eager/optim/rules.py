@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused
-from mlvm.eager.functions import shapes as fn
+from mlvm.eager.functions import elements
 from mlvm.eager.optim.optimizer import Optimizer, Tensors
 from mlvm.eager.optim.ranges import Fraction, Positive
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.number import compute
-from mlvm.eager.tensor.tensor import Tensor, apply_into, one_op
-from mlvm.eager.tensor.tensor import constant as scalar
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 
 _MULTIPLY_ADD: Final = one_op("multiply_add")
 
@@ -186,7 +188,7 @@ class Adam(Optimizer):
         return ["gradient_sum", "square_sum"]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        t = fn.astype(self.count, rate.dtype) + 1
+        t = elements.astype(self.count, rate.dtype) + 1
         beta1, beta2 = hyper.betas
         root = op.sqrt(_sum_of_weights(beta2, t))
         minus_rate = -rate * root / _sum_of_weights(beta1, t)

@@ -14,10 +14,13 @@ from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.functions.creation import integers
+from mlvm.eager.functions import shapes
+from mlvm.eager.functions.arguments import integers
+from mlvm.eager.tensor.apply import OneOp, apply, is_tracked
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import OneOp, Tensor, apply, is_tracked, launch_for_values, own
+from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
@@ -216,7 +219,7 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
         _require_untracked(name, x)
     if name != "all_reduce.wait":  # which is for the bytes of `all_reduce.start`
         for x in tensors:
-            own(x)
+            make_exclusive(x)
     _effect(name, tensors, **attributes)
 
 
@@ -229,7 +232,7 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     result = call.infer(tuple([x.type for x in operands]))
     assert result is not None  # none of these is dynamic
     [x] = operands  # a recv, which has none, was refused before
-    return fn.reshape(x, result.shape)
+    return shapes.reshape(x, result.shape)
 
 
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:

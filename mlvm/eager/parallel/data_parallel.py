@@ -17,7 +17,8 @@ from mlvm.eager.optim.gradients import Parts, parted
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size
 from mlvm.eager.parallel.shards import Shard
-from mlvm.eager.tensor.tensor import Tensor, values_of
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node, Tree
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup

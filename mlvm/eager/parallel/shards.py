@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -22,9 +22,9 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.eager.autodiff.autodiff import Pull, taping
-from mlvm.eager.functions import creation
-from mlvm.eager.functions import shapes as fn
-from mlvm.eager.optim.gradients import Parts
+from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
 from mlvm.eager.parallel.collectives import (
     all_gather,
@@ -35,8 +35,11 @@ from mlvm.eager.parallel.collectives import (
     size,
 )
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.context import current_arena
-from mlvm.eager.tensor.tensor import Tensor, apply_into, launch_for_values, one_op, stop_gradient
+from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import (
     Node,
     Tree,
@@ -60,8 +63,6 @@ _COPY: Final = one_op("copy")
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -108,8 +109,8 @@ def cut(x: Tensor) -> Tensor:
     missing = length - (stop - start)
     if start == stop:
         return creation.zeros(length, dtype=x.dtype)
-    piece = fn.reshape(x, -1)[start:stop]
-    return fn.pad(piece, (0, missing)) if missing else _own(piece, x)
+    piece = shapes.reshape(x, -1)[start:stop]
+    return shapes.pad(piece, (0, missing)) if missing else _own(piece, x)
 
 
 def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
@@ -117,9 +118,9 @@ def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     dtype."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [reduce_scatter(fn.reshape(tables[0], -1), "mean")]
-    table = fn.concat([fn.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = fn.reshape(reduce_scatter(table, "mean"), -1)
+        return [reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
+    table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
+    row = shapes.reshape(reduce_scatter(table, "mean"), -1)
     return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
 
 
@@ -128,9 +129,9 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
     one dtype."""
     if len(pieces) == 1:
         return [_unpadded(all_gather(pieces[0]), wholes[0])]
-    table = fn.reshape(all_gather(fn.concat(pieces)), (size(), -1))
+    table = shapes.reshape(all_gather(shapes.concat(pieces)), (size(), -1))
     ranges = zip(_ranges(wholes), wholes, strict=True)
-    return [_unpadded(fn.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
+    return [_unpadded(shapes.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
 
 
 def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
@@ -139,7 +140,7 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
         each = [xs[i] for i in bucket]
         given = [pieces[i] for i in bucket]
         if len(bucket) == 1 and each[0].size == given[0].size * size():
-            view = fn.reshape(each[0], -1)
+            view = shapes.reshape(each[0], -1)
             launch_for_values(_GATHER_INTO, current_arena().vm, (view, given[0]))
             continue
         for x, whole in zip(each, gathered(given, [x.type for x in each]), strict=True):
@@ -168,12 +169,12 @@ def _own(part: Tensor, x: Tensor) -> Tensor:
 def _padded(x: Tensor) -> Tensor:
     """The elements of x, and zeros until there are as many as all pieces have: f[n * length]."""
     missing = size() * piece_type(x.type).size - x.size
-    flat = fn.reshape(x, -1)
-    return fn.pad(flat, (0, missing)) if missing else flat
+    flat = shapes.reshape(x, -1)
+    return shapes.pad(flat, (0, missing)) if missing else flat
 
 
 def _unpadded(flat: Tensor, whole: TensorType) -> Tensor:
-    return fn.reshape(flat[: whole.size] if flat.size > whole.size else flat, whole.shape)
+    return shapes.reshape(flat[: whole.size] if flat.size > whole.size else flat, whole.shape)
 
 
 def _ranges(wholes: Sequence[TensorType]) -> Iterator[tuple[int, int]]:
@@ -203,11 +204,10 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
             f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
             f"a {type(model).__name__} cannot do that: take shard='optimizer'"
         )
-    if model._as_dict is Parts:
+    if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    nodes = [
-        each for each in containers(model) if isinstance(each, Node) and each._as_dict is not Parts
-    ]
+    parts = containers(model)
+    nodes = [each for each in parts if isinstance(each, Node) and not is_in_parts(each)]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
@@ -367,5 +367,5 @@ def _held(params: Tree) -> Whole:
     return _AllInParts(types) if shard == "all" else _StateInParts(types)
 
 
-Optimizer._hold = staticmethod(_held)
-Parts.all_reduce = staticmethod(all_reduce)
+Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]

@@ -36,16 +36,11 @@ from mlvm.core.protocol import (
     VMProtocol,
 )
 from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.tensor.apply import OneOp, apply, one_op
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, capturing, recording
-from mlvm.eager.tensor.tensor import (
-    OneOp,
-    Tensor,
-    apply,
-    live_tapes,
-    one_op,
-    overwrite,
-    prepare_constants,
-)
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals

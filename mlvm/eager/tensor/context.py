@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import MachineError, brief
+from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
@@ -69,7 +70,7 @@ def _make_default_vm() -> VMProtocol:
     return LocalVM("default")
 
 
-_lock = threading.RLock()
+_lock = new_lock()
 _chosen: list[VMProtocol] = []  # by `use`, the last one at the end
 _version = [0]  # counts the changes of the default VM
 

@@ -12,7 +12,8 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, bf16, promote
-from mlvm.eager.tensor.tensor import DEFAULTS, Tensor, dtype_beside
+from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside
+from mlvm.eager.tensor.tensor import Tensor
 
 _KINDS: Final = {
     "bool": ("bool",),

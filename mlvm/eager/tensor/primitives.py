@@ -9,16 +9,20 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
 from typing import Any, Final
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
-from mlvm.eager.hints import keyword_hint
+from mlvm.eager.tensor import wrapper
+from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.op_docs import described
-from mlvm.eager.tensor.tensor import OneOp, Tensor, apply, apply_into, is_array, one_op, operand
+from mlvm.eager.tensor.operands import as_operands
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import told
 
 WITHOUT_FUNCTION: Final = {
     "batch_contract",
@@ -82,27 +86,30 @@ def _derive(op: Op) -> Callable[..., Tensor]:
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
         try:
             if last is not None and len(operands) == last + 1:
+                *operands, axis = operands
                 if "axis" in attributes:
-                    given = [x.type if isinstance(x, Tensor) else brief(x) for x in operands[:last]]
-                    raise AttributeRefused("axis is given twice").at(op.name, given)
-                attributes["axis"] = operands[last]
-                operands = operands[:last]
+                    raise AttributeRefused("axis is given twice")
+                attributes["axis"] = axis
             if takes_dtype and attributes.get("dtype") is not None:
-                attributes["dtype"] = _dtype(op, attributes["dtype"])
+                attributes["dtype"] = _name_of(attributes["dtype"], op)
             call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
             for x in operands:
                 if x.__class__ is not Tensor:
-                    operands = _tensors(call, operands)
+                    _require_few(op, operands)
+                    operands = as_operands(operands)
                     break
             if out is None:
                 return apply(call, *operands)
-            _check_out(call, operands, out)
+            if not isinstance(out, Tensor):
+                raise DTypeError(f"out must be a tensor, not {type(out).__name__}")
+            if op.dynamic:
+                raise AttributeRefused("only running tells the result's shape, so there is no out")
             return apply_into(out, call, *operands)
         except MlvmError as error:
-            hint = keyword_hint(attributes, op.attributes)
-            if hint:
-                raise AttributeRefused(hint).at(op.name, ()) from None
-            error.__traceback__ = None  # no frame of ours, as in `tensor`
+            text = wrapper.hint(op.name, (), attributes, op.attributes)
+            if text is not None:
+                raise AttributeRefused(text) from None
+            told(error, op.name, operands)
             raise
 
     function.__name__ = function.__qualname__ = op.name
@@ -116,46 +123,21 @@ def _takes_axis(op: Op) -> bool:
     return not op.variadic and next(iter(op.attributes), None) == "axis"
 
 
-def _dtype(op: Op, given: object) -> str:
+def _name_of(dtype: object, op: Op) -> str:
     try:
-        return DType.of(given).name
+        return DType.of(dtype).name
     except DTypeError as error:
         raise error.at(op.name, ()) from None
 
 
-def _tensors(call: OneOp, operands: tuple[Any, ...]) -> tuple[Tensor, ...]:
-    """The operands, with tensors of the first tensor's dtype for Python scalars, and tensors of
-    the values of arrays."""
-    most = len(call.op.inputs)
-    if len(operands) > most and call.op.attributes and not call.op.variadic:
-        also = " and axis" if _takes_axis(call.op) else ""
+def _require_few(op: Op, operands: Sequence[object]) -> None:
+    """Raise `ShapeError` for an attribute by position, which is no operand."""
+    most = len(op.inputs)
+    if len(operands) > most and op.attributes and not op.variadic:
+        also = " and axis" if _takes_axis(op) else ""
         raise ShapeError(
             f"takes {most}{also} by position, was given {len(operands)}; by keyword it takes "
-            f"{', '.join(call.op.attributes)}"
-        ).at(call.op.name, [x.type if isinstance(x, Tensor) else brief(x) for x in operands])
-    beside = next((x for x in operands if isinstance(x, Tensor)), None)
-    if beside is None:
-        arrays = [x for x in operands if is_array(x)]  # the lists last: they heed the others
-        arrays.sort(key=lambda x: isinstance(x, (list, tuple)))
-        if arrays:
-            beside = Tensor._taken(arrays[0], call)
-            operands = tuple([beside if x is arrays[0] else x for x in operands])
-    if beside is None:
-        given = ", ".join(type(x).__name__ for x in operands)
-        raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray").at(
-            call.op.name, ()
-        )
-    place = next(i for i, x in enumerate(operands) if x is beside)
-    return tuple(operand(x, beside, call, first=i < place) for i, x in enumerate(operands))
-
-
-def _check_out(call: OneOp, operands: tuple[Tensor, ...], out: object) -> None:
-    types = [x.type for x in operands]
-    if not isinstance(out, Tensor):
-        raise DTypeError(f"out must be a tensor, not {type(out).__name__}").at(call.op.name, types)
-    if call.op.dynamic:
-        raise AttributeRefused("only running tells the result's shape, so there is no out").at(
-            call.op.name, types
+            f"{', '.join(op.attributes)}"
         )
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.functions.shapes import sum_to
+from mlvm.eager.functions.sums import sum_to
 from tests.brief import cases, refuses
 
 Array = np.ndarray[Any, Any]

@@ -18,7 +18,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, DType
 from mlvm.core.vm import VM
 from mlvm.eager import nn
-from mlvm.eager.tensor.tensor import values_of
+from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.wire import WireVM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer

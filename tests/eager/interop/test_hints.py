@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.eager.hints import (
+from mlvm.eager.interop.hints import (
     FUNCTIONS,
     METHODS,
     OF_DTYPES,

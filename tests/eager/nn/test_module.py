@@ -24,8 +24,9 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
 from mlvm.eager.autodiff.autodiff import grad
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.tensor import Tensor, from_array, stop_gradient
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tree import named_leaves
 from mlvm.machines.dry import DryVM
 from tests.brief import cases, refuses

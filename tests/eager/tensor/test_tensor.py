@@ -13,8 +13,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.types import TensorType
-from mlvm.eager.tensor import tensor as tensors
-from mlvm.eager.tensor.tensor import apply, one_op
+from mlvm.eager.tensor import apply as apply_file
+from mlvm.eager.tensor.apply import apply, one_op
 from tests.brief import cases, refuses
 
 X = np.array([[1.5, -2.0, 3.0], [0.25, 4.0, -1.0]], np.float32)
@@ -199,11 +199,11 @@ def test_attributes_in_tuples_seen_earlier_are_still_checked() -> None:
 
 
 def test_many_different_calls_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensors, "_REMEMBERED", 64)
+    monkeypatch.setattr(apply_file, "_REMEMBERED", 64)
     x = ml.arange(300)
     assert [int(x[i]) for i in range(300)] == list(range(300))
-    assert 0 < len(tensors._BY_MEANING) <= 64
-    assert len(tensors._BY_SPELLING) <= 128  # a call may have two
+    assert 0 < len(apply_file._BY_MEANING) <= 64
+    assert len(apply_file._BY_SPELLING) <= 128  # a call may have two
 
 
 def test_what_is_no_operand_is_compared_by_identity() -> None:

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import mlvm.eager as ml
 from mlvm.core.errors import ArenaOverflow, DTypeError, ShapeError, StaleTensor
-from mlvm.eager.tensor.tensor import live_tapes
+from mlvm.eager.tensor.update import live_tapes
 from mlvm.show.record import record
 from tests.fuzz import values
 from tests.wired import connect_to

@@ -25,7 +25,7 @@ import mlvm.eager as ml
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, MlvmError
 from mlvm.core.types import i64
-from mlvm.eager.tensor.tensor import constant
+from mlvm.eager.tensor.constants import constant
 from mlvm.machines import residuals
 from tests.fuzz import machines
 from tests.fuzz.language import world

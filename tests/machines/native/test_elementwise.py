@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -74,6 +75,22 @@ def assert_same(given: Array, expected: Array) -> None:
         np.testing.assert_array_equal(np.signbit(given[real]), np.signbit(expected[real]))
 
 
+def _maximum(x: Array, y: Array) -> Array:
+    return np.where((x > y) | np.isnan(x), x, y)
+
+
+def _minimum(x: Array, y: Array) -> Array:
+    return np.where((x < y) | np.isnan(x), x, y)
+
+
+ORDER: dict[str, Callable[..., Array]] = {
+    "maximum": _maximum,
+    "minimum": _minimum,
+    "clip": lambda x, lower, upper: _minimum(_maximum(x, lower), upper),
+}
+"""Of zeros of both signs the second one: numpy's choice is the processor's."""
+
+
 def accepts(name: str, operands: list[Array]) -> bool:
     try:
         return OPS[name].infer([TensorType.of(x) for x in operands], {}) is not None
@@ -93,7 +110,9 @@ def test_has_numpys_bits_for_special_values(name: str, dtype: DType) -> None:
         assert not planned(name, *operands)
         return
     assert planned(name, *operands)
-    assert_same(native(name, *operands), reference(name, *operands))
+    ordered = ORDER.get(name) if dtype.is_float else None
+    expected = reference(name, *operands) if ordered is None else ordered(*operands)
+    assert_same(native(name, *operands), expected)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -101,7 +120,7 @@ def test_has_numpys_bits_for_special_values(name: str, dtype: DType) -> None:
 def test_has_numpys_bits_for_any_size(name: str, size: int) -> None:
     rng = np.random.default_rng(size)
     for dtype in REAL:
-        drawn = rng.standard_normal((3, size)) * 50
+        drawn = np.clip(rng.standard_normal((3, size)) * 50, -100, 100)
         operands = [*drawn.astype(dtype.numpy)][: len(OPS[name].inputs)]
         if dtype.kind == "unsigned":
             operands = [*np.abs(drawn).astype(dtype.numpy)][: len(OPS[name].inputs)]

@@ -106,6 +106,73 @@ def test_a_forked_process_has_threads_of_its_own(asleep: bool) -> None:
     vm.launch(MATMUL, handles)
 
 
+def run_apart(text: str) -> None:
+    """Run it in a process of its own, which must end well."""
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", text]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_forked_process_works_on_while_other_threads_launch() -> None:
+    run_apart("""
+from tests.machines.native.test_pool import *
+vm, handles = vm_at_work()
+big = [put(vm, np.ones((700, 700), np.float32)) for _ in range(3)]
+x = ml.ones((500, 500))
+step = ml.capture(lambda x: ml.sum(x @ x @ x))
+work = [lambda: vm.launch(MATMUL, big), lambda: x @ x, lambda: step(x)]
+def forever(work):
+    while True:
+        work()
+for each in work:
+    each()
+    threading.Thread(target=forever, args=(each,), daemon=True).start()
+def works():
+    for _ in range(2):
+        vm.launch(MATMUL, handles)
+        assert (vm.read(handles[0]) == 200).all()
+        assert (ml.ones((500, 500)) @ x).numpy().max() == 500
+        assert abs(float(step(x)) - 500.0**4) < 1e5
+    return vm.depth == 0
+for i in range(6):
+    time.sleep(0.005 * i)
+    assert in_child(works) == 0
+""")
+
+
+def test_no_signal_goes_to_the_threads_of_a_pool() -> None:
+    run_apart("""
+from tests.machines.native.test_pool import *
+kept = vm_at_work()
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+for _ in range(10):
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert signal.sigwait({signal.SIGUSR1}) == signal.SIGUSR1
+""")
+
+
+def test_threads_that_the_system_does_not_grant_lose_no_memory() -> None:
+    run_apart("""
+import resource
+from tests.machines.native.test_pool import *
+def size():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+def started():
+    vm, handles = vm_at_work(60)
+    assert (vm.read(handles[0]) == 200).all()
+    return threads_of_process()
+assert started() == 60
+gc.collect()
+before = size()
+resource.setrlimit(resource.RLIMIT_AS, (before + (200 << 20), resource.RLIM_INFINITY))
+for _ in range(3):
+    assert 1 < started() < 60
+    gc.collect()
+    assert size() - before < 1 << 20
+""")
+
+
 def test_a_process_ends_whatever_its_pools_do() -> None:
     text = """
 import threading

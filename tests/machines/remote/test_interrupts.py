@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.core.errors import HandleError
+from mlvm.core.errors import ConnectionLost, HandleError
 from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
 from tests.brief import refuses
+from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
+from tests.threads import PATIENCE, start
 
 ADD = Program.of_op("add.out", 3, {}, 0)
 MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
-
-
-def interrupted(function: Callable[[], Any], n: int) -> bool:
-    """Call the function, with Ctrl-C where Python looks for signals the n-th time; whether it
-    got so far."""
-    seen = 0
-
-    def look(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal seen
-        seen += event in ("call", "c_return")
-        if seen == n and event in ("call", "c_return"):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        function()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(before)
-    return False
 
 
 @pytest.mark.parametrize("name", ["read", "alloc_tensor"])
@@ -65,6 +44,24 @@ def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
                 break
             assert vm.read(x).tolist() == [1, 1, 1]
             assert vm.launch(add, [x, x])[0].tolist() == [2, 2, 2]
+    assert n > 10
+
+
+def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiting() -> None:
+    n = 0
+    with Served() as server:
+        while True:
+            vm = server.vm()
+            x = vm.alloc_tensor(F32X3)
+            vm._stream.socket.shutdown(socket.SHUT_RDWR)
+            n += 1
+            try:
+                went_on = interrupted(lambda vm=vm, x=x: vm.read(x), n)  # type: ignore[misc]
+            except ConnectionLost:
+                break
+            assert went_on
+            with pytest.raises(ConnectionLost):
+                start(vm.read, x).result(PATIENCE)
     assert n > 10
 
 

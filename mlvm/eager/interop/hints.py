@@ -14,6 +14,8 @@ from inspect import Parameter, getattr_static, isfunction, signature
 from types import ModuleType
 from typing import Any, Final, NoReturn
 
+from mlvm.eager.tensor import wrapper
+
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
 _NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
@@ -176,6 +178,7 @@ KEYWORDS: Final = {
 
 _NO_KEYWORDS: Final = {
     "affine": _AFFINE,
+    "bias": "a layer has one, which begins at 0; ml.nn.buffer(layer.bias) keeps it there",
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "dampening": "momentum takes each gradient whole",
     "device": f"it is where the arena is that it is made in: {_NO_DEVICE.partition(': ')[2]}",
@@ -189,12 +192,6 @@ _NO_KEYWORDS: Final = {
     "weight_decay": "use ml.optim.AdamW, which has one",
 }
 """Keywords of other libraries that have no other name here, and what to write."""
-
-_LAYER_KEYWORDS: Final = {
-    **_NO_KEYWORDS,
-    "bias": "it has one, which begins at 0; ml.nn.buffer(layer.bias) keeps it there",
-}
-"""Likewise, of constructors."""
 
 _OTHER_NAMES: Final = {
     "abs": "absolute fabs",
@@ -455,38 +452,28 @@ def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
     }
 
 
-def keyword_hint(
-    given: Iterable[str], known: Container[str], none: Mapping[str, str] = _NO_KEYWORDS
+def hint(
+    function: str, args: Sequence[object], keywords: Iterable[str], known: Container[str]
 ) -> str | None:
-    """What to write for the first keyword of another library: what it is called here, if that is
-    one of the `known`. `none` are those that have no other name here."""
-    for name in given:
-        if name in none and name not in known:
-            return f"there is no {name}=; {none[name]}"
+    """What to write, if the arguments are those of another library's function: for the first such
+    keyword what it is called here, if the function knows that."""
+    if function == "where" and len(args) == 1:
+        return "where() takes a condition, x and y; the places are ml.nonzero(c)"
+    if function == "randint" and len(args) > 1:
+        return "randint() takes low= and high= by name: randint(shape, low=..., high=...)"
+    for name in keywords:
+        if name in known:
+            continue
+        if name in _NO_KEYWORDS:
+            return f"{function}(): there is no {name}=; {_NO_KEYWORDS[name]}"
         here = KEYWORDS.get(name)
-        if here in known and name not in known:
+        if here in known:
             also = ", 1 for True" if name == "unbiased" else ""
-            return f"there is no {name}=; use {here}={also}"
+            return f"{function}(): there is no {name}=; use {here}={also}"
     return None
 
 
-def require_arguments(owner: type, args: Sequence[Any], given: Mapping[str, Any]) -> None:
-    """Raise `TypeError` with what to write, if one of the keywords given to a constructor of ours
-    is another library's; and with the name of the class, if it takes other arguments and its
-    constructor is that of a base which no user knows."""
-    strange = [name for name in given if name in KEYWORDS or name in _LAYER_KEYWORDS]
-    constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
-    if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
-        return
-    if strange:
-        hint = keyword_hint(strange, signature(constructor).parameters, _LAYER_KEYWORDS)
-        if hint:
-            raise TypeError(f"{owner.__name__}(): {hint}")
-    if constructor.__qualname__.startswith("_"):
-        try:
-            signature(constructor).bind(None, *args, **given)
-        except TypeError as error:
-            raise TypeError(f"{owner.__name__}(): {error}") from None
+wrapper.hint = hint
 
 
 _INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}

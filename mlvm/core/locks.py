@@ -1,0 +1,35 @@
+"""Locks that a forked process can take, whoever held them in its parent.
+
+A forked process has only the thread that forked. What another one had locked nobody would release.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from typing import Any, Final
+
+_made: Final = weakref.WeakSet[Any]()
+
+
+def new_lock() -> threading.RLock:
+    """An RLock that is free in a forked process, unless the thread that forks has it."""
+    lock = threading.RLock()
+    _made.add(lock)
+    return lock
+
+
+def is_mine(lock: Any) -> bool:
+    """Whether this thread has the lock."""
+    return bool(lock._is_owned())
+
+
+def _free_others() -> None:
+    for lock in _made:
+        if not is_mine(lock):
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_others)

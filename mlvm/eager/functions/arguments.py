@@ -1,0 +1,77 @@
+"""What arguments of functions are checked for: tensors, ints, axes, counts."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import cast
+
+from mlvm.core.errors import AttributeRefused, DTypeError, brief
+from mlvm.core.ops.neural import Pair
+from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor.apply import OneOp
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import kind_of
+
+
+def type_of(x: Tensor) -> TensorType:
+    """The tensor's type. Raises `DTypeError` for anything else."""
+    if not isinstance(x, Tensor):
+        raise DTypeError(f"takes a tensor, not {kind_of(x)}; make one with asarray")
+    return x.type
+
+
+def inferred(call: OneOp, x: Tensor) -> TensorType:
+    """The type of `call` on x. Raises an `OpError` where it is refused."""
+    types = (type_of(x),)
+    return cast(TensorType, call.types.get(types) or call.infer(types))
+
+
+def integer(value: int, name: str) -> int:
+    """An int. Raises `AttributeRefused`, which names the value, for anything else, and for one of
+    more than 64 bits."""
+    try:
+        if -(2**63) <= (n := operator.index(value)) < 2**63:
+            return n
+    except TypeError:
+        pass
+    raise AttributeRefused(f"{name} is an int, not {brief(value)}")
+
+
+def integers(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, and
+    for an int of more than 64 bits. The error names the value."""
+    try:
+        several = value if isinstance(value, (tuple, list)) else (value,)
+        ints = tuple(map(operator.index, several))
+        if all(-(2**63) <= n < 2**63 for n in ints):
+            return ints
+    except TypeError:
+        pass
+    raise AttributeRefused(f"{name} is an int or a tuple of ints, not {brief(value)}")
+
+
+def axes_of(axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
+    """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
+    given = axis if axis is None else integers(axis, "axis")
+    return normalize_axes(given, type_of(x).ndim + new)
+
+
+def counts_of(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+    """One or several ints >= 0. Raises `AttributeRefused` for others."""
+    counts = integers(value, name)
+    if min(counts, default=0) < 0:
+        raise AttributeRefused(f"{name} must be >= 0, not {min(counts)}")
+    return counts
+
+
+def pair(value: int | Sequence[int], name: str, *, least: int = 1) -> Pair:
+    """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
+
+    Raises `AttributeRefused`, which names the value.
+    """
+    ints = integers(value, name)
+    if len(ints) not in (1, 2) or min(ints) < least:
+        raise AttributeRefused(f"{name} must be one or two integers >= {least}, given {value}")
+    return ints[0], ints[-1]

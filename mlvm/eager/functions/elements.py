@@ -1,0 +1,232 @@
+"""Functions that choose elements, put them elsewhere, or convert them."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import numpy as np
+
+from mlvm.core import rules
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.rules import Axis, require
+from mlvm.core.types import DType, bool_, f32, i64
+from mlvm.eager.functions.arguments import axes_of, type_of
+from mlvm.eager.functions.creation import asarray
+from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, unstack
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.constants import Scalar
+from mlvm.eager.tensor.dtypes import iinfo
+from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+def astype(
+    x: Tensor, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
+) -> Tensor:
+    """x in another dtype, on its VM or on `device`. Floats are truncated to integers; bool is
+    whether it is not zero. A tensor of that dtype already is not copied, whatever `copy` says: an
+    update of one of the two does not change the other.
+
+    x: [...], and so is the result. Raises `DTypeError` for an unknown dtype, and for complex
+    numbers that would lose their imaginary parts.
+
+        >>> ml.astype(ml.asarray([1.7, -1.7]), ml.int64)
+        Tensor([ 1, -1], i64[2])
+    """
+    type_of(x)
+    return asarray(x, dtype=DType.of(dtype), device=device)
+
+
+@public
+def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
+    """x where the condition holds, else y; all three broadcast, and any may be a number.
+
+    x and y: shapes that broadcast to [...] with that of the condition, which is bool. The result:
+    [...], the dtype that x and y promote to. Raises `ShapeError` for other shapes, `DTypeError` for
+    a condition of another dtype, and for dtypes that do not promote.
+
+        >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
+        Tensor([1., 6.], f32[2])
+    """
+    if condition.__class__ is bool:
+        condition = full((), condition)
+    if not isinstance(x, Tensor) and not isinstance(y, Tensor):
+        x = as_operand(x) if is_array(x) else full((), cast(Scalar, x))
+    beside = x if isinstance(x, Tensor) else cast(Tensor, y)
+    chosen = as_operand(x, beside), as_operand(y, beside)
+    type_of(cast(Tensor, condition))
+    return op.where(condition, *chosen)
+
+
+@public
+def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
+    """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
+
+    x and limits: shapes that broadcast to [...], any dtype but complex. The result: [...], the
+    dtype that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
+
+        >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
+        Tensor([0. , 0.5, 1. ], f32[3])
+    """
+    type = type_of(x)
+    if min is None and max is None:
+        return alias_of(x)
+    floats = type.dtype.is_float
+    if min is None:
+        min = -math.inf if floats else iinfo(type.dtype).min
+    if max is None:
+        max = math.inf if floats else iinfo(type.dtype).max
+    return op.clip(x, min, max)
+
+
+@public
+def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
+    """The slices of x at `indices` along `axis`, which the axes of `indices` replace. A vector
+    needs no `axis`.
+
+    x: [n, ...], indices: i[...] -> [*indices.shape, ...] along axis 0. Raises `PositionRefused` for
+    an index out of range, `AxisRefused` for an axis that x does not have, `AttributeRefused` if no
+    axis is given and x is no vector, `DTypeError` for indices that are no integers.
+
+        >>> ml.take(ml.asarray([10, 20, 30]), ml.asarray([2, 0]))
+        Tensor([30, 10], i64[2])
+    """
+    if axis is None:
+        if type_of(x).ndim != 1:
+            raise AttributeRefused("axis must be given unless x has 1 dimension")
+        axis = 0
+    return op.take(x, indices, axis=axis)
+
+
+@public
+def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
+    """out[i, j, k] = x[i, j, indices[i, j, k]], for the last of 3 axes as an example. On the other
+    axes the two broadcast.
+
+    x: [..., n], indices: i[..., k] -> [..., k] along the last axis. Raises `ShapeError` for shapes
+    that do not fit, `PositionRefused` for an index out of range, `AxisRefused` for an axis that x
+    does not have, `DTypeError` for indices that are no integers.
+
+        >>> ml.take_along_axis(ml.asarray([[1, 2], [3, 4]]), ml.asarray([[1], [0]]), axis=1)
+        Tensor([[2],
+                [3]], i64[2,1])
+    """
+    [along] = axes_of(axis, x)
+    if type_of(indices).ndim == x.ndim and indices.shape != x.shape:
+        types = (x.type, indices.type)
+        lengths = [[*each.shape] for each in types]
+        wanted = [each.pop(along) for each in lengths]
+        others = rules.broadcast_shapes(*map(tuple, lengths))
+        x, indices = (
+            broadcast_to(each, (*others[:along], n, *others[along:]))
+            for each, n in zip((x, indices), wanted, strict=True)
+        )
+    return op.take_along_axis(x, indices, axis=along)
+
+
+@public
+def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0) -> Tensor:
+    """x, with its rows from `start` on along `axis` replaced by those of `update`, or with one row
+    replaced by `update`, which then lacks that axis. A negative `start` counts from the end.
+
+    In a captured loop the rows are written where they stand, and x is not copied, if nothing else
+    needs it.
+
+    x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
+    ...]. Raises `ShapeError` for an update whose rows are not as long as those of x,
+    `OperandValueError` for rows that lie outside of x, `AxisRefused` for an axis that x does not
+    have, `DTypeError` for an update of another dtype and for a start that is no integer.
+
+        >>> ml.dynamic_update(ml.zeros(4), ml.ones(()), ml.asarray(2))
+        Tensor([0., 0., 1., 0.], f32[4])
+    """
+    types = (type_of(x), type_of(update))
+    if not isinstance(start, (Tensor, int, np.integer)):
+        raise DTypeError(f"start is an integer, not {brief(start)}")
+    if types[1].ndim == types[0].ndim - 1:
+        update = expand_dims(update, axis=axis)
+    at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
+    return op.dynamic_update(x, update, at, axis=axis)
+
+
+@public
+def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
+    """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
+
+    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `OperandValueError`
+    for an index that is not in 0 .. num_classes - 1, `AttributeRefused` for a negative
+    `num_classes`, `DTypeError` for an x of other than integers.
+
+        >>> ml.one_hot(ml.asarray([2, 0]), 3)
+        Tensor([[0., 0., 1.],
+                [1., 0., 0.]], f32[2,3])
+    """
+    return op.one_hot(x, num_classes=num_classes, dtype=DType.of(dtype))
+
+
+@public
+def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
+    """The positions of the elements that are not zero, in row-major order: an i64 vector for each
+    axis.
+
+    x: [...] -> i64[k] for each axis, where k elements are not zero. Raises `ShapeError` for a
+    scalar.
+
+        >>> ml.nonzero(ml.asarray([0, 3, 0, 4]))
+        (Tensor([1, 3], i64[2]),)
+    """
+    if type_of(x).ndim == 0:
+        raise ShapeError("a scalar has no axes")
+    return unstack(op.nonzero_indices(x), axis=1)
+
+
+@public
+def count_nonzero(x: Tensor, /, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
+    """How many elements along `axis` are not zero: i64. nan is not zero.
+
+    x: [...], any dtype -> the shape of x without the axes in `axis` (None: all axes; kept with
+    length 1 if `keepdims`), i64. Raises `AxisRefused` for an axis that x does not have.
+
+        >>> ml.count_nonzero(ml.asarray([[0, 3], [1, 2]]), axis=1)
+        Tensor([1, 2], i64[2])
+    """
+    type_of(x)
+    return op.sum(astype(x, bool_), axis=axis, keepdims=keepdims)
+
+
+@public
+def positive(x: Tensor, /) -> Tensor:
+    """+x: another tensor over the bytes of x.
+
+    x: [...], any dtype but bool, and so is the result. Raises `DTypeError` for bools.
+
+        >>> ml.positive(ml.asarray([1.0, -2.0]))
+        Tensor([ 1., -2.], f32[2])
+    """
+    require("numeric", type_of(x))
+    return alias_of(x)
+
+
+@public
+def stop_gradient(x: Tensor) -> Tensor:
+    """The same value, through which no cotangent flows; nothing is copied.
+
+    x: [...], any dtype -> [...], in x's dtype. Raises `DTypeError` for what is no tensor, array or
+    list.
+
+        >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
+        Tensor(3., f32[])
+    """
+    type = type_of(x)
+    out = x.arena.view(x, type, Tensor)
+    out.tape = None
+    return out
+
+
+Tensor.__pos__ = positive

@@ -1,0 +1,202 @@
+"""Functions that are composed of sums, products and differences along an axis."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.rules import Axis
+from mlvm.core.types import DType, Shape, TensorType, bool_, i64
+from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
+from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+@in_f32
+def std(
+    x: Tensor, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False
+) -> Tensor:
+    """The standard deviation along `axis`: the square root of `var`. Where all elements are equal,
+    its gradient is 0, like that of `sqrt` at 0.
+
+    x: [...], any dtype but complex. The result: the shape and dtype that `var` has. Raises
+    `AxisRefused` for an axis that x does not have, `DTypeError` for complex numbers.
+
+        >>> ml.std(ml.asarray([1.0, 3.0]))
+        Tensor(1., f32[])
+    """
+    variance = op.var(x, axis=axis, correction=correction, keepdims=keepdims)
+    return op.sqrt(variance)
+
+
+@public
+def outer(x: Tensor, y: Tensor, /) -> Tensor:
+    """x[i] * y[j] for two vectors.
+
+    x: [m], y: [n] -> [m, n].
+
+    x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
+    dtypes that do not promote.
+
+        >>> ml.outer(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor([[3., 4.],
+                [6., 8.]], f32[2,2])
+    """
+    types = type_of(x), type_of(y)
+    if types[0].ndim != 1 or types[1].ndim != 1:
+        raise ShapeError("takes two tensors of 1 dimension")
+    return expand_dims(x, axis=1) * y
+
+
+@public
+@in_f32
+def diff(
+    x: Tensor,
+    /,
+    n: int = 1,
+    axis: int = -1,
+    *,
+    prepend: Operand | None = None,
+    append: Operand | None = None,
+) -> Tensor:
+    """The differences of neighbours along `axis`, taken `n` times, so that it is shorter by n.
+
+    `prepend` and `append` come before and behind x first; a number is one element everywhere.
+
+    x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` for others before
+    and behind x that do not fit it, `AxisRefused` for an axis that x does not have,
+    `AttributeRefused` for a negative n, `DTypeError` for bools.
+
+        >>> ml.diff(ml.asarray([1.0, 4.0, 9.0]))
+        Tensor([3., 5.], f32[2])
+    """
+    [along] = axes_of(axis, x)
+    [times] = counts_of(integer(n, "n"), "n")
+    if prepend is not None or append is not None:
+        pieces = [_beside(each, x, along) for each in (prepend, x, append) if each is not None]
+        x = concat(pieces, axis=along)
+    for _ in range(times):
+        length = x.shape[along]
+        behind, before = range(min(1, length), length), range(max(0, length - 1))
+        x = part(x, along, behind) - part(x, along, before)
+    return alias_of(x) if times == 0 else x
+
+
+def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:
+    """What is to be joined with x along an axis: a tensor, or a number as one element."""
+    if isinstance(value, Tensor) or is_array(value):
+        return as_operand(value, x)
+    shape = [1 if i == axis else length for i, length in enumerate(x.shape)]
+    return broadcast_to(as_operand(value, x), shape)
+
+
+@public
+def cumulative_sum(
+    x: Tensor,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: object = None,
+    include_initial: bool = False,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The running sums along `axis` (None: the only one), in the dtype that `sum` uses. With
+    `include_initial` a 0 comes before them, and the axis is longer by one.
+
+    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
+    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    `dtype` is bool.
+
+        >>> ml.cumulative_sum(ml.asarray([1.0, 2.0, 3.0]))
+        Tensor([1., 3., 6.], f32[3])
+    """
+    wanted = None if dtype is None else DType.of(dtype)
+    x = _counted(x)
+    if not include_initial:
+        return op.cumulative_sum(x, axis=axis, dtype=wanted, out=out)
+    if out is not None:
+        raise AttributeRefused("there is no out with include_initial")
+    return _after(0.0, op.cumulative_sum(x, axis=axis, dtype=wanted), axis)
+
+
+def _counted(x: Tensor) -> Tensor:
+    """x, with i64 for bools: sums and products count those."""
+    return astype(x, i64) if type_of(x).dtype is bool_ else x
+
+
+def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
+    """x with one element of that value before it along an axis (None: the only one)."""
+    along = (axis or 0) % x.ndim
+    return op.pad(x, widths=tuple((int(i == along), 0) for i in range(x.ndim)), value=value)
+
+
+@public
+def cumulative_prod(
+    x: Tensor,
+    /,
+    axis: int | None = None,
+    *,
+    dtype: object = None,
+    include_initial: bool = False,
+) -> Tensor:
+    """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
+    `include_initial` a 1 comes before them, and the axis is longer by one.
+
+    log2(n) products of all elements, of which none is a division: gradients are right where x is 0
+    (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986).
+
+    x: [...], any dtype -> [...] in `dtype`; without one, unsigned integers give u64, other integers
+    and bools i64, floats and complex numbers their own. Raises `ShapeError` for an x of other than
+    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` if
+    `dtype` is bool.
+
+        >>> ml.cumulative_prod(ml.asarray([1.0, 2.0, 3.0]))
+        Tensor([1., 2., 6.], f32[3])
+    """
+    wanted = None if dtype is None else DType.of(dtype).name
+    x = _counted(x)
+    kind = inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
+    result = widened(astype(x, kind))
+    along, step = (axis or 0) % x.ndim, 1
+    while step < x.shape[along]:
+        result, step = result * with_ones_before(result, along, step), 2 * step
+    result = rounded(result, kind)
+    return _after(1.0, result, axis) if include_initial else result
+
+
+def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:
+    """x moved `by` places on along an axis, with ones before it; what is beyond the end is gone."""
+    by = min(by, x.shape[axis])
+    kept = part(x, axis, range(x.shape[axis] - by))
+    return op.pad(kept, widths=tuple((by * (i == axis), 0) for i in range(x.ndim)), value=1.0)
+
+
+def sum_to(x: Tensor, type: TensorType) -> Tensor:
+    """x summed over the axes that broadcasting added or stretched from `type`, and cast to it. A
+    real type gets the real part."""
+    if x.dtype.kind == "complex" and type.dtype.is_float:
+        x = op.real(x)
+    if x.dtype is not type.dtype:
+        x = astype(x, type.dtype)
+    axes = _broadcast_axes(x.shape, type.shape)
+    if axes:
+        x = op.sum(x, axis=axes)
+    return x if x.type is type else reshape(x, type.shape)
+
+
+@lru_cache(maxsize=4096)
+def _broadcast_axes(shape: Shape, original: Shape) -> tuple[int, ...]:
+    """The axes that broadcasting from `original` to `shape` added or stretched."""
+    extra = len(shape) - len(original)
+    return tuple(
+        i for i, n in enumerate(shape) if i < extra or (original[i - extra] == 1 and n != 1)
+    )

@@ -1,0 +1,212 @@
+"""One call: an op on tensors becomes a launch of its one-op program, and an entry of the tape.
+
+One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` and the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
+
+import numpy as np
+
+from mlvm.arena.arena import STALE, Arena, generation, scope, stale_of
+from mlvm.arena.fields import CallFields
+from mlvm.core.errors import HandleError, OpError
+from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor.context import capturing, current_arena, recording
+from mlvm.eager.tensor.number import plain
+from mlvm.eager.tensor.reading import explain, launch_for_values
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.machines.native.extension import EXTENSION
+
+_REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
+
+
+class OneOp(CallFields):
+    """An op with its attributes: the programs to launch, and the result types seen so far."""
+
+    __slots__ = ("attributes", "fresh", "into", "op", "templates", "types")
+
+    def __init__(self, op: Op, attributes: Attributes) -> None:
+        self.op = op
+        self.attributes = attributes
+        self.types: dict[tuple[TensorType, ...], TensorType | None] = {}
+        self.into: dict[int, Program] = {}
+        self.fresh: dict[int, Program] = {}
+        self.templates: dict[Any, Any] = {}  # filled by the tape
+
+    def infer(self, types: tuple[TensorType, ...]) -> TensorType | None:
+        """The result's type; None if only running tells. Raises an `OpError`, which does not show
+        that the caller looked into `types` first."""
+        try:
+            result = self.op.infer(types, self.attributes)
+        except OpError as error:
+            error.__suppress_context__ = True
+            error.__traceback__ = None
+            raise
+        if len(self.types) >= _REMEMBERED:
+            self.types.clear()
+            self.templates.clear()
+        n = len(types)
+        if self.op.dynamic:
+            if n not in self.fresh:
+                self.fresh[n] = Program.of_op(self.op.name, n, self.attributes, 1)
+        elif n + 1 not in self.into:
+            self.into[n + 1] = Program.of_op(f"{self.op.name}.out", n + 1, self.attributes, 0)
+        self.types[types] = result  # last: a thread that finds it relies on the rest
+        return result
+
+    def __repr__(self) -> str:
+        return f"<OneOp {self.op.name} {dict(self.attributes)}>"
+
+
+_BY_SPELLING: dict[Any, OneOp] = {}
+
+_BY_MEANING: dict[Any, OneOp] = {}
+
+
+def _key(value: Any) -> Any:
+    """A key that is equal for equal values only: 1, True, 1.0 differ, and so do 0.0 and -0.0."""
+    kind = value.__class__
+    if isinstance(value, tuple):
+        return kind, tuple([_key(each) for each in value])
+    return kind, repr(value) if isinstance(value, (float, complex, np.inexact)) else value
+
+
+def one_op(name: str, **attributes: Any) -> OneOp:
+    """The one `OneOp` of that name and these attributes. Raises `AttributeRefused`."""
+    spelling: Any = (name, *[(attribute, _key(value)) for attribute, value in attributes.items()])
+    try:
+        return _BY_SPELLING[spelling]
+    except KeyError:
+        pass
+    except TypeError:  # a list is not hashable, but `bind` may take it
+        spelling = None
+    given = OPS[name].bind(attributes)
+    bound = plain(given)
+    if bound is not given:
+        spelling = None
+    meaning = (name, *map(_key, bound.values()))
+    if len(_BY_MEANING) >= _REMEMBERED:
+        _BY_MEANING.clear()
+        _BY_SPELLING.clear()
+    call = _BY_MEANING.setdefault(meaning, OneOp(OPS[name], bound))
+    if spelling is not None:
+        _BY_SPELLING[spelling] = call
+    return call
+
+
+def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
+    """Run one op on tensors: infer the type, allocate the result, launch, record. Where the C
+    extension is here, `apply` does this in C for the common case, and calls this for all others.
+
+    Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
+    `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
+    """
+    pair = len(operands) == 2  # spelled out for speed, here and below
+    if pair:
+        x, y = operands
+        types: tuple[TensorType, ...] = (x.type, y.type)
+    else:
+        types = tuple([x.type for x in operands])
+    try:
+        type = call.types[types]
+    except KeyError:
+        type = call.infer(types)
+    arena = scope.get() or current_arena()
+    if type is None:
+        return _apply_dynamic(call, arena, operands, types)
+    out = arena.alloc(type, Tensor)
+    seen = generation[0]
+    if pair:
+        handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
+        program = call.into[3]
+    else:
+        handles = (out.handle, *[x.handle for x in operands])
+        program = call.into[len(handles)]
+    try:
+        arena.vm.launch(program, handles)
+    except HandleError as error:
+        if generation[0] == seen:
+            raise explain(error, arena.vm, (*operands, out)) from None
+    if generation[0] != seen and capturing.get() is None:  # see `generation`
+        _launch_held(program, arena.vm, out, operands)
+    ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
+    if ended:  # maybe before the launch, which then read another tensor of the same handle
+        raise next(x.stale() for x in operands if x.handle == STALE)
+    out.tape = None  # its first value is written (see `in_making`)
+    tape = recording.get()
+    if tape is not None:
+        tape.record(call, operands, types, out)
+    return out
+
+
+def _launch_held(
+    program: Program, vm: VMProtocol, out: Tensor, operands: tuple[Tensor, ...]
+) -> None:
+    """Launch on views of the operands, which no update by another thread moves."""
+    held = [x.arena.view(x, x.type) for x in operands]
+    try:
+        vm.launch(program, (out.handle, *[x.handle for x in held]))
+    except HandleError as error:
+        raise explain(error, vm, (*held, out)) from None
+    stale = stale_of(held)
+    if stale is not None:
+        raise stale
+
+
+apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
+
+
+def plan_for(call: OneOp, types: tuple[TensorType, ...], door: Any) -> tuple[Any, Any]:
+    """What `apply` in C runs for operands of these types, or the number of the program that it
+    launches elsewhere, and the type of the result; two Nones where it leaves them to Python."""
+    out = call.types.get(types)
+    if out is None:
+        return None, None
+    program = call.into[len(types) + 1]
+    return door.prepare(program, call.op.name, (out, *types), call.attributes), out
+
+
+def raise_stale(x: Tensor) -> NoReturn:
+    """Raise the error for a tensor that has ended while it was used."""
+    raise x.stale()
+
+
+def _apply_dynamic(
+    call: OneOp, arena: Arena, operands: tuple[Tensor, ...], types: tuple[TensorType, ...]
+) -> Tensor:
+    """Run an op whose result's shape only running tells: the result comes back by value."""
+    [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
+    out = from_array(array)
+    tape = recording.get()
+    if tape is not None:
+        tape.record(call, operands, types, out)
+    return out
+
+
+COPY: Final = one_op("copy")
+
+
+def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
+    """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
+    out = x.arena.view(x, type, Tensor)
+    out.tape = None
+    tape = recording.get()
+    if tape is not None:
+        tape.record(call, (x,), (x.type,), out)
+    return out
+
+
+def alias_of(x: Tensor) -> Tensor:
+    """Another tensor with the value of x; nothing is copied, until one of them is updated."""
+    return alias(COPY, x, x.type)
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether a gradient that is being taken goes through x."""
+    return x.tape is not None and x.tape is recording.get()

@@ -1,0 +1,101 @@
+"""Python's numbers beside tensors: each becomes one 0-d tensor of a VM, written once."""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.arena.arena import Arena, scope
+from mlvm.core.errors import DTypeError, OperandValueError, brief
+from mlvm.core.ops import half
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import Array, DType, bf16, bool_, c64, f32, i64, promote
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.number import Number, plain
+from mlvm.eager.tensor.tensor import Tensor, from_array
+
+Scalar: TypeAlias = bool | int | float | complex
+
+DEFAULTS: Final[dict[type, DType]] = {bool: bool_, int: i64, float: f32, complex: c64}
+"""The dtypes that Python's numbers have alone."""
+
+_CONSTANTS_LIMIT: Final = 4096
+
+_ADOPTED_BY: Final[dict[type, tuple[str, ...]]] = {
+    bool: ("bool", "unsigned", "signed", "float", "complex"),
+    int: ("unsigned", "signed", "float", "complex"),
+    float: ("float", "complex"),
+    complex: ("complex",),
+}
+
+
+class Constants:
+    """The Python scalars used with tensors of one VM, each written once."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.arena = Arena(vm, "constants")
+        self.tensors: dict[Any, Tensor] = {}
+
+
+def prepare_constants(vm: VMProtocol) -> Constants:
+    """The VM's constants, made if there are none yet."""
+    return vm.attached(Constants)
+
+
+def constant(value: Scalar | Number, dtype: DType) -> Tensor:
+    """A Python scalar as a 0-d tensor of that dtype on the current VM.
+
+    Raises `DTypeError` for a dtype of a lower kind, such as an integer one for a float,
+    `OperandValueError` for an integer out of range.
+    """
+    pool = prepare_constants((scope.get() or current_arena()).vm)
+    if type(value) is Number:
+        return _constant_of_call(value, dtype, pool)
+    key = dtype, value.__class__, repr(value) if isinstance(value, (float, complex)) else value
+    known = pool.tensors.get(key)
+    if known is not None:
+        return known
+    array = scalar_array(value, dtype)
+    with pool.arena.allocating():
+        tensor = from_array(array)
+    if len(pool.tensors) >= _CONSTANTS_LIMIT:
+        pool.tensors.clear()
+    pool.tensors[key] = tensor
+    return tensor
+
+
+def scalar_array(value: Scalar | Number, dtype: DType) -> Array:
+    """The value of `constant`. Raises what that raises."""
+    kind = next(each for each in _ADOPTED_BY if isinstance(value, each))
+    if dtype.kind not in _ADOPTED_BY[kind]:
+        raise DTypeError(f"the {kind.__name__} {brief(value)} does not become a {dtype}")
+    try:
+        with np.errstate(over="ignore"):  # a float too large is inf
+            if dtype is bf16:
+                return half.cast(np.array(value, np.float64), bf16)
+            return np.array(value, dtype.numpy)
+    except OverflowError:
+        raise OperandValueError(f"the int {brief(value)} does not fit into {dtype}") from None
+
+
+def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
+    """A 0-d tensor that has the number's value of each call of the function that is recorded."""
+    numbers = value.recorded
+    if numbers is None or numbers.vm is not pool.arena.vm:
+        return constant(plain(value), dtype)
+    key = value.place, dtype
+    if key not in numbers.tensors:
+        array = scalar_array(numbers.values[value.place], dtype)
+        with pool.arena.allocating():
+            numbers.tensors[key] = from_array(array)
+    return numbers.tensors[key]  # type: ignore[no-any-return]
+
+
+def dtype_beside(kind: type, dtype: DType) -> DType:
+    """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
+    unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
+    if kind not in DEFAULTS:  # such as an IntEnum
+        kind = next(each for each in DEFAULTS if issubclass(kind, each))
+    adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
+    return dtype if adopted else promote(DEFAULTS[kind], dtype)

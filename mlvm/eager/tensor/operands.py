@@ -1,0 +1,147 @@
+"""The one door from what a user gives to a tensor: a tensor, a number, an array, a list."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.ops.half import cast
+from mlvm.core.types import Array, DType, bool_, u64
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, require_values
+
+Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
+
+_NUMBERS = (bool, int, float, complex, np.generic)
+
+
+def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = False) -> Tensor:
+    """The tensor that a user means by `value` where an op wants one.
+
+    1. A tensor is itself.
+    2. An array has the dtype that `asarray` gives it.
+    3. A Python number is weak: it has the dtype of the tensor `beside` it. One of a higher kind has
+       the dtype in which the two compute (`dtype_beside`). Beside no tensor it is refused.
+    4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
+       of indices (`or_index`), only its floats are. Beside no tensor it is as in `asarray`.
+
+    Arrays and lists are copied within this process only. To a VM elsewhere values go by `asarray`
+    alone: the line that sends them shows it. A captured function refuses both, as later calls would
+    get the values of the first.
+
+    Raises `DTypeError` for anything else, `OperandValueError` for an int that the dtype lacks.
+    """
+    if isinstance(value, Tensor):
+        return value
+    if isinstance(value, np.generic):
+        value = value.item()
+    if is_array(value):
+        dtype = None if beside is None else listed_beside(value, beside.dtype)
+        if or_index and dtype is not None and beside is not None:
+            own = listed_beside(value, bool_) or bool_
+            dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
+        vm = current_arena().vm.stands_for
+        if not getattr(vm, "on_host", False):
+            raise DTypeError(
+                f"the values of this {kind_of(value)} are here and {vm.name} is elsewhere; send "
+                f"them with asarray"
+            )
+        return tensor_of(value, dtype)
+    if not isinstance(value, (bool, int, float, complex)) or beside is None:
+        raise DTypeError(
+            f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
+        )
+    try:
+        return constant(value, dtype_beside(value.__class__, beside.dtype))
+    except OperandValueError as error:
+        if not beside.dtype.is_integer:
+            raise
+        fits = beside.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
+        wider = "ml.int64" if fits else "ml.float64"
+        reason = f"{error.reason}; write ml.astype(x, {wider}) for the tensor"
+        raise OperandValueError(reason) from None
+
+
+def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
+    """`as_operand` of each, beside the first tensor, or else the first array, or else the first
+    list. Raises `DTypeError` where there is none of them."""
+    beside = next((x for x in values if isinstance(x, Tensor)), None)
+    if beside is None:
+        arrays = sorted(filter(is_array, values), key=lambda x: isinstance(x, (list, tuple)))
+        if not arrays:
+            given = ", ".join(map(kind_of, values))
+            raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray")
+        first = arrays[0]
+        beside = as_operand(first)
+        values = [beside if x is first else x for x in values]
+    return tuple([as_operand(x, beside) for x in values])
+
+
+def is_array(value: object) -> bool:
+    """Whether an operand that is neither a tensor nor a number may have an array's values."""
+    if isinstance(value, (Tensor, *_NUMBERS)):
+        return False
+    return (
+        isinstance(value, (list, tuple))
+        or hasattr(value, "__array__")
+        or hasattr(value, "__dlpack__")
+    )
+
+
+def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
+    """A new tensor of the values of what is none. Raises what `asarray` raises."""
+    array = in_memory(values)
+    if array is not None:
+        own = DType.of(array.dtype)
+        target = dtype or own
+        if own.kind == "complex" and target.kind not in ("complex", "bool"):
+            raise DTypeError(f"complex numbers do not become {target}; take real or imag")
+    elif isinstance(values, (list, tuple)) and (first := _first_tensor(values)) is not None:
+        joined = _joined(values, first)
+        cast_to = None if dtype in (None, joined.dtype) else one_op("astype", dtype=dtype)
+        return joined if cast_to is None else apply(cast_to, joined)
+    else:
+        array = of_numbers(values)
+        target = dtype or DEFAULTS[type(array.dtype.type(0).item())]
+        require_values(array, target)
+    with np.errstate(all="ignore"):  # a value out of range becomes what astype makes of it
+        return from_array(cast(array, target))
+
+
+def _first_tensor(values: object) -> Tensor | None:
+    return next((leaf for leaf in leaves(values) if isinstance(leaf, Tensor)), None)
+
+
+def _joined(values: object, beside: Tensor) -> Tensor:
+    """Nested lists of tensors, and of numbers as they are beside a tensor, as one tensor."""
+    if not isinstance(values, (list, tuple)):
+        return as_operand(values, beside)
+    rows = [_joined(each, beside) for each in values]
+    shapes = list(dict.fromkeys(row.shape for row in rows))
+    if len(shapes) != 1:
+        raise ShapeError(f"these lists are no tensor: their rows have shapes {brief(shapes)}")
+    longer = one_op("reshape", shape=(1, *shapes[0]))
+    return apply(one_op("concat", axis=0), *[apply(longer, row) for row in rows])
+
+
+def listed_beside(values: object, dtype: DType) -> DType | None:
+    """The dtype of a list of Python numbers beside a tensor of that dtype: as `dtype_beside` has it
+    for the one of the highest kind. An empty list has the tensor's dtype. None for what is no list,
+    and where there are arrays or tensors in it: these keep their own."""
+    if not isinstance(values, (list, tuple)):
+        return None
+    kinds = set()
+    for leaf in leaves(values):
+        number = leaf.item() if isinstance(leaf, np.generic) else leaf
+        kind = next((kind for kind in DEFAULTS if isinstance(number, kind)), None)
+        if kind is None:
+            return None
+        kinds.add(kind)
+    highest = next((kind for kind in reversed(DEFAULTS) if kind in kinds), None)
+    return dtype if highest is None else dtype_beside(highest, dtype)

@@ -1,0 +1,152 @@
+"""The operators of a tensor: Python's name of each, and the op that it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import MlvmError
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.methods import Methods
+from mlvm.eager.tensor.operands import Operand, as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import told
+
+Binary: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
+
+_POW: Final = one_op("pow")
+_SQUARE: Final = one_op("square")
+
+
+def _of_two(op: str) -> Binary:
+    call = one_op(op)
+
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        try:
+            if other.__class__ is not Tensor:
+                other = as_operand(other, self)
+            return apply(call, self, other)
+        except MlvmError as error:
+            told(error, op, (self, other))
+            raise
+
+    return operator
+
+
+def _reflected(op: str) -> Binary:
+    call = one_op(op)
+
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        try:
+            return apply(call, as_operand(other, self), self)
+        except MlvmError as error:
+            told(error, op, (other, self))
+            raise
+
+    return operator
+
+
+def _in_place(op: str) -> Binary:
+    call = one_op(op)
+
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        try:
+            return apply_into(self, call, self, as_operand(other, self))
+        except MlvmError as error:
+            told(error, op, (self, other))
+            raise
+
+    return operator
+
+
+def _of_one(op: str) -> Callable[[Tensor], Tensor]:
+    call = one_op(op)
+
+    def operator(self: Tensor) -> Tensor:
+        try:
+            return apply(call, self)
+        except MlvmError as error:
+            told(error, op, (self,))
+            raise
+
+    return operator
+
+
+def _comparison(op: str) -> Binary:
+    """`==` or `!=`. With what is neither number nor array, Python compares identities."""
+    call = one_op(op)
+
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        known = isinstance(other, (Tensor, bool, int, float, complex, np.generic))
+        if not known and not is_array(other):
+            return NotImplemented  # type: ignore[no-any-return]
+        try:
+            return apply(call, self, as_operand(other, self))
+        except MlvmError as error:
+            told(error, op, (self, other))
+            raise
+
+    return operator
+
+
+def _power(self: Tensor, other: Operand) -> Tensor:
+    """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
+    try:
+        if other.__class__ is int and other == 2:
+            return apply(_SQUARE, self)
+        return apply(_POW, self, as_operand(other, self))
+    except MlvmError as error:
+        told(error, "pow", (self, other))
+        raise
+
+
+def _power_in_place(self: Tensor, other: Operand) -> Tensor:
+    try:
+        if other.__class__ is int and other == 2:
+            return apply_into(self, _SQUARE, self)
+        return apply_into(self, _POW, self, as_operand(other, self))
+    except MlvmError as error:
+        told(error, "pow", (self, other))
+        raise
+
+
+_OF_TWO: Final = {
+    "add": "add",
+    "sub": "subtract",
+    "mul": "multiply",
+    "truediv": "divide",
+    "floordiv": "floor_divide",
+    "mod": "remainder",
+    "pow": "pow",
+    "matmul": "matmul",
+    "and": "bitwise_and",
+    "or": "bitwise_or",
+    "xor": "bitwise_xor",
+    "lshift": "bitwise_left_shift",
+    "rshift": "bitwise_right_shift",
+}
+"""Each also reflected, `__radd__`, and in place, `__iadd__`."""
+
+OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
+    **{f"__{name}__": _of_two(op) for name, op in _OF_TWO.items()},
+    **{f"__r{name}__": _reflected(op) for name, op in _OF_TWO.items()},
+    **{f"__i{name}__": _in_place(op) for name, op in _OF_TWO.items()},
+    "__pow__": _power,
+    "__ipow__": _power_in_place,
+    "__lt__": _of_two("less"),
+    "__le__": _of_two("less_equal"),
+    "__gt__": _of_two("greater"),
+    "__ge__": _of_two("greater_equal"),
+    "__eq__": _comparison("equal"),
+    "__ne__": _comparison("not_equal"),
+    "__neg__": _of_one("negative"),
+    "__abs__": _of_one("abs"),
+    "__invert__": _of_one("bitwise_invert"),
+}
+"""Python's name of each; `Methods` has them, and `methods.pyi` tells their types."""
+
+for _name, _operator in OPERATORS.items():
+    setattr(Methods, _name, _operator)

@@ -1,0 +1,112 @@
+"""Arrays of what Python and other libraries hold: numbers, nested lists, buffers, their tensors."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.types import MAX_NDIM, Array, DType, bf16, bool_
+
+_WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
+_UNREADABLE: Final = (TypeError, ValueError, RuntimeError, BufferError)
+
+
+def in_memory(obj: Any) -> Array | None:
+    """An array of the values of what has them in memory; None for what has none."""
+    if any(hasattr(obj, way) for way in _WAYS):
+        return array_of(obj)
+    try:
+        return array_of(memoryview(obj))
+    except (TypeError, ValueError, BufferError):
+        return None
+
+
+def array_of(obj: Any) -> Array:
+    """An array of the values of what has them in memory. Raises `DTypeError` where numpy cannot
+    read them."""
+    try:
+        only_dlpack = hasattr(obj, "__dlpack__") and not hasattr(obj, "__array__")
+        array = np.from_dlpack(obj) if only_dlpack else np.asarray(_readable(obj))
+    except _UNREADABLE as error:
+        raise DTypeError(f"the values of this {kind_of(obj)} cannot be read: {error}") from None
+    is_bf16 = array.dtype.name == "bfloat16"  # of ml_dtypes
+    return array.view(bf16.numpy) if is_bf16 else array
+
+
+def _readable(obj: Any) -> Any:
+    """A tensor of PyTorch as something that numpy reads: without its gradient, bfloat16 by bits."""
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(obj, torch.Tensor):
+        return obj
+    value = obj.detach().resolve_conj().resolve_neg()
+    if value.dtype is torch.bfloat16:
+        return value.view(torch.int16).numpy(force=True).view(bf16.numpy)
+    return value
+
+
+def of_numbers(obj: object) -> Array:
+    """A bool, integer or f64 array of a Python number or nested lists of them."""
+    try:
+        array = np.array(obj)
+    except ValueError as error:
+        raise ShapeError(f"these lists are no tensor: {error}") from None
+    except (TypeError, RuntimeError) as error:  # of what PyTorch does not convert by itself
+        raise DTypeError(
+            f"the values of this {kind_of(obj)} cannot be read: {error}; join its tensors first, "
+            f"as torch.stack does"
+        ) from None
+    if array.dtype.kind == "O" and all(isinstance(x, int) for x in leaves(obj)):
+        most = max(leaves(obj), key=abs)  # type: ignore[arg-type]
+        raise OperandValueError(
+            f"the int {brief(most)} does not fit into any integer dtype; write it as a float"
+        )
+    if array.dtype.kind not in "biufc":
+        raise DTypeError(
+            f"asarray takes arrays, and Python's numbers in nested lists, whose values "
+            f"have a dtype in common; from this {kind_of(obj)} numpy makes {array.dtype}"
+        )
+    if array.size and array.dtype.kind == "f" and all(isinstance(x, int) for x in leaves(obj)):
+        try:
+            return np.array(obj, np.uint64)
+        except OverflowError:
+            raise OperandValueError(
+                "no integer dtype holds ints of 2**63 and more beside negative ones"
+            ) from None
+    return array
+
+
+def leaves(obj: object, depth: int = 0) -> Iterator[object]:
+    if isinstance(obj, (list, tuple)):
+        if depth == MAX_NDIM:
+            raise ShapeError(f"lists nested more than {MAX_NDIM} deep are no tensor")
+        for each in obj:
+            yield from leaves(each, depth + 1)
+    else:
+        yield obj
+
+
+def require_values(array: Array, dtype: DType) -> None:
+    """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
+    if array.dtype.kind == "c" and dtype.kind != "complex":
+        raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
+    if dtype.is_inexact or not array.size:
+        return
+    if array.dtype.kind == "f":
+        raise DTypeError(f"floats do not become {dtype}; convert them with astype")
+    low, high = (0, 1) if dtype is bool_ else _limits(dtype)
+    for value in (int(array.min()), int(array.max())):
+        if not low <= value <= high:
+            raise OperandValueError(f"the int {value} does not fit into {dtype}: {low} .. {high}")
+
+
+def _limits(dtype: DType) -> tuple[int, int]:
+    info = np.iinfo(dtype.numpy)  # type: ignore[type-var]
+    return int(info.min), int(info.max)
+
+
+def kind_of(x: object) -> str:
+    return type(x).__name__

@@ -1,0 +1,156 @@
+"""What stands around every function of tensors that a user calls: arrays and lists become tensors,
+an error names the function and its operands and ends at the caller's line, and where an argument is
+called otherwise here, it says how."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+from mlvm.core.errors import MlvmError, OpError, brief
+from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.values import kind_of
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _no_hint(*_: object) -> None:
+    return None
+
+
+hint: Callable[[str, Sequence[object], Iterable[str], Container[str]], str | None] = _no_hint
+"""What to write instead of the arguments of a call, or None: by the name of the function, what was
+given by position, the names of what was given by keyword, and those of its parameters.
+`mlvm.eager.interop.hints` puts its own here."""
+
+
+def told(error: MlvmError, function: str, operands: Iterable[object]) -> None:
+    """Name the function and its operands in an error that names none, and drop the frames beneath.
+
+    A traceback is to end at the caller's line: a bare `raise` after this adds no frame for the
+    function it stands in. All that costs nothing until there is an error.
+    """
+    if isinstance(error, OpError):
+        given = [*operands]
+        some = any(isinstance(x, Tensor) or is_array(x) for x in given)
+        error.at(function, [_text(x) for x in given] if some else ())
+    error.__traceback__ = None
+
+
+def _text(x: object) -> object:
+    if isinstance(x, Tensor):
+        return x.type
+    return brief(x) if isinstance(x, (bool, int, float, complex)) else kind_of(x)
+
+
+def public(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function as users have it. Its operands are the parameters whose annotation begins with
+    `Tensor` or `Operand`. A list for an `Operand` is beside the other operands, or else beside the
+    first tensor; one for a `Tensor` may also be of indices."""
+    signature = inspect.signature(fn)
+    parameters = [*signature.parameters.values()]
+    wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
+    by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
+    rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
+    is_method = fn.__name__ == "__call__"  # whose class says what it is
+    end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            given = args[:end]
+            if keywords and by_keyword:
+                given += tuple([keywords[name] for name in by_keyword if name in keywords])
+            for x in given:
+                if x.__class__ is not Tensor and is_array(x):
+                    break
+            else:
+                return fn(*args, **keywords)
+            bound = signature.bind(*args, **keywords)
+            _take_arrays(bound.arguments, wanted)
+            return fn(*bound.args, **bound.kwargs)
+        except MlvmError as error:
+            if not is_method:
+                if isinstance(error, OpError) and error.op != fn.__name__:
+                    error.op = None  # of what it is composed of the caller knows nothing
+                told(error, fn.__name__, _operands(signature, args, keywords))
+            error.__traceback__ = None
+            raise
+        except TypeError:
+            text = hint(fn.__name__, args, keywords, signature.parameters)
+            if text is not None:
+                raise TypeError(text) from None
+            raise
+
+    return function
+
+
+def _is(annotation: str, parameter: inspect.Parameter) -> bool:
+    return str(parameter.annotation).startswith(annotation)
+
+
+def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter]) -> None:
+    """Put tensors in place of the arrays, and then of the lists, which are beside them."""
+    given: dict[inspect.Parameter, list[Any]] = {}
+    for each in wanted:
+        if each.name in arguments:
+            value = arguments[each.name]
+            several = value if each.kind is each.VAR_POSITIONAL else [value]
+            given[each] = [as_operand(x) if _is_array(x) else x for x in several]
+    in_turn = sorted(given, key=lambda each: not _is("Operand", each))
+    beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)
+    for each, values in given.items():
+        or_index = not _is("Operand", each)
+        xs = [as_operand(x, beside, or_index=or_index) if _is_list(x) else x for x in values]
+        arguments[each.name] = tuple(xs) if each.kind is each.VAR_POSITIONAL else xs[0]
+
+
+def _is_list(x: object) -> bool:
+    return isinstance(x, (list, tuple))
+
+
+def _is_array(x: object) -> bool:
+    return is_array(x) and not _is_list(x)
+
+
+def _operands(
+    signature: inspect.Signature, args: Sequence[object], keywords: Mapping[str, object]
+) -> list[object]:
+    """What was given for operands and for lists of tensors; nothing if one of them is none."""
+    try:
+        arguments = signature.bind_partial(*args, **keywords).arguments
+    except TypeError:
+        return []
+    given: list[object] = []
+    for name, value in arguments.items():
+        parameter = signature.parameters[name]
+        if _is("Iterable[Tensor]", parameter) or parameter.kind is parameter.VAR_POSITIONAL:
+            given += value if _is_list(value) else ()
+        elif value is not None and (_is("Tensor", parameter) or _is("Operand", parameter)):
+            given.append(value)
+    known = all(isinstance(x, (Tensor, int, float, complex)) or is_array(x) for x in given)
+    return given if known else []
+
+
+def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, object]) -> None:
+    """Raise `TypeError` for a constructor of ours that does not take these arguments: with what to
+    write for a keyword of another library, and with the name of the class, if its constructor is
+    that of a base which no user knows."""
+    constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
+    if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
+        return
+    if not given and not constructor.__qualname__.startswith("_"):
+        return
+    signature = inspect.signature(constructor)
+    text = hint(owner.__name__, args, given, signature.parameters)
+    if text is not None:
+        raise TypeError(text)
+    if constructor.__qualname__.startswith("_"):
+        try:
+            signature.bind(None, *args, **given)
+        except TypeError as error:
+            raise TypeError(f"{owner.__name__}(): {error}") from None
