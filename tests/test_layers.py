@@ -69,7 +69,7 @@ BUDGET = {
     "mlvm/input": 1_130,
     "mlvm/step": 1_330,
     "mlvm/parallel": 1_920,
-    "mlvm/eager": 780,
+    "mlvm/eager": 830,
     "mlvm/eager/tensor": 1_490,
     "mlvm/eager/functions": 2_700,
     "mlvm/eager/recording": 710,

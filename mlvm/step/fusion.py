@@ -296,7 +296,7 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
         return call.outs[0].type.shape
     if (
         policy.reductions
-        and op.room == "reduction"
+        and op.reduces
         and "axis" in op.attributes
         and call.ins[0].type.size <= BLOCK_SIZE
     ):

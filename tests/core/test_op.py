@@ -68,7 +68,6 @@ def test_an_op_is_read_off_its_kernel() -> None:
     declared = Op(plain, same)
     assert (declared.name, declared.inputs, declared.attributes) == ("plain", ("x", "y"), {})
     assert declared.doc == "Two inputs.\n\nAnd more."
-    assert declared.room == "test_op"
     assert not declared.variadic
     assert not declared.dynamic
     assert declared.signature == "plain(x, y)"

@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
 from mlvm.eager import nn
-from mlvm.eager.autodiff.autodiff import vjp
+from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor

@@ -100,7 +100,7 @@ class Chain:
                     raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
             found = op.infer([known[source] for source in sources], attributes)
             whole = op.links or (i == 0 and op.name in HEADS)
-            if found is None or not (whole or (op.room == "reduction" and target >= 0)):
+            if found is None or not (whole or (op.reduces and target >= 0)):
                 raise AttributeRefused(f"{op.name} cannot be part of a chain")
             worked = found if whole else known[sources[0]]
             shape = worked.shape if shape is None else shape
@@ -155,7 +155,7 @@ class Chain:
         shape = known[target if op.links or op.name in HEADS else sources[0]].shape
         depth = 0 if op.name in HEADS else len(shape)  # how many leading axes may be cut
         for op, _, _, attributes in self.links:
-            if op.room == "reduction":  # its result keeps the axes that are cut
+            if op.reduces:  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
         blocks = ((),) if whole else tuple(_blocks(shape, depth))

@@ -41,7 +41,7 @@ from tests.brief import cases, refuses
 from tests.core.programs import f32s, put
 
 ELEMENTWISE = [op for op in OPS.values() if op.elementwise]
-REDUCTIONS = [op for op in OPS.values() if op.room == "reduction"]
+REDUCTIONS = [op for op in OPS.values() if op.reduces]
 DTYPES = ["bool", "u8", "i32", "i64", "f32", "f64"]
 
 
