@@ -24,6 +24,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.context import current_tape, default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import live_tapes
+from tests.brief import cases, refuses
 from tests.threads import in_threads
 
 
@@ -175,8 +176,7 @@ def test_a_pullback_ends_with_the_gradient_around_it() -> None:
         return value
 
     assert lists(grad(loss)(tensor(3.0))) == 6.0
-    with pytest.raises(GradientError, match=r"what led to this f64\[\] was dropped"):
-        escaped[0](tensor(1.0))
+    refuses(GradientError, r"what led to this f64\[\] was dropped", escaped[0], tensor(1.0))
 
 
 def test_stop_gradient() -> None:
@@ -279,17 +279,15 @@ def test_parts_have_gradients_of_any_order(name: str, monkeypatch: pytest.Monkey
     ml.testing.check_gradients(lambda x: _of_parts(PARTS[name], x), x, order=3)
 
 
-@pytest.mark.parametrize(
+@cases(
     "cut",
-    [
-        lambda x: ml.unstack(x),
-        lambda x: ml.unstack(x, axis=1),
-        lambda x: ml.split(x, 3),
-        lambda x: ml.split(x, [1, 4], axis=1),
-        lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
-        lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
-        lambda x: list(x),
-    ],
+    lambda x: ml.unstack(x),
+    lambda x: ml.unstack(x, axis=1),
+    lambda x: ml.split(x, 3),
+    lambda x: ml.split(x, [1, 4], axis=1),
+    lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
+    lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
+    lambda x: list(x),
 )
 def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
     x = tensor(_rng.normal(size=(6, 5)))
@@ -350,16 +348,14 @@ def _raise(_: Tensor) -> Tensor:
     raise ZeroDivisionError("by design")
 
 
-@pytest.mark.parametrize(
-    ("function", "error", "match"),
-    [
-        (lambda x: x * 2.0, GradientError, r"of a float scalar, not of f64\[3\]"),
-        (lambda x: 1.0, GradientError, "not of a float"),
-        (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
-        (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
-        (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
-        (_raise, ZeroDivisionError, "by design"),
-    ],
+@cases(
+    "function, error, match",
+    (lambda x: x * 2.0, GradientError, r"of a float scalar, not of f64\[3\]"),
+    (lambda x: 1.0, GradientError, "not of a float"),
+    (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
+    (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
+    (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
+    (_raise, ZeroDivisionError, "by design"),
 )
 def test_an_error_leaves_nothing_behind(
     arena: Arena, function: Callable[[Tensor], Any], error: type[Exception], match: str
@@ -413,8 +409,7 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
     _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
     wrong: Any
     for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(2)):
-        with pytest.raises(GradientError, match=r"the cotangent of f64\[2\] cannot be"):
-            pullback(wrong)
+        refuses(GradientError, r"the cotangent of f64\[2\] cannot be", pullback, wrong)
 
 
 # --- updates in place ------------------------------------------------------------------
