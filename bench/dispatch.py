@@ -120,13 +120,13 @@ def kernel_of_add(arrays: Sequence[Any]) -> Callable[[], object]:
     from mlvm.core.op import OPS
     from mlvm.core.types import TensorType
     from mlvm.machines.native import extension
-    from mlvm.machines.native.planner import TWINS
+    from mlvm.machines.native.planner import PLANNERS
 
     types = [TensorType.of(x) for x in arrays]
-    plan = TWINS["add"](types, {}) if "add" in TWINS else None  # where a VM is native
-    if plan is None:
+    call = PLANNERS["add"](types, {}) if extension.EXTENSION is not None else None
+    if call is None:
         return partial(OPS["add"].kernel, *arrays)
-    return partial(plan.run, extension.pool(1, pinned=False), *arrays)
+    return partial(call.run, extension.pool(1, pinned=False), *arrays)
 
 
 def operands() -> tuple[Any, Any]:

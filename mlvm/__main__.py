@@ -428,9 +428,10 @@ def print_ops(names: Sequence[str]) -> None:
         print(f"{OPS[name].signature}\n\n{OPS[name].doc}\n")
     if names:
         return
-    for room in sorted({op.room for op in OPS.values()}):
-        print(f"{room}:")
-        for op in sorted((op for op in OPS.values() if op.room == room), key=lambda op: op.name):
+    files = {name: op.kernel.__module__.rpartition(".")[2] for name, op in OPS.items()}
+    for file in sorted({*files.values()}):
+        print(f"{file}:")
+        for op in [OPS[name] for name in sorted(OPS) if files[name] == file]:
             print(f"  {op.signature}\n      {op.doc.splitlines()[0]}")
 
 

@@ -91,6 +91,13 @@ def _is_elsewhere(config: pytest.Config) -> bool:
     return bool(config.getoption("--remote"))
 
 
+@pytest.fixture
+def vm() -> VM:
+    """A machine of one processor, with the reference kernels; or what the options put there."""
+    made: VM = import_module("mlvm.core.vm").VM()
+    return made
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _errors_may_come_late(pytestconfig: pytest.Config) -> Iterator[None]:
     with raising_late() if pytestconfig.getoption("--remote") else nullcontext():

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -35,3 +37,29 @@ def with_each_line_interrupted(
         finally:
             sys.settrace(before)
     return line
+
+
+def interrupted(function: Callable[[], Any], n: int) -> bool:
+    """Call the function, with Ctrl-C where Python looks for signals the n-th time; whether it
+    got so far."""
+    seen = 0
+
+    def look(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal seen
+        here = event in ("call", "c_return") and frame.f_code.co_filename != weakref.__file__
+        seen += here  # an error of what is called as something dies goes nowhere
+        if here and seen == n:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+
+    before = sys.getprofile()
+    gc.disable()
+    sys.setprofile(look)
+    try:
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(before)
+        gc.enable()
+    return False

@@ -2,9 +2,11 @@
 
     python -m tests.sanitize                  # address and undefined behaviour, then threads
     python -m tests.sanitize address -k loop  # one of them; the rest goes to pytest
+    python -m tests.sanitize address --quick  # few cases of each native test; no fuzzer
 
 Builds the package into build/sanitize/, the extension under a sanitizer, and runs tests and fuzzers
-on it; the normal build stays as it is. A report of a sanitizer is a failure.
+on it, two processes at a time; the normal build stays as it is. A report of a sanitizer is a
+failure. With `--quick` a compiler without sanitizers is none.
 
 Python and numpy are not instrumented. Memory that C has lost is not looked for: Python keeps too
 much until its end. `thread` knows Python's own locks; `threads.supp` names what is let pass.
@@ -16,11 +18,15 @@ import os
 import platform
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, NamedTuple
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 BUILD: Final = ROOT / "build" / "sanitize"
+
+QUICK: Final = ("tests/machines/native", "--few", "1")
+"""What pytest runs of all tests in the quick part."""
 
 MEMORY: Final = "allocator_may_return_null=1:max_allocation_size_mb=4096"
 """A sanitizer needs more addresses than there is memory: it refuses large blocks itself."""
@@ -68,13 +74,17 @@ SANITIZERS: Final = {
 def main(argv: list[str]) -> int:
     names = [argv[0]] if argv and argv[0] in SANITIZERS else [*SANITIZERS]
     rest = argv[1:] if argv and argv[0] in SANITIZERS else argv
-    return max([run(name, rest) for name in names])
+    return max([run(name, rest, quick=rest == ["--quick"]) for name in names])
 
 
-def run(name: str, options: list[str]) -> int:
+def run(name: str, options: list[str], *, quick: bool) -> int:
     """Build and test under one sanitizer; 0 if nothing was found."""
     sanitizer = SANITIZERS[name]
-    libraries = [found_library(library) for library in sanitizer.libraries]
+    try:
+        libraries = [found_library(library) for library in sanitizer.libraries]
+    except FileNotFoundError as error:
+        print(f"{name}: {'skipped' if quick else 'not run'}: {error}")
+        return int(not quick)
     folder = BUILD / name
     build = [sys.executable, "setup.py", "-q", "build", "--build-lib", str(folder)]
     needed = {"MLVM_NATIVE": "1", "MLVM_SANITIZE": sanitizer.flags}
@@ -90,31 +100,32 @@ def run(name: str, options: list[str]) -> int:
         "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}",
         "PYTHONSAFEPATH": "1",
     }
-    pytest = ["-m", "pytest", "-o", "pythonpath=", "-p", "no:cacheprovider"]
+    pytest = ["-m", "pytest", "-n", "2", "--dist", "worksteal", "-o", "pythonpath="]
+    pytest += ["-p", "no:cacheprovider"]
     here = f"from mlvm.machines.native import _native as n; assert {str(folder)!r} in n.__file__"
-    commands = [["-c", here], [*pytest, *options, *sanitizer.tests]]  # no test is to be skipped
-    if not options:
-        commands += [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers]
-    failures = 0
-    for command in commands:
+    tests = [*QUICK] if quick else [*options, *sanitizer.tests]
+    commands = [["-m", *fuzzer] for fuzzer in sanitizer.fuzzers if not options]
+
+    def failed(command: list[str]) -> bool:
         print(f"{name}: python {' '.join(command)}", flush=True)
-        failures += bool(
-            subprocess.run(
-                [*without_random_addresses(), sys.executable, *command], cwd=ROOT, env=environment
-            ).returncode
-        )
-    print(f"{name}: {failures} of {len(commands)} commands have failed", flush=True)
-    return int(failures > 0)
+        whole = [*without_random_addresses(), sys.executable, *command]
+        return subprocess.run(whole, cwd=ROOT, env=environment).returncode != 0
+
+    failures = [failed(["-c", here]), failed([*pytest, *tests])]  # no test is to be skipped
+    with ThreadPoolExecutor(2) as pool:
+        failures += pool.map(failed, commands)
+    print(f"{name}: {sum(failures)} of {len(failures)} commands have failed", flush=True)
+    return int(any(failures))
 
 
 def found_library(name: str) -> str:
-    """The path of a runtime library of gcc's."""
+    """The path of a runtime library of gcc's. Raises `FileNotFoundError` where there is none."""
     compiler = (os.environ.get("CC") or "gcc").split()[-1]
     path = subprocess.run(
-        [compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True
+        [compiler, f"-print-file-name={name}"], capture_output=True, text=True
     ).stdout.strip()
     if not Path(path).is_file():
-        sys.exit(
+        raise FileNotFoundError(
             f"{compiler} has no {name}, the sanitizer's runtime library: it comes with gcc itself "
             f"(Debian, Ubuntu: lib{name[3:-3]}*, which gcc depends on; Fedora: lib{name[3:-3]})"
         )

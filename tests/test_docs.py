@@ -22,6 +22,7 @@ from docs import instructions
 from mlvm.core import errors
 from mlvm.core.op import Op
 from mlvm.core.program.program import Opcode
+from tests.brief import cases
 from tests.test_readme import plainly
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,26 +38,24 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
             yield body, output if next_kind == "text" else ""
 
 
-@pytest.mark.parametrize(
-    ("page", "least"),
-    [
-        ("docs/write-a-model.md", 6),
-        ("docs/arenas.md", 4),
-        ("docs/machine.md", 5),
-        ("docs/futures.md", 2),
-        ("docs/interoperability.md", 3),
-        ("docs/capture.md", 4),
-        ("docs/control.md", 4),
-        ("docs/layers.md", 2),
-        ("docs/linalg.md", 3),
-        ("docs/memory.md", 6),
-        ("docs/parallel.md", 3),
-        ("docs/queues.md", 3),
-        ("docs/pipelines.md", 4),
-        ("docs/remote.md", 1),
-        ("docs/dtypes.md", 2),
-        ("docs/values.md", 4),
-    ],
+@cases(
+    "page, least",
+    ("docs/write-a-model.md", 6),
+    ("docs/arenas.md", 4),
+    ("docs/machine.md", 5),
+    ("docs/futures.md", 2),
+    ("docs/interoperability.md", 3),
+    ("docs/capture.md", 4),
+    ("docs/control.md", 4),
+    ("docs/layers.md", 2),
+    ("docs/linalg.md", 3),
+    ("docs/memory.md", 6),
+    ("docs/parallel.md", 3),
+    ("docs/queues.md", 3),
+    ("docs/pipelines.md", 4),
+    ("docs/remote.md", 1),
+    ("docs/dtypes.md", 2),
+    ("docs/values.md", 4),
 )
 def test_the_python_prints_what_the_page_says(
     page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

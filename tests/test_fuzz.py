@@ -21,6 +21,7 @@ from mlvm.core.vm import VM
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
+from tests.brief import cases
 from tests.fuzz import remote, threads
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
@@ -51,10 +52,7 @@ def test_two_thousand_programs_on_both_machines() -> None:
 
 
 @pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [("_MOST_STEPS", 3), ("Site.perform", lambda site, params: params)],
-)
+@cases("name, wrong", ("_MOST_STEPS", 3), ("Site.perform", lambda site, params: params))
 def test_what_the_native_machine_does_otherwise_is_found(
     name: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,13 +91,11 @@ def forgets(store: FreeStore, storage: Any) -> None:
     storage.holders -= 1
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong", "reason"),
-    [
-        (Binding, "check", fails, "ZeroDivisionError"),
-        (FreeStore, "_release", forgets, "MiB"),
-        (FreeStore, "replace", fails, "ZeroDivisionError"),
-    ],
+@cases(
+    "owner, name, wrong, reason",
+    (Binding, "check", fails, "ZeroDivisionError"),
+    (FreeStore, "_release", forgets, "MiB"),
+    (FreeStore, "replace", fails, "ZeroDivisionError"),
 )
 def test_what_is_wrong_is_found_and_printed(
     owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -127,13 +123,11 @@ def test_two_thousand_messages_and_twenty_killed_clients() -> None:
     assert {"answered", "EncodingError", "HandleError"} <= set(outcomes)
 
 
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong", "reason"),
-    [
-        (VM, "swap", fails, "class ZeroDivisionError"),
-        (Session, "close", fails, "the log has .*ZeroDivisionError"),
-        (BoundedVM, "close", lambda vm: vm.alloc_storage(8), "the log has .*'left': 8"),
-    ],
+@cases(
+    "owner, name, wrong, reason",
+    (VM, "swap", fails, "class ZeroDivisionError"),
+    (Session, "close", fails, "the log has .*ZeroDivisionError"),
+    (BoundedVM, "close", lambda vm: vm.alloc_storage(8), "the log has .*'left': 8"),
 )
 def test_what_a_server_does_wrong_is_found(
     owner: Any, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch
@@ -158,13 +152,11 @@ def test_two_seconds_of_threads() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
-@pytest.mark.parametrize(
-    ("owner", "name", "wrong", "reason"),
-    [
-        (Arena, "_give_back", lambda arena: None, "the VM still holds"),
-        (Arena, "mark", fails, "ZeroDivisionError"),
-        (VM, "read", lambda vm, handle: np.zeros(1, np.int64), "holds [0]"),
-    ],
+@cases(
+    "owner, name, wrong, reason",
+    (Arena, "_give_back", lambda arena: None, "the VM still holds"),
+    (Arena, "mark", fails, "ZeroDivisionError"),
+    (VM, "read", lambda vm, handle: np.zeros(1, np.int64), "holds [0]"),
 )
 def test_what_threads_do_wrong_is_found_and_printed(
     owner: type, name: str, wrong: Callable[..., Any], reason: str, monkeypatch: pytest.MonkeyPatch

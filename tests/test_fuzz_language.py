@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import cases
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
@@ -105,16 +106,14 @@ def is_float(x: Any) -> bool:
     return isinstance(x, ml.Tensor) and x.dtype.is_float
 
 
-@pytest.mark.parametrize(
-    ("wrong", "reason"),
-    [
-        (WrongBit, "result[0] is"),
-        (WithoutUpdate, "] is"),
-        (AnotherError, "raises ShapeError"),
-        (Refusal, "raises CaptureError"),
-        (RawError, "ZeroDivisionError"),
-        (Keeper, "when all was dropped"),
-    ],
+@cases(
+    "wrong, reason",
+    (WrongBit, "result[0] is"),
+    (WithoutUpdate, "] is"),
+    (AnotherError, "raises ShapeError"),
+    (Refusal, "raises CaptureError"),
+    (RawError, "ZeroDivisionError"),
+    (Keeper, "when all was dropped"),
 )
 def test_a_wrong_replay_is_found_cut_down_and_printed(
     wrong: type[Wrong], reason: str, monkeypatch: pytest.MonkeyPatch

@@ -22,12 +22,13 @@ import pytest
 import mlvm
 import mlvm.eager as ml
 from mlvm.__main__ import BadInput, main, read_argument
-from mlvm.core.op import OPS
+from mlvm.core.op import OPS, Op
 from mlvm.core.program.assembly import assemble, disassemble
 from mlvm.core.program.program import Function, Instruction, Opcode, Program
 from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
+from tests.brief import cases, refuses
 from tests.mutations import assert_well_refused
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -48,6 +49,10 @@ again:
 """
 
 
+def file_of(op: Op) -> str:
+    return op.kernel.__module__.rpartition(".")[2]
+
+
 def test_ops_lists_every_op_once_under_its_room(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ops"]) == 0
     listing, errors = capsys.readouterr()
@@ -57,8 +62,8 @@ def test_ops_lists_every_op_once_under_its_room(capsys: pytest.CaptureFixture[st
         place = lines.index(f"  {op.signature}")
         assert lines[place + 1].strip() == op.doc.splitlines()[0]
         rooms = [line for line in lines[:place] if not line.startswith(" ")]
-        assert rooms[-1] == f"{op.room}:"
-    assert len(lines) == 2 * len(OPS) + len({op.room for op in OPS.values()})
+        assert rooms[-1] == f"{file_of(op)}:"
+    assert len(lines) == 2 * len(OPS) + len({*map(file_of, OPS.values())})
 
 
 def test_ops_documents_the_named_ones(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,12 +74,10 @@ def test_ops_documents_the_named_ones(capsys: pytest.CaptureFixture[str]) -> Non
     assert text.index("clip(") < text.index("sum(")
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
-        ("add.out", "error: no op 'add.out': that name is a form of one"),
-    ],
+@cases(
+    "name, text",
+    ("multiplt", "error: no function 'multiplt'; did you mean multiply"),
+    ("add.out", "error: no op 'add.out': that name is a form of one"),
 )
 def test_an_unknown_op_is_one_message_and_status_1(
     name: str, text: str, capsys: pytest.CaptureFixture[str]
@@ -120,31 +123,27 @@ def test_info_refuses_a_setting_that_says_nothing_known(
     assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "argv",
-    [
-        [],
-        ["nosuch"],
-        ["info", "extra"],
-        ["--nosuch"],
-        ["run"],
-        ["run", "x.mlasm", "--max-steps", "-1"],
-        ["run", "x.mlasm", "--max-steps", "many"],
-        ["check"],
-        ["disasm", "a", "b"],
-    ],
+    [],
+    ["nosuch"],
+    ["info", "extra"],
+    ["--nosuch"],
+    ["run"],
+    ["run", "x.mlasm", "--max-steps", "-1"],
+    ["run", "x.mlasm", "--max-steps", "many"],
+    ["check"],
+    ["disasm", "a", "b"],
 )
 def test_bad_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(argv)
-    assert caught.value.code == 2
+    caught = refuses(SystemExit, "", main, argv)
+    assert caught.code == 2
     assert "usage: python -m mlvm" in capsys.readouterr().err
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
+    caught = refuses(SystemExit, "", main, ["--help"])
+    assert caught.code == 0
     text = capsys.readouterr().out
     for command in ("run", "check", "disasm", "memory", "show", "ops", "info"):
         assert f"  {command} " in text
@@ -203,15 +202,13 @@ def test_run_prints_elements_on_request_as_arguments_are_written(
     assert capsys.readouterr().out == "output 0: f64[2] 1.5 -inf\noutput 1: f64[2] 0.5 -inf\n"
 
 
-@pytest.mark.parametrize(
+@cases(
     "array",
-    [
-        np.arange(6, dtype=">f4").reshape(2, 3),
-        np.asfortranarray(np.arange(6, dtype=">i8").reshape(2, 3)),
-        np.arange(12, dtype=np.uint16).reshape(2, 6)[:, ::2],
-        np.float64(3.5),
-        np.zeros((0, 3), bool),
-    ],
+    np.arange(6, dtype=">f4").reshape(2, 3),
+    np.asfortranarray(np.arange(6, dtype=">i8").reshape(2, 3)),
+    np.arange(12, dtype=np.uint16).reshape(2, 6)[:, ::2],
+    np.float64(3.5),
+    np.zeros((0, 3), bool),
 )
 def test_files_of_any_byte_order_and_layout_are_arguments(
     array: Any, folder: Path, capsys: Captured
@@ -248,44 +245,42 @@ def write_bad_files() -> None:
     Path("file").write_text("")
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("run nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
-        ("run .", ".: Is a directory"),
-        ("disasm nosuch", "nosuch: No such file or directory"),
-        ("check label.mlasm", "label.mlasm: line 2, column 10: no label 'nowhere' in function"),
-        ("run long.mlasm", "long.mlasm: line 1, column 10: a length of f32[...] has too many"),
-        ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
-        ("disasm cut.mlvm", "cut.mlvm: the header announces"),
-        ("check unknown.mlasm", "no function 'ad'; did you mean"),
-        ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
-        ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
-        ("run add.mlasm", "the program loads 2 arguments; 0 with --arg are given"),
-        ("run add.mlasm --arg x.npy", "loads 2 arguments; 1 with --arg"),
-        ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; 3 with --arg"),
-        ("check add.mlasm --type f32[2]", "loads 2 arguments; 1 with --type"),
-        ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
-        ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
-        ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
-        ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
-        ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
-        ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
-        ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
-        ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
-        ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
-        ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
-        ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
-        ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
-        ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
-        ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
-        ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
-        ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
-        ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
-        ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
-        ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
-        ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
-    ],
+@cases(
+    "command, message",
+    ("run nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+    ("run .", ".: Is a directory"),
+    ("disasm nosuch", "nosuch: No such file or directory"),
+    ("check label.mlasm", "label.mlasm: line 2, column 10: no label 'nowhere' in function"),
+    ("run long.mlasm", "long.mlasm: line 1, column 10: a length of f32[...] has too many"),
+    ("run latin.mlasm", "latin.mlasm: line 2: not UTF-8 text"),
+    ("disasm cut.mlvm", "cut.mlvm: the header announces"),
+    ("check unknown.mlasm", "no function 'ad'; did you mean"),
+    ("check unknown.mlasm", "at main, pc 3: cfunc 2 1"),
+    ("run underflow.mlasm", "main, pc 0: pop 1: needs 1 values above base; there are 0"),
+    ("run add.mlasm", "the program loads 2 arguments; 0 with --arg are given"),
+    ("run add.mlasm --arg x.npy", "loads 2 arguments; 1 with --arg"),
+    ("run add.mlasm" + 3 * " --arg x.npy", "loads 2 arguments; 3 with --arg"),
+    ("check add.mlasm --type f32[2]", "loads 2 arguments; 1 with --type"),
+    ("check add.mlasm --type f32[2] --type f32", "argument 1: 'f32' is not a type"),
+    ("check add.mlasm --type f32[2] --type f32[3]", "add(f32[2], f32[3]): shapes do not"),
+    ("run add.mlasm --arg x.npy --arg three.npy", "at main, pc 3: cfunc 2 1"),
+    ("run add.mlasm --arg u64.npy --arg i64.npy", "add(u64[2], i64[2]): u64 and i64 do not"),
+    ("run add.mlasm --arg x.npy --arg nosuch.npy", "nosuch.npy: No such file or directory"),
+    ("run add.mlasm --arg x.npy --arg .", ".: Is a directory"),
+    ("run add.mlasm --arg x.npy --arg text.npy", "argument 1, text.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg empty.npy", "argument 1, empty.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg cut.npy", "argument 1, cut.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg header.npy", "argument 1, header.npy: no .npy file"),
+    ("run add.mlasm --arg x.npy --arg zip.npy", "argument 1, zip.npy: no .npy file"),
+    ("run add.mlasm --arg pickle.npy --arg x.npy", "argument 0, pickle.npy: no .npy file"),
+    ("run add.mlasm --arg long.npy --arg x.npy", "long.npy: no dtype for"),
+    ("run add.mlasm --arg x.npy --arg f32[1]", "f32[1]: line 1, column 1: f32[1] has 1 el"),
+    ("run add.mlasm --arg x.npy --arg f8[0]", "line 1, column 1: no dtype 'f8'"),
+    ("run add.mlasm --arg x.npy --arg y.npy --out file", "file: File exists"),
+    ("run add.mlasm --arg x.npy --arg y.npy --out file/in", "file/in: Not a directory"),
+    ("run add.mlasm --arg x.npy --arg y.npy --trace no/t", "no/t: No such file or directory"),
+    ("run endless.mlasm --max-steps 1000", "takes more than the steps it is allowed"),
+    ("run endless.mlasm --max-steps 1000", "at main, pc 0: jump L0; stack: empty"),
 )
 def test_what_is_wrong_is_one_line_that_names_the_place_and_status_1(
     command: str, message: str, folder: Path, capsys: Captured
@@ -440,14 +435,12 @@ def test_memory_of_a_script_writes_beside_it_unless_told(script: Path) -> None:
     assert (script / "train.weights.svg").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("import mlvm.eager as ml\n\nml.ones(3) + ml.ones(4)", "line 3: ShapeError: add(f32[3], "),
-        ("def f(", "line 1: SyntaxError: "),
-        ("raise SystemExit(3)", "it ended with 3"),
-        ("import sys; sys.exit()", None),
-    ],
+@cases(
+    "text, message",
+    ("import mlvm.eager as ml\n\nml.ones(3) + ml.ones(4)", "line 3: ShapeError: add(f32[3], "),
+    ("def f(", "line 1: SyntaxError: "),
+    ("raise SystemExit(3)", "it ended with 3"),
+    ("import sys; sys.exit()", None),
 )
 def test_memory_says_where_a_script_failed(
     text: str, message: str | None, folder: Path, capsys: Captured
@@ -510,17 +503,15 @@ def test_memory_plans_the_intermediates_of_a_program(folder: Path, capsys: Captu
     assert "Memory plan of chain.mlasm" in Path("chain.plan.svg").read_text("utf-8")
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("memory nosuch.py", "nosuch.py: there is no such file"),
-        ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
-        ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
-        ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; 1 with --arg are given"),
-        ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
-        ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
-        ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
-    ],
+@cases(
+    "command, message",
+    ("memory nosuch.py", "nosuch.py: there is no such file"),
+    ("memory nosuch.mlasm", "nosuch.mlasm: No such file or directory"),
+    ("memory scripts/train.py --arg f32[2]", "a script takes no --arg"),
+    ("memory add.mlasm --arg x.npy", "the program loads 2 arguments; 1 with --arg are given"),
+    ("memory add.mlasm --arg x.npy --arg f32[-1]", "argument 1: 'f32[-1]' is not a type"),
+    ("memory add.mlasm --arg x.npy --arg f32[3]", "add(f32[2,2], f32[3]): shapes do not"),
+    ("memory add.mlasm --arg x.npy --arg y.npy --out x.npy", "x.npy: File exists"),
 )
 def test_what_memory_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Captured
@@ -558,18 +549,16 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch
     assert "ml.tanh(x @ params" in page
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("show nosuch.py", "error: nosuch.py: there is no such file"),
-        ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
-        ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
-        ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
-        ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
-        ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
-        ("show ends.py -o scripts", "error: scripts: Is a directory"),
-        ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
-    ],
+@cases(
+    "command, message",
+    ("show nosuch.py", "error: nosuch.py: there is no such file"),
+    ("show nosuch.mlvm", "error: nosuch.mlvm: No such file or directory"),
+    ("show add.mlasm", "error: add.mlasm: a program, which has no plan; show takes what "),
+    ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
+    ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
+    ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
+    ("show ends.py -o scripts", "error: scripts: Is a directory"),
+    ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
 )
 def test_what_show_cannot_do_is_one_line(
     command: str, message: str, script: Path, capsys: Captured
@@ -582,24 +571,22 @@ def test_what_show_cannot_do_is_one_line(
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("last", "status", "said", "told"),
-    [
-        (
-            "x + ml.ones(4)",
-            1,
-            "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
-            "line 5: ShapeError: add(",
-        ),
-        ("raise SystemExit(3)", 3, "", "it ended with 3"),
-        ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
-        (
-            "import signal; signal.raise_signal(signal.SIGINT)",
-            130,
-            "KeyboardInterrupt\n",
-            "it was interrupted",
-        ),
-    ],
+@cases(
+    "last, status, said, told",
+    (
+        "x + ml.ones(4)",
+        1,
+        "mlvm.core.errors.ShapeError: add(f32[3], f32[4]): ",
+        "line 5: ShapeError: add(",
+    ),
+    ("raise SystemExit(3)", 3, "", "it ended with 3"),
+    ("raise SystemExit('all wrong')", 1, "all wrong\n", "it ended with 'all wrong'"),
+    (
+        "import signal; signal.raise_signal(signal.SIGINT)",
+        130,
+        "KeyboardInterrupt\n",
+        "it was interrupted",
+    ),
 )
 def test_show_writes_what_a_script_did_until_it_failed(
     last: str, status: int, said: str, told: str, folder: Path, capsys: Captured
@@ -626,14 +613,12 @@ def test_show_writes_what_a_script_did_until_it_failed(
     assert '<p id="nothing"' not in page
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", ""),
-        ("import mlvm.eager as ml", ""),
-        ("x = = 3", "line 1: SyntaxError: "),
-        ("\nimport nosuch", "line 2: ModuleNotFoundError: No module named 'nosuch'"),
-    ],
+@cases(
+    "text, told",
+    ("", ""),
+    ("import mlvm.eager as ml", ""),
+    ("x = = 3", "line 1: SyntaxError: "),
+    ("\nimport nosuch", "line 2: ModuleNotFoundError: No module named 'nosuch'"),
 )
 def test_show_says_on_its_page_that_nothing_ran(text: str, told: str, folder: Path) -> None:
     Path("none.py").write_text(text)
@@ -644,9 +629,8 @@ def test_show_says_on_its_page_that_nothing_ran(text: str, told: str, folder: Pa
 
 
 def test_show_says_where_arguments_of_a_script_go(script: Path, capsys: Captured) -> None:
-    with pytest.raises(SystemExit) as end:
-        command_line("show scripts/train.py raise --epochs")
-    assert end.value.code == 2
+    end = refuses(SystemExit, "", command_line, "show scripts/train.py raise --epochs")
+    assert end.code == 2
     assert capsys.readouterr().err.endswith(
         "unrecognized arguments: raise --epochs; those of a script follow --: "
         "show scripts/train.py -- raise --epochs\n"
@@ -741,19 +725,17 @@ def test_a_saved_step_is_a_program_to_look_at(step: Any, capsys: Captured) -> No
     assert "test_main.py:" in picture
 
 
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("run step.mlvm", "the program loads 2 arguments; 0 with --arg are given"),
-        ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
-        ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
-        ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
-        ("run half.mlvm --arg x.npy --arg x.npy", "half.mlvm: "),
-        ("check half.mlvm", "half.mlvm: "),
-        ("disasm half.mlvm", "half.mlvm: "),
-        ("memory half.mlvm", "half.mlvm: "),
-        ("memory step.mlvm --arg f32[2,2]", "a captured step brings its own plan"),
-    ],
+@cases(
+    "command, message",
+    ("run step.mlvm", "the program loads 2 arguments; 0 with --arg are given"),
+    ("run step.mlvm --arg x.npy --arg f32[3]", "argument 1"),
+    ("run step.mlvm --arg x.npy --arg z.npy", "f32[2,2]"),
+    ("run step.mlvm --arg x.npy --arg w.npy", "f32[2,2]"),
+    ("run half.mlvm --arg x.npy --arg x.npy", "half.mlvm: "),
+    ("check half.mlvm", "half.mlvm: "),
+    ("disasm half.mlvm", "half.mlvm: "),
+    ("memory half.mlvm", "half.mlvm: "),
+    ("memory step.mlvm --arg f32[2,2]", "a captured step brings its own plan"),
 )
 def test_what_a_saved_step_cannot_do_is_one_line(
     command: str, message: str, step: Any, capsys: Captured
@@ -769,9 +751,8 @@ def test_what_a_saved_step_cannot_do_is_one_line(
     assert errors.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    ("role", "place"),
-    [("element", 0), ("output", 9), ("state", -1), ("scratch", 1 << 40), ("nosuch", 0)],
+@cases(
+    "role, place", ("element", 0), ("output", 9), ("state", -1), ("scratch", 1 << 40), ("nosuch", 0)
 )
 def test_a_step_whose_result_is_not_there_is_refused(
     role: Any, place: int, step: Any, capsys: Captured

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from tests import threads
+from tests.brief import refuses
 from tests.threads import in_threads, start, waits
 
 
@@ -28,16 +29,14 @@ def test_an_error_is_raised_when_all_have_ended() -> None:
             raise SystemExit(n)
         ended.append(n)
 
-    with pytest.raises(SystemExit, match="1"):
-        in_threads(work, range(3))
+    refuses(SystemExit, "1", in_threads, work, range(3))
     assert ended == [0]
 
 
 def test_a_thread_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PATIENCE", 0.05)
     leave = threading.Event()
-    with pytest.raises(TimeoutError):
-        in_threads(lambda n: leave.wait(30), [1])
+    refuses(TimeoutError, "", in_threads, lambda n: leave.wait(30), [1])
     hanging = start(leave.wait, 30)
     assert waits(hanging)
     leave.set()

@@ -40,9 +40,9 @@ def native(op: str, *inputs: Array, **attributes: Any) -> Array:
     """The op's result by its native kernel."""
     out = np.empty_like(inputs[0])
     bound = OPS[op].bind(attributes)
-    plan = _KERNELS[op].plan([TensorType.of(x) for x in (out, *inputs)], bound)
-    assert plan is not None, op
-    plan.run(_POOL, out, *inputs)
+    call = _KERNELS[op].call([TensorType.of(x) for x in (out, *inputs)], bound)
+    assert call is not None, op
+    call.run(_POOL, out, *inputs)
     return out
 
 

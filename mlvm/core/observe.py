@@ -1,12 +1,5 @@
 """One way to listen to a VM: layers around its methods, for recorders, reports, listings and tests.
 
-    def launch(proceed, program, args=(), **options):
-        print(program)
-        return proceed(program, args, **options)
-
-    with observed(vm, launch=launch):
-        ...
-
 A layer is called in the method's place and gets the method, `proceed`, as its first argument; it
 may call it, change what goes in and comes out, or not call it at all. The latest layer is the
 outermost. A VM that nobody observes pays nothing.

@@ -20,6 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any, Final, Literal, Union, final
 
 import numpy as np
@@ -36,6 +37,7 @@ NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
 MAX_NESTING: Final = 64
 """How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
+_ANY: Final = 1000  # operands: no op has as many
 
 
 @final
@@ -44,8 +46,13 @@ class Attribute:
     """A keyword-only parameter of an op: what it may be, and what it is when left out."""
 
     name: str
-    hint: Any
-    default: Any = REQUIRED
+    default: Any
+    kernel: Kernel
+
+    @cached_property
+    def hint(self) -> Any:
+        """What its annotation means. Python takes longer to tell than to declare the op."""
+        return typing.get_type_hints(self.kernel)[self.name]
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
@@ -58,12 +65,13 @@ class Op:
     """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
     `variadic`: the last input stands for any number of tensors. `dynamic`: the shape of the
-    result is known only after running. `room`: the file of `mlvm.core.ops` it lives in.
-    `elementwise`: an element of the result depends on one element of each operand alone, and the
-    kernel makes one pass over them. A chain of such ops can run block by block. `links`: an op may
-    be a link of a chain; so may some whose reference kernels make several passes. `in_place`: how
-    many of its first operands `out` may be; any of them if it is elementwise. `copies_only`:
-    elements of the result are such of operands, or 0, whatever they mean."""
+    result is known only after running. `elementwise`: an element of the result depends on one
+    element of each operand alone, and the kernel makes one pass over them. A chain of such ops can
+    run block by block. `links`: an op may be a link of a chain; so may some whose reference kernels
+    make several passes. `reduces`: it makes one element of many, along axes. `in_place`: how many
+    of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
+    or 0, whatever they mean. `public`: users have a function of that name, with these operands and
+    attributes or with others."""
 
     def __init__(
         self,
@@ -72,28 +80,30 @@ class Op:
         flops: Flops | None = None,
         elementwise: bool = False,
         links: bool = False,
+        reduces: bool = False,
         in_place: int = 0,
         copies_only: bool = False,
+        public: bool = True,
     ) -> None:
         self.name: str = kernel.__name__
         self.kernel = kernel
         self.doc: str = inspect.getdoc(kernel) or ""
-        self.room: str = kernel.__module__.rpartition(".")[2]
-        self.elementwise: bool = elementwise or self.room == "elementwise"
-        self.links: bool = links or self.elementwise
+        self.elementwise = elementwise
+        self.links: bool = links or elementwise
+        self.reduces = reduces
+        self.in_place = in_place
         self.copies_only = copies_only
+        self.public = public
         self._infer = infer
         self._flops = flops
-        hints = typing.get_type_hints(kernel)
         parameters = list(inspect.signature(kernel).parameters.values())
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.dynamic: bool = not positional or positional[0].name != "out"
         tensors = positional if self.dynamic else positional[1:]
         self.variadic: bool = bool(tensors) and tensors[-1].kind is inspect.Parameter.VAR_POSITIONAL
         self.inputs: tuple[str, ...] = tuple(p.name for p in tensors)
-        self.in_place: int = len(self.inputs) if self.room == "elementwise" else in_place
         self.attributes: dict[str, Attribute] = {
-            p.name: Attribute(p.name, hints[p.name], p.default)
+            p.name: Attribute(p.name, p.default, kernel)
             for p in parameters
             if p.kind is p.KEYWORD_ONLY
         }
@@ -114,18 +124,16 @@ class Op:
         unknown = [name for name in given if name not in self.attributes]
         if unknown:
             known = ", ".join(map(str, self.attributes.values())) or "none"
-            raise AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}").at(
-                self.name, ()
-            )
+            refused = AttributeRefused(f"no attribute {unknown[0]!r}; there are: {known}")
+            raise refused.at(self.name, ())
         bound = {}
         for name, attribute in self.attributes.items():
             value = canonical(given.get(name, attribute.default))
             if value is REQUIRED:
                 raise AttributeRefused(f"attribute {name!r} is missing").at(self.name, ())
             if not _matches(value, attribute.hint):
-                raise AttributeRefused(f"attribute {attribute} was given {brief(value)}").at(
-                    self.name, ()
-                )
+                refused = AttributeRefused(f"attribute {attribute} was given {brief(value)}")
+                raise refused.at(self.name, ())
             bound[name] = float(value) if attribute.hint is float else value
         return bound
 
@@ -149,9 +157,7 @@ class Op:
         as one. Unless the op says otherwise, each element of the result takes one."""
         if self._flops is not None:
             return self._flops(*operands, **attributes)
-        if self.room == "reduction":
-            return sum(operand.size for operand in operands)
-        return 0 if self.room in ("creation", "indexing", "layout") else out.size
+        return sum(operand.size for operand in operands) if self.reduces else out.size
 
     def __repr__(self) -> str:
         return f"<op {self.signature}>"
@@ -173,6 +179,19 @@ def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kern
         return declared
 
     return declare
+
+
+def no_flops(*_: TensorType, **__: Any) -> int:
+    """The cost of an op that computes nothing."""
+    return 0
+
+
+pointwise: Final = partial(op, elementwise=True, in_place=_ANY)
+"""Declares an op of one pass over elements, which may be written over any of the operands."""
+reduction: Final = partial(op, reduces=True)
+movement: Final = partial(op, flops=no_flops)
+"""Declares an op that puts elements elsewhere, or makes them of nothing."""
+internal: Final = partial(op, public=False)
 
 
 def canonical(value: Any, depth: int = 0) -> Any:

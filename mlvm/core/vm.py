@@ -8,7 +8,7 @@ import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -34,7 +34,6 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
-from mlvm.core.remembered import Remembered
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, check_array
 
@@ -361,12 +360,16 @@ class VM(Identity):
             verdict = verify(program, self.functions, types) if self.checked else None
             code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
+            if len(linked.codes) >= max(_MOST_LINKED // (linked.size + 1), _FEW):
+                linked.codes.clear()
             linked.codes[types] = code
         assert linked is not None
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         code = bind(code, operands, self._workspace, checked=self.checked)
+        if len(linked.bound) * linked.size >= _MOST_BOUND:
+            linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound
         return code, operands
@@ -381,13 +384,9 @@ class VM(Identity):
                 vm._linked.pop(key, None)
                 vm._store.caches.pop(key, None)
 
-        size = 1 + sum(len(function.code) for function in program.functions.values())
-        linked = self._linked[key] = _Linked(
-            nargs_of(program),
-            weakref.ref(program, forget),
-            Remembered(max(_MOST_LINKED // size, _FEW)),
-            Remembered(_MOST_BOUND // size),
-        )
+        size = sum(len(function.code) for function in program.functions.values())
+        linked = _Linked(size, nargs_of(program), weakref.ref(program, forget))
+        self._linked[key] = linked
         return linked
 
     def _forget_links(self) -> None:
@@ -415,12 +414,13 @@ if hasattr(os, "register_at_fork"):
 class _Linked:
     """What a VM remembers of a program's launches.
 
-    `nargs`: how many arguments it uses. `codes`: the program linked, by argument types.
-    `bound`: code and operands by argument handles, until a handle may name another array.
-    `program` refers to the program without keeping it.
+    `size`: how many instructions it has. `nargs`: how many arguments it uses. `program` refers to
+    it without keeping it. `codes`: the program linked, by argument types. `bound`: code and
+    operands by argument handles, until a handle may name another array.
     """
 
+    size: int
     nargs: int
     program: weakref.ref[Program]
-    codes: Remembered[tuple[TensorType, ...], Code]
-    bound: Remembered[tuple[int, ...], tuple[Code, tuple[Array, ...]]]
+    codes: dict[tuple[TensorType, ...], Code] = field(default_factory=dict)
+    bound: dict[tuple[int, ...], tuple[Code, tuple[Array, ...]]] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from mlvm.core.op import OPS
+from mlvm.eager import public
 from mlvm.eager.functions.methods import METHODS, PROPERTIES
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.operators import OPERATORS
@@ -34,8 +35,8 @@ from mlvm.eager.tensor.tensor import Tensor
 
 def functions() -> str:
     """The text of `tensor/primitives.pyi`."""
-    named = f"__all__ = {primitives.__all__}\n\n"
-    return _HEAD + named + "".join(_definition(vars(primitives)[name]) for name in sorted(OPS))
+    named = f"__all__ = {[name for name in primitives.__all__ if name not in public.__all__]}\n\n"
+    return _HEAD + named + "".join(_definition(getattr(primitives, name)) for name in sorted(OPS))
 
 
 def methods() -> str:

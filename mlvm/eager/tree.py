@@ -47,10 +47,10 @@ _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
 field, and a copy has none."""
 
 
-def assign_buffers_too(twin: Node, module: Node) -> None:
-    """From now on assign to the Module what is assigned to a buffer of its twin."""
-    _ORIGINS[id(twin)] = weakref.ref(module)
-    weakref.finalize(twin, _ORIGINS.pop, id(twin), None).atexit = False
+def assign_buffers_too(copied: Node, module: Node) -> None:
+    """From now on assign to the Module what is assigned to a buffer of its copy."""
+    _ORIGINS[id(copied)] = weakref.ref(module)
+    weakref.finalize(copied, _ORIGINS.pop, id(copied), None).atexit = False
 
 
 class Node:
@@ -84,9 +84,9 @@ class Node:
 
     def __copy__(self) -> Self:
         """Another one with the same fields."""
-        twin = object.__new__(type(self))
-        vars(twin).update(vars(self))
-        return twin
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self))
+        return copied
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)
@@ -152,13 +152,24 @@ class Structure(NamedTuple):
 
 _LEAF: Final = Structure(None, None, 1)
 
+Leaves: TypeAlias = list[tuple[str, Any]]
+"""Leaves in order, each with its path."""
+
 Ends: TypeAlias = Callable[[Any], bool | None]
 """Where a tree ends: True for a leaf, False for what is kept in the structure, None for a node."""
+
+Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
+"""What becomes of a Module and its new children by name."""
 
 
 def at_tensors(part: Any) -> bool | None:
     """All else is refused."""
     return True if isinstance(part, Tensor) else None if part is not None else False
+
+
+def among_others(part: Any) -> bool | None:
+    """Tensors are leaves, and what is no container is kept."""
+    return isinstance(part, Tensor) or (None if isinstance(part, _CONTAINERS) else False)
 
 
 def anywhere(part: Any) -> bool | None:
@@ -168,23 +179,18 @@ def anywhere(part: Any) -> bool | None:
 
 def flatten(
     tree: Tree, path: str | None = "", *, ends: Ends = at_tensors, buffers: bool = False
-) -> tuple[list[tuple[str, Any]], Structure]:
+) -> tuple[Leaves, Structure]:
     """The leaves of a tree in order, each with its path, and the structure that is left; with
     `buffers` those in buffers too. Nothing has a path, nor needs a name of its own, without one.
 
     Raises `DTypeError` for what is no tree, and for a node that contains itself.
     """
-    found: list[tuple[str, Any]] = []
+    found: Leaves = []
     return found, _flatten(found, path, tree, (), ends, buffers)
 
 
 def _flatten(
-    found: list[tuple[str, Any]],
-    path: str | None,
-    tree: Tree,
-    above: tuple[Tree, ...],
-    ends: Ends,
-    buffers: bool,
+    found: Leaves, path: str | None, tree: Tree, above: tuple[Tree, ...], ends: Ends, buffers: bool
 ) -> Structure:
     end = ends(tree)
     if end is not None:
@@ -198,31 +204,20 @@ def _flatten(
     above, before = (*above, tree), len(found)
     below = dict(_items(tree, buffers)) if path is None else children(tree, path, buffers=buffers)
     parts = {
-        name: _flatten(
-            found, None if path is None else _join(path, name), child, above, ends, buffers
-        )
+        name: _flatten(found, _join(path, name), child, above, ends, buffers)
         for name, child in below.items()
     }
     return Structure(tree, parts, len(found) - before)
 
 
-def unflatten(
-    structure: Structure,
-    leaves: Iterable[Any],
-    node: Callable[[Node, dict[str, Any]], Any] | None = None,
-) -> Tree:
-    """A tree of that structure with these leaves. A Module becomes what `node` makes of it and of
-    its children by name, by default a copy. One that occurs twice, with the same leaves, also
-    occurs twice in the result."""
-    return _unflatten(structure, list(leaves), 0, node or _with_children, {})
+def unflatten(structure: Structure, leaves: Iterable[Any], remade: Remade | None = None) -> Tree:
+    """A tree of that structure with these leaves; Modules become copies, unless they are `remade`
+    otherwise. One that occurs twice, with the same leaves, also occurs twice in the result."""
+    return _unflatten(structure, list(leaves), 0, remade or _with_children, {})
 
 
 def _unflatten(
-    structure: Structure,
-    leaves: list[Any],
-    start: int,
-    node: Callable[[Node, dict[str, Any]], Any],
-    made: dict[tuple[int, ...], Any],
+    structure: Structure, leaves: list[Any], start: int, remade: Remade, made: dict[Any, Any]
 ) -> Tree:
     if structure.parts is None:
         return leaves[start] if structure is _LEAF else structure.container
@@ -232,27 +227,27 @@ def _unflatten(
         return made[key]
     parts = {}
     for name, part in structure.parts.items():
-        parts[name] = _unflatten(part, leaves, start, node, made)
+        parts[name] = _unflatten(part, leaves, start, remade, made)
         start += part.size
     if not is_node:
         return _like(tree, [*parts.values()])
-    made[key] = node(tree, parts)
+    made[key] = remade(tree, parts)
     return made[key]
 
 
 def _with_children(node: Node, parts: dict[str, Any]) -> Node:
     """A copy of a Module with other children, and with containers of its own."""
-    twin = copy.copy(node)
+    copied = copy.copy(node)
     for name, field in vars(node).items():
         if name in parts:
-            vars(twin)[name] = parts[name]
+            vars(copied)[name] = parts[name]
         elif isinstance(field, (list, tuple)) and holds_tensors(field):
             items = {f"{name}_{i}": item for i, item in enumerate(field)}
             if not parts.keys().isdisjoint(items):
-                vars(twin)[name] = _like(field, [parts.get(each, items[each]) for each in items])
+                vars(copied)[name] = _like(field, [parts.get(each, items[each]) for each in items])
         elif isinstance(field, (dict, list, tuple)) and name not in node._buffers:
-            vars(twin)[name] = replace(id, field, ())
-    return twin
+            vars(copied)[name] = replace(id, field, ())
+    return copied
 
 
 def _like(container: Any, items: list[Any]) -> Any:
@@ -260,11 +255,11 @@ def _like(container: Any, items: list[Any]) -> Any:
     if type(container) is dict:
         return dict(zip(container, items, strict=True))
     if isinstance(container, dict) or (isinstance(container, list) and type(container) is not list):
-        twin = copy.copy(container)  # which may have fields, too
+        copied = copy.copy(container)  # which may have fields, too
         keys = container if isinstance(container, dict) else range(len(items))
         for key, item in zip(keys, items, strict=True):
-            twin[key] = item
-        return twin
+            copied[key] = item
+        return copied
     return type(container)(*items) if hasattr(container, "_fields") else type(container)(items)
 
 
@@ -368,24 +363,24 @@ def map_to_dicts(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     return unflatten(structure, [fn(x) for _, x in found], lambda node, parts: node._as_dict(parts))
 
 
-Twins: TypeAlias = list[tuple[Node, Node]]
-"""Modules, each with the copy that `substitute` made of it."""
+Copies: TypeAlias = list[tuple[Node, Node]]
+"""Modules, each with its copy."""
 
 
-def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, twins: Twins | None = None) -> Tree:
+def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
     """The same tree with `fn(leaf)` for each leaf. Modules become shallow copies with the same
-    buffers; they are added to `twins`. `fn` is called once for a tensor that occurs twice."""
-    found, structure = flatten(tree)
-    tensors = {id(x): x for _, x in found}
-    made = {key: fn(x) for key, x in tensors.items()}
+    buffers; they are added to `copies`. `fn` is called once for a tensor that occurs twice, and
+    what is no tensor stays."""
+    found, structure = flatten(tree, None, ends=among_others)
+    made = {key: fn(x) for key, x in {id(x): x for _, x in found}.items()}
 
-    def copied(node: Node, parts: dict[str, Any]) -> Node:
-        twin = _with_children(node, parts)
-        if twins is not None:
-            twins.append((node, twin))
-        return twin
+    def remade(node: Node, parts: dict[str, Any]) -> Node:
+        copied = _with_children(node, parts)
+        if copies is not None:
+            copies.append((node, copied))
+        return copied
 
-    return unflatten(structure, [made[id(x)] for _, x in found], copied)
+    return unflatten(structure, [made[id(x)] for _, x in found], remade)
 
 
 def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:
@@ -429,12 +424,12 @@ def named_tensors(tree: Tree, *, buffers: bool = False) -> dict[str, Tensor]:
     return named
 
 
-def rebind_buffers(twins: Twins) -> None:
-    """Give each Module the buffers that were assigned to its twin since."""
-    for module, twin in twins:
-        for name in twin._buffers:
-            if vars(twin)[name] is not vars(module).get(name):
-                setattr(module, name, Buffer(vars(twin)[name]))
+def rebind_buffers(copies: Copies) -> None:
+    """Give each Module the buffers that were assigned to its copied since."""
+    for module, copied in copies:
+        for name in copied._buffers:
+            if vars(copied)[name] is not vars(module).get(name):
+                setattr(module, name, Buffer(vars(copied)[name]))
 
 
 # --- tensors by path -----------------------------------------------------------------
@@ -518,8 +513,8 @@ def require_live(tensors: Iterable[Tensor]) -> None:
             raise x.stale()
 
 
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
+def _join(path: str | None, name: str) -> Any:
+    return f"{path}/{name}" if path else name if path == "" else None
 
 
 def _at(path: str | None) -> str:

@@ -30,7 +30,7 @@ import numpy as np
 from mlvm.core.errors import GroupError, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
-from mlvm.parallel.meeting import Collective, brief_error, mismatch
+from mlvm.parallel.meeting import Collective, brief_error
 from mlvm.parallel.passing import NOTHING, Passing, most_at_once, pack
 
 _SPIN: Final = 200e-6  # seconds to look for the others before sleep
@@ -167,8 +167,7 @@ class BoardMeeting(Passing):
     """One run of a group of processes, as the member of that rank sees it."""
 
     def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
-        super().__init__(rank, board.size)
-        self.names = names
+        super().__init__(rank, names)
         self._board = board
         self._bells = bells
         self._bell = bells.readers[rank].fileno()
@@ -208,7 +207,7 @@ class BoardMeeting(Passing):
     # --- meeting ---
 
     def arrive(self, call: Collective) -> None:
-        self._require_unbroken(call)
+        self.require_unbroken(call)
         if len(call.ranks) == 1:
             return
         self._describe(call)
@@ -221,7 +220,7 @@ class BoardMeeting(Passing):
             if other != rank:
                 theirs = board.digests[other, self._channel(call, other), count & 1]
                 if theirs.tobytes() != self._digest:
-                    self._refuse(call, other)
+                    self.refuse(call, other, self._call_of(other))
 
     def depart(self, call: Collective) -> None:
         if call.is_pair:  # the next pair has the same windows
@@ -310,15 +309,12 @@ class BoardMeeting(Passing):
                 late = [other for other, i in watched.items() if self._counts[i] < count]
                 if not late:
                     return
-                self._require_unbroken(call)
+                self.require_unbroken(call)
                 for other in late:
                     if board.ended[other]:
                         fence()
                         if self._counts[watched[other]] < count:
-                            self._break(
-                                f"{self.names[other]} has ended while {self.names[rank]} waits for "
-                                f"it in {call}"
-                            )
+                            self.miss(call, other)
                 if self._poll.poll(_LOOK):
                     os.read(self._bell, _PAGE)
                 else:
@@ -346,14 +342,8 @@ class BoardMeeting(Passing):
     def _call_of(self, rank: int) -> Collective:
         return Collective.of(text_of(self._board.calls[rank]))
 
-    def _refuse(self, call: Collective, other: int) -> NoReturn:
-        calls = {self.rank: call, other: self._call_of(other)}
-        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
-        self._break(mismatch(one, two))
-
-    def _require_unbroken(self, call: Collective) -> None:
-        if self.is_broken:
-            raise GroupError(f"{self.names[self.rank]} gives up {call}: {self._board.reason()}")
+    def reason(self) -> str | None:
+        return self._board.reason() if self.is_broken else None
 
     def _require_progress(self) -> None:
         """End the run if every member waits for another, or has ended. The numbers only grow, so
@@ -364,7 +354,7 @@ class BoardMeeting(Passing):
         if len(waiting) + int(board.ended.sum()) < board.size or self._look() != seen:
             return
         texts = [f"{self.names[rank]} in {self._call_of(rank)}" for rank in waiting]
-        self._break(f"no member can go on; these wait: {'; '.join(texts)}")
+        self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
 
     def _look(self) -> bytes:
         board = self._board
@@ -381,7 +371,7 @@ class BoardMeeting(Passing):
             return bool(board.counts[channel, rank] < count)
         return bool((board.counts.diagonal() < count).any())
 
-    def _break(self, reason: str) -> NoReturn:
+    def give_up(self, reason: str) -> NoReturn:
         self._board.end_run(self.rank, reason)
         fence()
         self._wake(range(self._board.size))

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, NoReturn, TypeVar
@@ -30,7 +30,7 @@ from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import AnyGroup, Seat, Task, name_of
-from mlvm.parallel.meeting import Collective, brief_error, mismatch
+from mlvm.parallel.meeting import Collective, brief_error
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.passing import NOTHING, Passing, pack, size_of
 from mlvm.parallel.pickling import pickled
@@ -247,8 +247,7 @@ class MpiMeeting(Passing):
     that nobody will wait for, so there can be no other run."""
 
     def __init__(self, post: _Post, names: Sequence[str], run: int) -> None:
-        super().__init__(post.rank, post.size)
-        self.names = names
+        super().__init__(post.rank, names)
         self.spoiled = False
         self.is_mine = False
         self._post = post
@@ -274,7 +273,7 @@ class MpiMeeting(Passing):
         post.tell(post.others, self._run, "outcome", outcome)
         heard.outcomes[self.rank] = outcome
         until = None if seconds is None else time.monotonic() + seconds
-        for _ in _Patience(post.listen):
+        for _ in _patience(post.listen):
             missing = [rank for rank in range(post.size) if rank not in heard.outcomes]
             if not missing:
                 break
@@ -290,7 +289,7 @@ class MpiMeeting(Passing):
     # --- meeting ---
 
     def arrive(self, call: Collective) -> None:
-        self._require_unbroken(call)
+        self.require_unbroken(call)
         self._calls += 1
         others = [rank for rank in call.ranks if rank != self.rank]
         channel = tuple(others) if call.is_pair else ()
@@ -303,27 +302,24 @@ class MpiMeeting(Passing):
         for other in others:
             theirs, description = self._heard.calls.pop((other, call.is_pair, number))
             if theirs != digest:
-                self._refuse(call, other, Collective.of(description))
+                self.refuse(call, other, Collective.of(description))
 
     def _await(self, call: Collective, others: Sequence[int], number: int) -> None:
         """Wait until the others have told of their call of that number."""
         heard, post = self._heard, self._post
         late = list(others)
         began, asked = time.monotonic(), False
-        for _ in _Patience(post.listen):
+        for _ in _patience(post.listen):
             late = [rank for rank in late if (rank, call.is_pair, number) not in heard.calls]
             if not late:
                 return
-            self._require_unbroken(call)
+            self.require_unbroken(call)
             for rank in late:
                 if rank in heard.outcomes:
-                    self._break(
-                        f"{self.names[rank]} has ended while {self.names[self.rank]} waits for "
-                        f"it in {call}"
-                    )
+                    self.miss(call, rank)
                 if rank in post.left:
                     self.spoiled = True
-                    self._break(self._has_left(rank))
+                    self.give_up(self._has_left(rank))
             if time.monotonic() - began > _PATIENCE:
                 if not asked:
                     asked = True
@@ -377,7 +373,7 @@ class MpiMeeting(Passing):
                 if rank != self.rank and given[i].nbytes:
                     self._under_way.append(comm.Isend([given[i], byte], rank, _DATA))
         ended = None
-        for _ in _Patience(self._post.listen):
+        for _ in _patience(self._post.listen):
             with self._post.lock:
                 if self._post.mpi.Request.Testall(self._under_way):
                     break
@@ -386,26 +382,19 @@ class MpiMeeting(Passing):
                 ended = ended or time.monotonic()
                 if time.monotonic() - ended > _GRACE:
                     self.spoiled = True
-                    self._require_unbroken(call)
-                    self._break(self._has_left(gone[0]))
+                    self.require_unbroken(call)
+                    self.give_up(self._has_left(gone[0]))
         self._under_way.clear()
         return got
 
     # --- the end of a run ---
 
-    def _require_unbroken(self, call: Collective) -> None:
-        if self._heard.reasons:
-            [reason, *_] = self._heard.reasons.values()
-            raise GroupError(f"{self.names[self.rank]} gives up {call}: {reason}")
+    def reason(self) -> str | None:
+        return next(iter(self._heard.reasons.values()), None)
 
     def _has_left(self, rank: int) -> str:
         reason = self._post.left[rank]
         return f"{self.names[rank]} has left" + (f": {reason}" if reason else "")
-
-    def _refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
-        calls = {self.rank: call, other: theirs}
-        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
-        self._break(mismatch(one, two))
 
     def _require_progress(self, call: Collective) -> None:
         """End the run if every member waits for another, or has ended.
@@ -424,39 +413,29 @@ class MpiMeeting(Passing):
         waiting = [rank for rank in sorted(waits) if rank not in heard.outcomes]
         if all(heard.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
             texts = [f"{self.names[rank]} in {heard.blocked[rank][1]}" for rank in waiting]
-            self._break(f"no member can go on; these wait: {'; '.join(texts)}")
+            self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
 
     def _end_run(self, reason: str) -> None:
         self.is_mine = True
         self._heard.reasons[self.rank] = reason
         self._post.tell(self._post.others, self._run, "broken", reason)
 
-    def _break(self, reason: str) -> NoReturn:
+    def give_up(self, reason: str) -> NoReturn:
         self._end_run(reason)
         raise GroupError(reason)
 
 
-class _Patience:
-    """Iterates for as long as one waits: at first without rest, then with longer and longer sleep,
+def _patience(listen: Callable[[], bool]) -> Iterator[None]:
+    """Goes on for as long as one waits: at first without rest, then with longer and longer sleep,
     unless something is heard."""
-
-    def __init__(self, listen: Callable[[], bool]) -> None:
-        self._listen = listen
-        self._began = time.perf_counter()
-        self._sleep = _SHORTEST
-        self._is_first = True
-
-    def __iter__(self) -> _Patience:
-        return self
-
-    def __next__(self) -> None:
-        if self._is_first:
-            self._is_first = False
-            self._listen()
-        elif self._listen():
-            self._sleep = _SHORTEST
-        elif time.perf_counter() - self._began > _SPIN:
-            time.sleep(self._sleep)
-            self._sleep = min(2 * self._sleep, _LONGEST)
+    listen()
+    began, sleep = time.perf_counter(), _SHORTEST
+    while True:
+        yield
+        if listen():
+            sleep = _SHORTEST
+        elif time.perf_counter() - began > _SPIN:
+            time.sleep(sleep)
+            sleep = min(2 * sleep, _LONGEST)
         else:
             time.sleep(0)  # so that others run

@@ -11,12 +11,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
-from typing import Final, TypeAlias
+from typing import Final, NoReturn, TypeAlias
 
 import numpy as np
 
+from mlvm.core.errors import GroupError
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import SMALL, Collective, blocks, combine, flat
+from mlvm.parallel.meeting import SMALL, Collective, blocks, combine, flat, mismatch
 
 NOTHING: Final = np.empty(0, np.uint8)
 """The message that a member gets from itself."""
@@ -40,9 +41,10 @@ class Passing(ABC):
     exchange after the next.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, names: Sequence[str]) -> None:
         self.rank = rank
-        self.most = most_at_once(size)
+        self.names = names
+        self.most = most_at_once(len(names))
 
     def meet(self, rank: int, call: Collective) -> None:
         """Take part in a collective. Returns when it is done for this member.
@@ -65,6 +67,31 @@ class Passing(ABC):
     @abstractmethod
     def fail(self, rank: int, error: BaseException) -> None:
         """The member has ended with an error, which ends the others."""
+
+    @abstractmethod
+    def reason(self) -> str | None:
+        """Why the run has ended, or None."""
+
+    @abstractmethod
+    def give_up(self, reason: str) -> NoReturn:
+        """End the run. Raises `GroupError`."""
+
+    def require_unbroken(self, call: Collective) -> None:
+        """Raise `GroupError` if the run has ended."""
+        reason = self.reason()
+        if reason is not None:
+            raise GroupError(f"{self.names[self.rank]} gives up {call}: {reason}")
+
+    def refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
+        """End the run: the other member's call does not fit."""
+        calls = {self.rank: call, other: theirs}
+        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
+        self.give_up(mismatch(one, two))
+
+    def miss(self, call: Collective, other: int) -> NoReturn:
+        """End the run: the other member will not come."""
+        me, late = self.names[self.rank], self.names[other]
+        self.give_up(f"{late} has ended while {me} waits for it in {call}")
 
     @abstractmethod
     def depart(self, call: Collective) -> None:

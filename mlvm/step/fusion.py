@@ -296,7 +296,7 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
         return call.outs[0].type.shape
     if (
         policy.reductions
-        and op.room == "reduction"
+        and op.reduces
         and "axis" in op.attributes
         and call.ins[0].type.size <= BLOCK_SIZE
     ):
@@ -316,16 +316,16 @@ def chain_of(run: Run) -> Chain:
         assert call.op is not None  # or it would be in no chain
         [out] = call.outs
         sources = tuple([numbers[use] for use in call.ins])
-        read = dict.fromkeys(call.ins)  # in order, so that every process numbers them alike
-        ending = [use for use in read if last_read[use] == i and numbers[use] < 0]
+        # In order: every process numbers them alike.
+        ended = [use for use in dict.fromkeys(call.ins) if last_read[use] == i and numbers[use] < 0]
         if call.op.in_place:
-            scratch.put_back(ending, numbers)
+            scratch.put_back(ended, numbers)
         if out not in numbers:
             numbers[out] = scratch.take(out.type)
             if out not in last_read:
-                ending.append(out)
+                ended.append(out)
         if not call.op.in_place:
-            scratch.put_back(ending, numbers)
+            scratch.put_back(ended, numbers)
         links.append(Link(call.op, numbers[out], sources, call.attributes))
     return Chain(links, len(outs))
 

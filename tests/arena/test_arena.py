@@ -21,6 +21,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import refuses
 from tests.threads import PATIENCE, start
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
@@ -92,9 +93,8 @@ def test_a_step_repeated_after_a_reset_finds_everything_where_it_was(
     assert (arena.views_created, arena.capacity, arena.high_water) == (views, capacity, high_water)
 
 
-def test_a_handle_that_comes_again_launches_from_memory() -> None:
+def test_a_handle_that_comes_again_launches_from_memory(vm: VM) -> None:
     """Steady state reaches through to the VM: the second step binds nothing anew."""
-    vm = VM()
     arena, program = Arena(vm, "batch"), Program.of_op("negative.out", 2, {}, 0)
 
     def step() -> tuple[TensorHandle, ...]:
@@ -120,8 +120,7 @@ def test_an_exception_inside_with_resets() -> None:
     assert scope.get() is None
 
 
-def test_only_the_outermost_with_of_an_arena_resets_it() -> None:
-    vm = VM()
+def test_only_the_outermost_with_of_an_arena_resets_it(vm: VM) -> None:
     outer, inner = Arena(vm, "outer"), Arena(vm, "inner")
     with outer:
         kept = outer.alloc(ROW)
@@ -159,8 +158,7 @@ def test_each_thread_has_a_scope_of_its_own() -> None:
 # --- limits ---------------------------------------------------------------------------
 
 
-def test_an_overflow_leaves_everything_as_it_was() -> None:
-    vm = VM()
+def test_an_overflow_leaves_everything_as_it_was(vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=192)
     tensor = arena.alloc(ROW)
     vm.write(tensor.handle, np.arange(16, dtype=np.float32))
@@ -169,30 +167,26 @@ def test_an_overflow_leaves_everything_as_it_was() -> None:
         r"arena 'batch': f64\[\d+\] asks for 192 bytes; 128 of 192 are left; "
         rf"the largest holders are f32\[16\]: 64 bytes, {re.escape(__file__)}:\d+$"
     )
-    with pytest.raises(ArenaOverflow, match=text) as caught:
-        arena.alloc(TensorType("f64", (17,)))
-    assert isinstance(caught.value, (MemoryError, ArenaError))
+    caught = refuses(ArenaOverflow, text, arena.alloc, TensorType("f64", (17,)))
+    assert isinstance(caught, (MemoryError, ArenaError))
     after = arena.used, arena.high_water, arena.capacity, arena.views_created, consumed(vm)
     assert after == before
     assert arena.live() == [tensor]
     np.testing.assert_array_equal(vm.read(tensor.handle), np.arange(16))
     rest = [arena.alloc(ROW), arena.alloc(ROW)]
     assert arena.used == 192
-    with pytest.raises(ArenaOverflow):
-        arena.alloc(TensorType("u8", (1,)))
+    refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
     del rest
 
 
 @pytest.mark.parametrize(("capacity", "held"), [(0, 0), (1, 64), (64, 64), (65, 128)])
-def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, held: int) -> None:
-    vm = VM()
+def test_a_fixed_capacity_is_taken_at_once_and_rounded_up(capacity: int, held: int, vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=capacity)
     assert arena.capacity == consumed(vm) == held
     tensors = [arena.alloc(TensorType("u8", (1,))) for _ in range(held // 64)]
     assert arena.used == held
     assert arena.alloc(TensorType("u8", (0,))).handle
-    with pytest.raises(ArenaOverflow):
-        arena.alloc(TensorType("u8", (1,)))
+    refuses(ArenaOverflow, "", arena.alloc, TensorType("u8", (1,)))
     del tensors
 
 
@@ -210,8 +204,7 @@ def test_bytes_given_back_are_handed_out_again() -> None:
     assert address(arena.alloc(ROW)) == place
 
 
-def test_a_negative_capacity_is_refused() -> None:
-    vm = VM()
+def test_a_negative_capacity_is_refused(vm: VM) -> None:
     with pytest.raises(ArenaError, match="arena 'batch': a capacity is >= 0 bytes, not -1"):
         Arena(vm, "batch", capacity=-1)
     assert consumed(vm) == 0
@@ -228,13 +221,11 @@ def test_growth_is_by_chunks() -> None:
     assert arena.live() == [small, large]
 
 
-def test_memory_that_there_is_not_changes_nothing() -> None:
-    vm = VM()
+def test_memory_that_there_is_not_changes_nothing(vm: VM) -> None:
     arena = Arena(vm, "batch")
     tensor = arena.alloc(ROW)
     before = arena.used, arena.high_water, arena.capacity
-    with pytest.raises(MemoryError):
-        arena.alloc(TensorType("u8", (2**60,)))
+    refuses(MemoryError, "", arena.alloc, TensorType("u8", (2**60,)))
     assert (arena.used, arena.high_water, arena.capacity) == before
     assert arena.live() == [tensor]
 
@@ -251,8 +242,7 @@ def test_an_allocation_that_fails_halfway_gives_its_region_back(
 
     with monkeypatch.context() as patch:
         patch.setattr(vm, "tensor_from_storage", fail)
-        with pytest.raises(KeyboardInterrupt):
-            arena.alloc(WORDS)
+        refuses(KeyboardInterrupt, "", arena.alloc, WORDS)
         gc.collect()
     assert (arena.used, arena.live()) == (0, [])
     first, second = arena.alloc(WORDS), arena.alloc(WORDS)
@@ -262,15 +252,12 @@ def test_an_allocation_that_fails_halfway_gives_its_region_back(
 # --- tensors of other arenas, views, trimming -----------------------------------------
 
 
-def test_an_arena_takes_only_its_own_tensors() -> None:
-    vm = VM()
+def test_an_arena_takes_only_its_own_tensors(vm: VM) -> None:
     mine, other = Arena(vm, "mine"), Arena(vm, "other")
     tensor = mine.alloc(ROW)
     text = r"arena 'other' was given a f32\[16\] of arena 'mine'"
-    with pytest.raises(ArenaError, match=text):
-        other.free(tensor)
-    with pytest.raises(ArenaError, match=text):
-        other.view(tensor, WORDS)
+    refuses(ArenaError, text, other.free, tensor)
+    refuses(ArenaError, text, other.view, tensor, WORDS)
     assert (mine.used, other.used, other.views_created) == (64, 0, 0)
 
 
@@ -295,8 +282,7 @@ def test_live_tensors_come_in_order_of_address() -> None:
     assert arena.live() == [first, second, large]
 
 
-def test_trim_gives_back_the_chunks_in_which_nothing_lives() -> None:
-    vm = VM()
+def test_trim_gives_back_the_chunks_in_which_nothing_lives(vm: VM) -> None:
     arena = Arena(vm, "batch")
     size = 2 * SMALLEST_CHUNK
     tensors = [arena.alloc(TensorType("u8", (size,))) for _ in range(3)]
@@ -312,8 +298,7 @@ def test_trim_gives_back_the_chunks_in_which_nothing_lives() -> None:
     assert arena.alloc(ROW).handle
 
 
-def test_an_arena_that_trims_holds_little_more_than_it_needs() -> None:
-    vm = VM()
+def test_an_arena_that_trims_holds_little_more_than_it_needs(vm: VM) -> None:
     arena = Arena(vm, "default", trims=True)
     largest = 0
     for n in range(1, 20):
@@ -334,8 +319,7 @@ def test_repr_tells_name_and_sizes() -> None:
 # --- the end --------------------------------------------------------------------------
 
 
-def test_close_gives_everything_back_and_ends_every_tensor() -> None:
-    vm = VM()
+def test_close_gives_everything_back_and_ends_every_tensor(vm: VM) -> None:
     before = consumed(vm)
     arena = Arena(vm, "batch")
     tensor = arena.alloc(ROW)
@@ -347,13 +331,11 @@ def test_close_gives_everything_back_and_ends_every_tensor() -> None:
     for ended in (tensor, view):
         assert "its arena was closed" in str(ended.stale())
     for type in (ROW, TensorType("u8", (0,))):
-        with pytest.raises(ArenaError, match="arena 'batch' is closed"):
-            arena.alloc(type)
+        refuses(ArenaError, "arena 'batch' is closed", arena.alloc, type)
     assert arena.used == 0
 
 
-def test_an_arena_that_is_dropped_gives_everything_back() -> None:
-    vm = VM()
+def test_an_arena_that_is_dropped_gives_everything_back(vm: VM) -> None:
     gc.disable()
     try:
         arena = Arena(vm, "batch", capacity=1 << 20)
@@ -384,8 +366,7 @@ def test_a_vm_may_hold_its_own_arenas_and_still_end() -> None:
     assert reference() is None
 
 
-def test_a_fixed_arena_merges_free_neighbours_for_another_size() -> None:
-    vm = VM()
+def test_a_fixed_arena_merges_free_neighbours_for_another_size(vm: VM) -> None:
     arena = Arena(vm, "batch", capacity=4 * 64)
     small = [arena.alloc(TensorType("f32", (16,))) for _ in range(4)]
     kept = small.pop(0)
@@ -394,8 +375,7 @@ def test_a_fixed_arena_merges_free_neighbours_for_another_size() -> None:
     vm.write(kept.handle, np.ones(16, np.float32))
     vm.write(large.handle, np.zeros(32, np.float32))
     np.testing.assert_array_equal(vm.read(kept.handle), np.ones(16))
-    with pytest.raises(ArenaOverflow):
-        arena.alloc(TensorType("f32", (32,)))
+    refuses(ArenaOverflow, "", arena.alloc, TensorType("f32", (32,)))
     assert arena.used == 3 * 64
     again = arena.alloc(TensorType("f32", (16,)))
     assert arena.used == arena.capacity == 4 * 64
@@ -449,8 +429,7 @@ def test_a_reset_inside_a_finalizer_leaves_dying_tensors_their_bytes() -> None:
     assert batch.used == sum(x.region.nbytes for x in (first, second) if x.region is not None)
 
 
-def test_an_arena_of_ever_other_sizes_holds_little_more_than_it_needs() -> None:
-    vm = VM()
+def test_an_arena_of_ever_other_sizes_holds_little_more_than_it_needs(vm: VM) -> None:
     batch = Arena(vm, "batch")
     for n in range(1, 300):
         with batch:

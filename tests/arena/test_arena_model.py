@@ -23,6 +23,7 @@ from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import refuses
 from tests.wired import machine
 
 ROW, WORDS = TensorType(f32, (16,)), TensorType("u32", (4, 4))
@@ -172,8 +173,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
     @rule(data=st.data())
     def rewind_to_a_mark_that_has_passed(self, data: st.DataObject) -> None:
         mark = data.draw(st.sampled_from(self.passed))
-        with pytest.raises(ArenaError, match="arena 'batch' was reset, or rewound past"):
-            self.arena.rewind(mark)
+        refuses(ArenaError, "arena 'batch' was reset, or rewound past", self.arena.rewind, mark)
 
     @precondition(lambda self: self.groups)
     @rule(data=st.data())
@@ -201,8 +201,7 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         group = data.draw(st.sampled_from([g for g in self.groups if g.base is not None]))
         assert group.base is not None
         for view in group.views:
-            with pytest.raises(ArenaError, match="free the base of a view"):
-                self.arena.free(view)
+            refuses(ArenaError, "free the base of a view", self.arena.free, view)
         self.arena.free(group.base)
         self.end(group, "it was freed")
 
@@ -245,10 +244,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         with pytest.raises(StaleTensor, match=text if tensor.base is None else why):
             self.arena.view(tensor, tensor.type)
         if tensor.base is None:
-            with pytest.raises(StaleTensor, match=text):
-                self.arena.free(tensor)
-        with pytest.raises(HandleError):
-            self.vm.read(tensor.handle)
+            refuses(StaleTensor, text, self.arena.free, tensor)
+        refuses(HandleError, "", self.vm.read, tensor.handle)
 
     @invariant()
     def counts_are_exact(self) -> None:

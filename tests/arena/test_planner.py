@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlvm.arena.planner import Block, Plan, lower_bound, plan
 from mlvm.core.errors import ArenaError
 from mlvm.core.types import ALIGNMENT
+from tests.brief import cases, refuses
 
 lives = st.tuples(st.integers(-3, 12), st.integers(0, 6))
 blocks_of_any_kind = st.lists(
@@ -137,23 +138,20 @@ def test_a_plan_prints_its_size_beside_the_bound() -> None:
     assert str(step) == "12,345 bytes, lower bound 12,000 (1.03), unfused 15,000, by size"
 
 
-@pytest.mark.parametrize(
-    ("blocks", "message"),
-    [
-        ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: its size is >= 0 bytes, not -1"),
-        ([Block(64, 5, 3)], "block 0: it ends at 3, before it starts at 5"),
-        ([Block(2**61, 0, 1)] * 3, "block 2: sizes, their sum and moments stay below 2**62"),
-        ([Block(1, 0, 2**70)], "block 0: sizes, their sum and moments stay below 2**62"),
-        ([(64, 0)], "block 0: expected integers nbytes, start, end; given (64, 0)"),
-        ([Block(1.5, 0, 1)], "given Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
-        ([None], "given None"),
-    ],
+@cases(
+    "blocks, message",
+    ([Block(64, 0, 1), Block(-1, 0, 1)], "block 1: its size is >= 0 bytes, not -1"),
+    ([Block(64, 5, 3)], "block 0: it ends at 3, before it starts at 5"),
+    ([Block(2**61, 0, 1)] * 3, "block 2: sizes, their sum and moments stay below 2**62"),
+    ([Block(1, 0, 2**70)], "block 0: sizes, their sum and moments stay below 2**62"),
+    ([(64, 0)], "block 0: expected integers nbytes, start, end; given (64, 0)"),
+    ([Block(1.5, 0, 1)], "given Block(nbytes=1.5, start=0, end=1)"),  # type: ignore[arg-type]
+    ([None], "given None"),
 )
 def test_bad_blocks_are_refused(blocks: list[Block], message: str) -> None:
     for planner in (plan, lower_bound):
-        with pytest.raises(ArenaError) as caught:
-            planner(blocks)
-        assert message in str(caught.value)
+        caught = refuses(ArenaError, "", planner, blocks)
+        assert message in str(caught)
 
 
 @pytest.mark.parametrize("alignment", [0, -64, 1.5])

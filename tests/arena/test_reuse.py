@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ArenaError, ArenaOverflow, StaleTensor
 from mlvm.eager import nn
+from tests.brief import refuses
 
 RNG = np.random.default_rng(0)
 
@@ -140,12 +141,10 @@ def test_an_exception_inside_a_step_leaves_the_arena_reset() -> None:
             raise error
 
     for error, nfloats in ((ZeroDivisionError, 3), (ArenaOverflow, 1 << 20)):
-        with pytest.raises(error):
-            fail(error, nfloats)
+        refuses(error, "", fail, error, nfloats)
     assert training.batch.used == 0
     for tensor in kept:
-        with pytest.raises(StaleTensor, match="arena 'batch' ended: its arena was reset"):
-            tensor.numpy()
+        refuses(StaleTensor, "arena 'batch' ended: its arena was reset", tensor.numpy)
     assert training.step() == held
 
 
@@ -215,8 +214,7 @@ def test_every_use_of_a_tensor_that_has_ended_raises(how: str) -> None:
             assert isinstance(tensor, ml.Tensor)
             assert how in repr(tensor)
             for use in uses:
-                with pytest.raises(StaleTensor, match=f"arena 'batch' ended: .* {how}"):
-                    use(tensor)
+                refuses(StaleTensor, f"arena 'batch' ended: .* {how}", use, tensor)
     if how != "closed":
         np.testing.assert_array_equal([tensor.numpy() for tensor in again], np.zeros((2, 2, 3)))
     del other
@@ -253,8 +251,7 @@ def test_keep_refuses_what_it_cannot_copy() -> None:
     weights = ml.Arena(vm, "weights", capacity=64)
     with ml.Arena(elsewhere, "batch") as batch:
         x = ml.ones(3)
-        with pytest.raises(ArenaError, match=r"on here was asked to keep a f32\[3\] .* on there"):
-            weights.keep(x)
+        refuses(ArenaError, r"on here was asked to keep a f32\[3\] .* on there", weights.keep, x)
         assert batch.used == 64
     with pytest.raises(ArenaError, match="arena 'weights' keeps tensors, not a ndarray"):
         weights.keep(np.ones(3))  # type: ignore[type-var]
@@ -280,10 +277,8 @@ def test_a_loop_that_rewinds_finds_the_same_addresses(capacity: int | None) -> N
             assert arena.used == used
         assert len(set(seen)) == 1
         np.testing.assert_array_equal(x.numpy(), np.ones(16))
-        with pytest.raises(StaleTensor, match="its arena was rewound"):
-            z.numpy()
-    with pytest.raises(ArenaError, match="arena 'batch' was reset"):
-        arena.rewind(mark)
+        refuses(StaleTensor, "its arena was rewound", z.numpy)
+    refuses(ArenaError, "arena 'batch' was reset", arena.rewind, mark)
 
 
 def test_rewind_refuses_marks_that_are_not_its_own() -> None:
@@ -293,10 +288,8 @@ def test_rewind_refuses_marks_that_are_not_its_own() -> None:
     inner = arena.mark()
     arena.rewind(inner)
     arena.rewind(outer)
-    with pytest.raises(ArenaError, match="rewound past this mark"):
-        arena.rewind(inner)
-    with pytest.raises(ArenaError, match="its own marks, not to one of arena 'other'"):
-        arena.rewind(other.mark())
+    refuses(ArenaError, "rewound past this mark", arena.rewind, inner)
+    refuses(ArenaError, "its own marks, not to one of arena 'other'", arena.rewind, other.mark())
     with pytest.raises(ArenaError, match="its own marks, not to 3"):
         arena.rewind(3)  # type: ignore[arg-type]
 
@@ -330,10 +323,9 @@ def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
     with arena:
         held = [ml.ones(n) for n in (16, 96, 16, 32)]
         del held[2]
-        with pytest.raises(ArenaOverflow) as caught:
-            ml.ones(128)
+        caught = refuses(ArenaOverflow, "", ml.ones, 128)
     line = test_an_overflow_names_the_largest_holders_and_their_lines.__code__.co_firstlineno + 3
-    assert str(caught.value) == (
+    assert str(caught) == (
         f"arena 'batch': f32[128] asks for 512 bytes; 448 of 1,024 are left, in pieces of at most "
         f"384; the largest holders are f32[96]: 384 bytes, {__file__}:{line}; "
         f"f32[32]: 128 bytes, {__file__}:{line}; f32[16]: 64 bytes, {__file__}:{line}"

@@ -16,10 +16,10 @@ from mlvm.core.errors import ArenaError, HandleError, MachineError, ShapeError, 
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 
 
-def test_tensors_lie_where_they_are_asked_for_and_share_bytes() -> None:
-    vm = VM()
+def test_tensors_lie_where_they_are_asked_for_and_share_bytes(vm: VM) -> None:
     with ScratchPad(vm, 256) as pad:
         assert (pad.capacity, vm.consumed_size_in_mib() * 2**20) == (256, 256)
         words, row = pad.tensor("u32[16]", 0), pad.tensor(TensorType("u8", (4,)), 4)
@@ -32,10 +32,8 @@ def test_tensors_lie_where_they_are_asked_for_and_share_bytes() -> None:
     assert vm.consumed_size_in_mib() == 0
     for tensor in (words, row):
         assert "arena 'scratch' ended: its arena was closed" in str(tensor.stale())
-        with pytest.raises(HandleError):
-            vm.read(tensor.handle)
-    with pytest.raises(ArenaError, match="scratch pad 'scratch' is closed"):
-        pad.tensor("u8[1]", 0)
+        refuses(HandleError, "", vm.read, tensor.handle)
+    refuses(ArenaError, "scratch pad 'scratch' is closed", pad.tensor, "u8[1]", 0)
 
 
 offsets = st.integers(-8, 80)
@@ -70,8 +68,7 @@ def test_a_pad_is_its_bytes(writes: list[tuple[TensorType, int, int, bool]]) -> 
     np.testing.assert_array_equal(vm.read(whole.handle), model)
 
 
-def test_two_programs_share_a_pad() -> None:
-    vm = VM()
+def test_two_programs_share_a_pad(vm: VM) -> None:
     square = assemble(
         '.func main 0 *\n load_arg 0\n load_arg 1\n push_str "square.out"\n cfunc 2 0\n halt'
     )
@@ -98,15 +95,11 @@ def test_eager_tensors_compute_in_a_pad() -> None:
         np.testing.assert_array_equal(bits.numpy(), np.ones(4, np.float32).view(np.uint32))
         np.testing.assert_array_equal((ml.reshape(x, (2, 2)) * 2).numpy(), np.full((2, 2), 2))
         y = pad.tensor("f32[4]", 4)
-        with pytest.raises(MachineError, match="write over an operand"):
-            ml.negative(x, out=y)
+        refuses(MachineError, "write over an operand", ml.negative, x, out=y)
     text = "arena 'pad' ended: its arena was closed"
-    with pytest.raises(StaleTensor, match=text):
-        ml.add(x, 1)
-    with pytest.raises(StaleTensor, match=text):
-        ml.add(x, x, out=x)
-    with pytest.raises(StaleTensor, match=text):
-        ml.reshape(x, (2, 2))
+    refuses(StaleTensor, text, ml.add, x, 1)
+    refuses(StaleTensor, text, ml.add, x, x, out=x)
+    refuses(StaleTensor, text, ml.reshape, x, (2, 2))
 
 
 def test_tensors_at_one_place_have_one_handle_each_type() -> None:
@@ -133,35 +126,29 @@ def test_a_pad_gives_no_tensor_a_place_by_itself() -> None:
     assert (pad.used, pad.live()) == (0, [])
 
 
-@pytest.mark.parametrize(
-    ("type", "offset", "text"),
-    [
-        ("f32[4]", 1, r"f32\[4\] at offset 1 is not aligned to its elements of 4 bytes"),
-        ("f32[4]", 52, r"f32\[4\] at offset 52 needs bytes 52 to 68 of 64"),
-        ("f32[4]", -4, r"needs bytes -4 to 12 of 64"),
-        ("f32[4]", 1.0, r"an offset is an int, not 1\.0"),
-        (None, 0, r"a TensorType is wanted, not None"),
-    ],
+@cases(
+    "type, offset, text",
+    ("f32[4]", 1, r"f32\[4\] at offset 1 is not aligned to its elements of 4 bytes"),
+    ("f32[4]", 52, r"f32\[4\] at offset 52 needs bytes 52 to 68 of 64"),
+    ("f32[4]", -4, r"needs bytes -4 to 12 of 64"),
+    ("f32[4]", 1.0, r"an offset is an int, not 1\.0"),
+    (None, 0, r"a TensorType is wanted, not None"),
 )
 def test_what_does_not_fit_is_refused(type: Any, offset: Any, text: str) -> None:
     pad = ScratchPad(VM(), 64)
-    with pytest.raises(ArenaError, match=f"scratch pad 'scratch': .*{text}"):
-        pad.tensor(type, offset)
+    refuses(ArenaError, f"scratch pad 'scratch': .*{text}", pad.tensor, type, offset)
     assert (pad.used, pad.views_created) == (0, 0)
 
 
-def test_a_raw_pad_leaves_it_to_the_vm() -> None:
-    vm = VM()
+def test_a_raw_pad_leaves_it_to_the_vm(vm: VM) -> None:
     pad = ScratchPad(vm, 64, raw=True)
     assert pad.tensor("f32[4]", 48).handle
     for offset in (52, -4, 1):
-        with pytest.raises(ShapeError):
-            pad.tensor("f32[4]", offset)
+        refuses(ShapeError, "", pad.tensor, "f32[4]", offset)
     gc.collect()
     assert (pad.used, pad.live()) == (0, [])
 
 
 @pytest.mark.parametrize("nbytes", [-1, 1.5, None, True])
 def test_a_pad_has_a_number_of_bytes(nbytes: Any) -> None:
-    with pytest.raises(ArenaError, match="it has >= 0 bytes"):
-        ScratchPad(VM(), nbytes)
+    refuses(ArenaError, "it has >= 0 bytes", ScratchPad, VM(), nbytes)

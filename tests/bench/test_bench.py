@@ -30,6 +30,7 @@ from bench.harness import (
 )
 from mlvm.machines.native import extension
 from tests.bench.suite import SUITE, counted
+from tests.brief import cases, refuses
 
 
 def only(*names: str) -> Suite:
@@ -84,18 +85,15 @@ def test_a_contender_that_is_not_installed_is_named_and_skipped(
     assert "absent is not installed, skipped" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("crashes", "suite: crashes ended with status 7 while timing 'count'"),
-        ("crashes early", "suite: crashes early ended with status 8 while preparing"),
-        ("raises", "suite: raises failed while timing 'count': ValueError: no such luck"),
-    ],
+@cases(
+    "name, message",
+    ("crashes", "suite: crashes ended with status 7 while timing 'count'"),
+    ("crashes early", "suite: crashes early ended with status 8 while preparing"),
+    ("raises", "suite: raises failed while timing 'count': ValueError: no such luck"),
 )
 def test_a_contender_that_fails_is_an_error(name: str, message: str) -> None:
-    with pytest.raises(BenchError) as caught:
-        run(only("ours", name))
-    assert str(caught.value) == message
+    caught = refuses(BenchError, "", run, only("ours", name))
+    assert str(caught) == message
 
 
 def test_a_contender_that_hangs_is_an_error_after_the_timeout() -> None:
@@ -216,9 +214,8 @@ def test_where_nothing_was_measured_there_is_no_table(
 )
 def test_bad_usage_exits_with_2(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["bench", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        command.main()
-    assert caught.value.code == 2
+    caught = refuses(SystemExit, "", command.main)
+    assert caught.code == 2
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -312,16 +309,14 @@ def test_dynamic() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@cases(
     "suite",
-    [
-        dispatch.SUITE,
-        dynamic.SUITE,
-        inference.SUITE,
-        machine.SUITE,
-        mixer.SUITE,
-        scaling.SUITE,
-    ],
+    dispatch.SUITE,
+    dynamic.SUITE,
+    inference.SUITE,
+    machine.SUITE,
+    mixer.SUITE,
+    scaling.SUITE,
 )
 def test_targets_and_limits_are_for_contenders_of_the_suite(suite: Suite) -> None:
     names = {contender.name for contender in suite.contenders}

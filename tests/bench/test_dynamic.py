@@ -22,6 +22,7 @@ from bench.dynamic_sizes import (
     reference,
 )
 from bench.mlvm_dynamic import Family
+from tests.brief import cases, refuses
 
 TRAINING = [
     name for name, size in QUICK.items() if isinstance(size, LstmTrainingSize | TransformerSize)
@@ -93,8 +94,7 @@ def test_a_second_program_is_an_error() -> None:
     words, length = family.inputs[0]
     with family.weights.allocating():
         family.inputs[1] = (ml.concat([words, words]), length)
-    with pytest.raises(ValueError, match="2 programs where one is to serve all"):
-        family.run()
+    refuses(ValueError, "2 programs where one is to serve all", family.run)
 
 
 @pytest.mark.parametrize("cells", [False, True])
@@ -122,22 +122,18 @@ def test_the_contenders_train_alike(case: str) -> None:
         assert [float(run()[0]) for _ in range(STEPS)] == pytest.approx(losses, rel=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("case", "spoil", "message"),
-    [
-        ("tree-lstm", lambda x: x[:-1], "input 0: a result (4,) in place of (5,)"),
-        ("bert", lambda x: x * 1.001, "input 0: a result is off by 1.0e-03 of the largest"),
-        ("lstm training", lambda x: x * np.nan, "input 0: a result is off by nan"),
-        ("generation", lambda x: x + 1, "input 0: symbols ["),
-    ],
+@cases(
+    "case, spoil, message",
+    ("tree-lstm", lambda x: x[:-1], "input 0: a result (4,) in place of (5,)"),
+    ("bert", lambda x: x * 1.001, "input 0: a result is off by 1.0e-03 of the largest"),
+    ("lstm training", lambda x: x * np.nan, "input 0: a result is off by nan"),
+    ("generation", lambda x: x + 1, "input 0: symbols ["),
 )
 def test_others_are_refused(case: str, spoil: Callable[[Any], Any], message: str) -> None:
     expected = reference(QUICK[case])
-    with pytest.raises(ValueError) as caught:
-        dynamic.check([spoil(each) for each in expected], expected)
-    assert str(caught.value).startswith(message)
-    with pytest.raises(ValueError, match="0 results in place of 1"):
-        dynamic.check([], expected[:1])
+    caught = refuses(ValueError, "", dynamic.check, [spoil(each) for each in expected], expected)
+    assert str(caught).startswith(message)
+    refuses(ValueError, "0 results in place of 1", dynamic.check, [], expected[:1])
 
 
 def test_a_contender_with_other_results_is_not_timed() -> None:
@@ -147,5 +143,4 @@ def test_a_contender_with_other_results_is_not_timed() -> None:
     )
     rounds = prepare(True)
     assert list(rounds) == ["generation"]
-    with pytest.raises(ValueError, match="in place of"):
-        rounds["generation"]()
+    refuses(ValueError, "in place of", rounds["generation"])

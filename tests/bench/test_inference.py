@@ -10,6 +10,7 @@ import pytest
 
 from bench import inference
 from bench.sizes import MixerSize, batch_of
+from tests.brief import cases, refuses
 
 SIZE = MixerSize(2, (8, 12, 3), 7, 4, 16, 2, 8, 32)
 PARAMS = inference.params_of(SIZE)
@@ -37,18 +38,15 @@ def test_onnxruntime() -> None:
     inference.check(inference.onnx_forward(SIZE, PARAMS, threads=1)(), EXPECTED)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "message"),
-    [
-        (lambda x: x[:1], "logits (1, 7) in place of (2, 7)"),
-        (lambda x: x * 1.001, "a logit is off by 1.0e-03 of the largest, 0.0001 is accepted"),
-        (lambda x: x * np.nan, "a logit is off by nan"),
-    ],
+@cases(
+    "spoil, message",
+    (lambda x: x[:1], "logits (1, 7) in place of (2, 7)"),
+    (lambda x: x * 1.001, "a logit is off by 1.0e-03 of the largest, 0.0001 is accepted"),
+    (lambda x: x * np.nan, "a logit is off by nan"),
 )
 def test_others_are_refused(spoil: Callable[[Any], Any], message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        inference.check(spoil(EXPECTED), EXPECTED)
-    assert str(caught.value).startswith(message)
+    caught = refuses(ValueError, "", inference.check, spoil(EXPECTED), EXPECTED)
+    assert str(caught).startswith(message)
 
 
 def test_a_contender_with_other_logits_is_not_timed() -> None:

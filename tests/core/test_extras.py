@@ -10,6 +10,7 @@ import pytest
 
 from mlvm.core.errors import MissingExtra
 from mlvm.core.extras import extra
+from tests.brief import refuses
 
 
 def test_an_installed_module_is_returned() -> None:
@@ -17,8 +18,7 @@ def test_an_installed_module_is_returned() -> None:
 
 
 def test_a_missing_package_names_the_command() -> None:
-    with pytest.raises(MissingExtra, match=r'pip install "mlvm\[images\]"'):
-        extra("mlvm_no_such_package", "images")
+    refuses(MissingExtra, r'pip install "mlvm\[images\]"', extra, "mlvm_no_such_package", "images")
 
 
 def test_a_package_that_is_not_whole_says_what_it_misses(
@@ -27,6 +27,5 @@ def test_a_package_that_is_not_whole_says_what_it_misses(
     (tmp_path / "mlvm_needy.py").write_text("import mlvm_no_such_package")
     monkeypatch.syspath_prepend(tmp_path)
     told = "mlvm_needy is installed, but cannot be imported: No module named 'mlvm_no_such_package'"
-    with pytest.raises(MissingExtra, match=told):
-        extra("mlvm_needy", "images")
+    refuses(MissingExtra, told, extra, "mlvm_needy", "images")
     assert "mlvm_needy" not in sys.modules

@@ -32,8 +32,7 @@ def listed(found: list[object]) -> Layer:
     return launch
 
 
-def test_a_layer_sees_what_is_called_inside_the_block_and_passes_it_on() -> None:
-    vm = VM()
+def test_a_layer_sees_what_is_called_inside_the_block_and_passes_it_on(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
     found: list[object] = []
     with observed(vm, launch=listed(found)):
@@ -43,8 +42,7 @@ def test_a_layer_sees_what_is_called_inside_the_block_and_passes_it_on() -> None
     assert found == [(ADD_INTO, (x, x, y)), (NEGATE, (x,))]
 
 
-def test_the_latest_layer_is_the_outermost_and_may_answer_itself() -> None:
-    vm = VM()
+def test_the_latest_layer_is_the_outermost_and_may_answer_itself(vm: VM) -> None:
     x = put(vm, f32s(1))
 
     def twice(proceed: Callable[..., Any], handle: int) -> Any:
@@ -62,8 +60,7 @@ def test_the_latest_layer_is_the_outermost_and_may_answer_itself() -> None:
     assert vm.read(x) == [1]
 
 
-def test_blocks_may_overlap_and_end_in_any_order() -> None:
-    vm = VM()
+def test_blocks_may_overlap_and_end_in_any_order(vm: VM) -> None:
     x = put(vm, f32s(1))
     first: list[object] = []
     second: list[object] = []
@@ -77,8 +74,7 @@ def test_blocks_may_overlap_and_end_in_any_order() -> None:
     assert (len(first), len(second)) == (0, 1)
 
 
-def test_an_error_passes_through_and_ends_the_block() -> None:
-    vm = VM()
+def test_an_error_passes_through_and_ends_the_block(vm: VM) -> None:
     found: list[object] = []
     method = vm.launch
     with pytest.raises(HandleError), observed(vm, launch=listed(found)):
@@ -87,8 +83,7 @@ def test_an_error_passes_through_and_ends_the_block() -> None:
     assert vm.launch == method
 
 
-def test_a_vm_without_that_method_is_left_as_it_was() -> None:
-    vm = VM()
+def test_a_vm_without_that_method_is_left_as_it_was(vm: VM) -> None:
     method = vm.launch
     with pytest.raises(AttributeError, match="fly"):
         observe(vm, launch=listed([]), fly=listed([]))
@@ -107,8 +102,7 @@ def test_another_vm_and_the_vms_end_are_not_concerned() -> None:
     assert reference() is None
 
 
-def test_threads_may_come_and_go_while_others_launch() -> None:
-    vm = VM()
+def test_threads_may_come_and_go_while_others_launch(vm: VM) -> None:
     x = put(vm, f32s(1))
     stop = threading.Event()
 

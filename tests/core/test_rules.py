@@ -18,6 +18,7 @@ from mlvm.core.rules import (
     require_representable,
 )
 from mlvm.core.types import DType, TensorType, bool_, f32
+from tests.brief import refuses
 
 shapes = st.lists(st.integers(0, 3), max_size=4).map(tuple)
 
@@ -56,8 +57,7 @@ def test_elementwise_rules_promote_and_broadcast() -> None:
     x, y = TensorType("i16", (2, 1)), TensorType("u16", (3,))
     assert broadcast(x, y) is TensorType("i32", (2, 3))
     assert elementwise("real", bool_)(x, y) is TensorType("bool", (2, 3))
-    with pytest.raises(DTypeError, match="do not promote"):
-        broadcast(x, TensorType("u64"))
+    refuses(DTypeError, "do not promote", broadcast, x, TensorType("u64"))
 
 
 @pytest.mark.parametrize("allowed", ["numeric", "real", "integer", "inexact", "float", "bool"])
@@ -78,8 +78,7 @@ def test_representable_integers(dtype: DType) -> None:
     for value in (bounds.min, bounds.max, 1.0):
         require_representable(value, dtype)
     for value in (bounds.min - 1, bounds.max + 1, 0.5, np.inf, np.nan):
-        with pytest.raises(AttributeRefused, match=f"is not a value of {dtype}"):
-            require_representable(value, dtype)
+        refuses(AttributeRefused, f"is not a value of {dtype}", require_representable, value, dtype)
 
 
 def test_representable_bools_and_floats() -> None:

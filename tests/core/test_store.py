@@ -17,6 +17,7 @@ from mlvm.core import store as store_module
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.store import FreeStore, Handle
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType, aligned_array, f32
+from tests.brief import refuses
 
 dtypes = st.sampled_from(["u8", "i16", "f32", "f64"])
 types = st.builds(TensorType, dtypes, st.lists(st.integers(0, 3), max_size=2))
@@ -143,8 +144,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             self.store.swap(x, y)
             self.tensors[x], self.tensors[y] = self.tensors[y], self.tensors[x]
         else:
-            with pytest.raises(DTypeError, match="swap needs two tensors of one type, not "):
-                self.store.swap(x, y)
+            refuses(DTypeError, "swap needs two tensors of one type, not ", self.store.swap, x, y)
 
     @precondition(lambda self: self.ended)
     @rule(data=st.data())
@@ -160,8 +160,7 @@ class StoreAgainstModel(RuleBasedStateMachine):
             lambda: self.store.swap(handle, live),
             lambda: self.store.swap(live, handle),
         ):
-            with pytest.raises(HandleError, match=re.escape(f" {handle} {self.ended[handle]}")):
-                use()
+            refuses(HandleError, re.escape(f" {handle} {self.ended[handle]}"), use)
 
     @precondition(lambda self: self.tensors and self.storages)
     @rule(data=st.data())
@@ -196,16 +195,17 @@ def test_two_stores_never_issue_the_same_handle() -> None:
     stores = [FreeStore(), FreeStore()]
     handles = [store.alloc_tensor(TensorType(f32)) for store in stores * 10]
     assert len(set(handles)) == 20
-    with pytest.raises(HandleError, match="names nothing in this VM"):
-        stores[0].entry(handles[1])
+    refuses(HandleError, "names nothing in this VM", stores[0].entry, handles[1])
 
 
 @pytest.mark.parametrize("handle", [[1], np.ones(2), None, "5", 0.5])
 def test_what_is_no_handle(handle: Any) -> None:
-    with pytest.raises(HandleError, match="is no handle, which is an integer"):
-        FreeStore().entry(handle)
-    with pytest.raises(HandleError, match="is no handle, which is an integer"):
-        FreeStore().dealloc_storage(handle)
+    refuses(HandleError, "is no handle, which is an integer", lambda: FreeStore().entry(handle))
+    refuses(
+        HandleError,
+        "is no handle, which is an integer",
+        lambda: FreeStore().dealloc_storage(handle),
+    )
 
 
 @pytest.mark.parametrize("nbytes", [-1, MAX_NBYTES + 1])
@@ -218,8 +218,7 @@ def test_an_impossible_size(nbytes: int) -> None:
 
 def test_memory_that_there_is_not_leaves_the_store_as_it_was() -> None:
     store = FreeStore()
-    with pytest.raises(MemoryError):
-        store.alloc_tensor(TensorType("u8", (MAX_NBYTES,)))
+    refuses(MemoryError, "", store.alloc_tensor, TensorType("u8", (MAX_NBYTES,)))
     assert store.consumed == 0
 
 
@@ -229,10 +228,8 @@ def test_the_fate_of_long_ended_handles_is_forgotten(monkeypatch: pytest.MonkeyP
     handles = [store.alloc_tensor(TensorType(f32)) for _ in range(3)]
     for handle in handles:
         store.dealloc_tensor(handle)
-    with pytest.raises(HandleError, match="never issued, or ended long ago"):
-        store.entry(handles[0])
-    with pytest.raises(HandleError, match="ended by dealloc_tensor"):
-        store.entry(handles[1])
+    refuses(HandleError, "never issued, or ended long ago", store.entry, handles[0])
+    refuses(HandleError, "ended by dealloc_tensor", store.entry, handles[1])
 
 
 def test_the_bytes_of_what_has_ended_are_free() -> None:
@@ -290,8 +287,7 @@ def test_a_tensor_in_a_storage_may_leave_it_and_outlive_it() -> None:
     store.dealloc_storage(storage)
     assert store.consumed == 4
     assert store.entry(y).type is TensorType(f32)
-    with pytest.raises(HandleError, match="ended with its storage"):
-        store.entry(x)
+    refuses(HandleError, "ended with its storage", store.entry, x)
 
 
 def test_a_read_only_array_is_copied() -> None:

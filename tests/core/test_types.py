@@ -26,6 +26,7 @@ from mlvm.core.types import (
     i32,
     promote,
 )
+from tests.brief import cases, refuses
 from tests.threads import in_threads
 
 DTYPES = list(DType.all.values())
@@ -77,13 +78,11 @@ def test_threads_that_make_the_same_type_at_once_share_it() -> None:
         assert all(type is first for type in others)
 
 
-@pytest.mark.parametrize(
-    ("text", "type"),
-    [
-        ("f32[]", TensorType(f32)),
-        (" i32[ 2 , 3 ] ", TensorType(i32, (2, 3))),
-        ("bool[0]", TensorType("bool", (0,))),
-    ],
+@cases(
+    "text, type",
+    ("f32[]", TensorType(f32)),
+    (" i32[ 2 , 3 ] ", TensorType(i32, (2, 3))),
+    ("bool[0]", TensorType("bool", (0,))),
 )
 def test_parse(text: str, type: TensorType) -> None:
     assert TensorType.parse(text) is type
@@ -91,20 +90,17 @@ def test_parse(text: str, type: TensorType) -> None:
 
 @pytest.mark.parametrize("text", ["", "f32", "[2]", "f32[-1]", "f32[2.0]", "f32[2", "f32[2]x"])
 def test_parse_refuses_what_is_no_type(text: str) -> None:
-    with pytest.raises(ShapeError, match="is not a type; write one like f32"):
-        TensorType.parse(text)
+    refuses(ShapeError, "is not a type; write one like f32", TensorType.parse, text)
 
 
 def test_parse_refuses_an_unknown_dtype_and_names_all() -> None:
-    with pytest.raises(DTypeError, match=r"no dtype 'f8'; there are bool, u8, .*, f64"):
-        TensorType.parse("f8[2]")
+    refuses(DTypeError, r"no dtype 'f8'; there are bool, u8, .*, f64", TensorType.parse, "f8[2]")
 
 
 @pytest.mark.parametrize("shape", [(-1,), (2.0,), ("2",), "2", 3, None, [[1]], (None,), (1, -5)])
 def test_a_shape_is_of_integers_that_are_not_negative(shape: Any) -> None:
     TensorType(f32, (2,))  # is known and equal to (2.0,), which must make no difference
-    with pytest.raises(ShapeError, match="a shape is a tuple of integers >= 0, not "):
-        TensorType(f32, shape)
+    refuses(ShapeError, "a shape is a tuple of integers >= 0, not ", TensorType, f32, shape)
 
 
 def test_a_length_is_an_int_whatever_integer_was_given() -> None:
@@ -116,12 +112,10 @@ def test_a_length_is_an_int_whatever_integer_was_given() -> None:
 def test_the_largest_types() -> None:
     assert TensorType("u8", (MAX_NBYTES,)).nbytes == MAX_NBYTES
     assert TensorType(f32, (1,) * MAX_NDIM).ndim == MAX_NDIM
-    with pytest.raises(ShapeError, match="larger than"):
-        TensorType("u8", (MAX_NBYTES + 1,))
+    refuses(ShapeError, "larger than", TensorType, "u8", (MAX_NBYTES + 1,))
     with pytest.raises(ShapeError, match="larger than"):  # as numpy has it
         TensorType(f32, (0, 2**31, 2**31))
-    with pytest.raises(ShapeError, match="at most 64 dimensions, not 65"):
-        TensorType(f32, (1,) * (MAX_NDIM + 1))
+    refuses(ShapeError, "at most 64 dimensions, not 65", TensorType, f32, (1,) * (MAX_NDIM + 1))
 
 
 # --- dtypes ---------------------------------------------------------------------------
@@ -149,14 +143,12 @@ def test_a_short_name_is_ours_where_numpy_has_the_same() -> None:
     "dtype", [None, "float33", "V2", np.void, ">f4", np.longdouble, "f4,,", "(2,", 5, [], object()]
 )
 def test_no_such_dtype(dtype: Any) -> None:
-    with pytest.raises(DTypeError, match=r"no dtype for .*; there are bool, u8, .*, f64"):
-        DType.of(dtype)
+    refuses(DTypeError, r"no dtype for .*; there are bool, u8, .*, f64", DType.of, dtype)
 
 
 @pytest.mark.parametrize("name", ["float32", "", None, []])
 def test_named_takes_short_names_only(name: Any) -> None:
-    with pytest.raises(DTypeError, match=r"there are bool, u8, .*, f64"):
-        DType.named(name)
+    refuses(DTypeError, r"there are bool, u8, .*, f64", DType.named, name)
 
 
 # --- promotion ------------------------------------------------------------------------
@@ -181,8 +173,7 @@ def test_promotion_is_numpys_but_an_integer_widens_no_float(x: DType, y: DType) 
         assert promote(x, y) is promote(y, x) is joined
     else:
         assert {x.kind, y.kind} == {"signed", "unsigned"}
-        with pytest.raises(DTypeError, match=f"{x} and {y} do not promote; convert one"):
-            promote(x, y)
+        refuses(DTypeError, f"{x} and {y} do not promote; convert one", promote, x, y)
 
 
 @given(st.lists(st.sampled_from(DTYPES), min_size=3, max_size=3))
@@ -215,5 +206,4 @@ def test_numpy_takes_a_dtype_for_its_own(dtype: DType) -> None:
 
 def test_an_array_is_no_dtype() -> None:
     for array in (np.ones(2), np.float32(1)):
-        with pytest.raises(DTypeError, match="no dtype for"):
-            DType.of(array)
+        refuses(DTypeError, "no dtype for", DType.of, array)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import contextvars
-import dis
 import gc
 import re
-import sys
 import threading
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -38,6 +35,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
 from tests.core.programs import ADD_INTO, f32s, put, straight
+from tests.interrupting import interrupted
 from tests.threads import PATIENCE, in_threads, start, waits
 
 VECTOR = TensorType(f32, (2,))
@@ -604,33 +602,10 @@ def test_a_launch_on_a_busy_vm_waits_and_other_vms_do_not(monkeypatch: pytest.Mo
 
 
 def test_a_vm_is_free_for_other_threads_wherever_a_launch_is_interrupted() -> None:
-    """Python looks for Ctrl-C when a call has returned."""
-    vm = VM()
+    vm, n = VM(), 1
     handle = put(vm, f32s(1))
-    returned = until = 0
-    after_a_call = False
-
-    def interrupting(frame: FrameType, event: str, _: Any) -> Any:
-        nonlocal returned, after_a_call
-        if frame.f_code is VM.launch.__code__:
-            frame.f_trace_opcodes = True
-            if event == "opcode":
-                returned += after_a_call
-                after_a_call = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
-                if returned == until:
-                    raise KeyboardInterrupt
-        return interrupting
-
-    before = sys.gettrace()
-    while returned == until:
-        until, returned, after_a_call = until + 1, 0, False
-        sys.settrace(interrupting)
-        try:
-            vm.launch(NEGATE, [handle])
-        except KeyboardInterrupt:
-            pass
-        finally:
-            sys.settrace(before)
+    while interrupted(lambda: vm.launch(NEGATE, [handle]), n):
         assert start(vm.launch, NEGATE, [handle]).result(PATIENCE) == [-1]
         assert vm.depth == 0
-    assert until > 2
+        n += 1
+    assert n > 5

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import refuses
 from tests.machines.remote.serving import Served, wait_for
 from tests.threads import in_threads
 
@@ -98,7 +99,6 @@ def test_a_lost_vm_is_no_end_of_the_language(server: Served) -> None:
             server.close()
             with pytest.raises(ml.errors.ConnectionLost):
                 (x + x).numpy()
-            with pytest.raises(ml.errors.ConnectionLost):
-                ml.zeros((100, 100)).numpy()
+            refuses(ml.errors.ConnectionLost, "", lambda: ml.zeros((100, 100)).numpy())
         assert ml.ones((2,)).numpy().tolist() == [1, 1]
     del x

@@ -15,14 +15,14 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
 from mlvm.eager import nn
-from mlvm.eager.autodiff.autodiff import vjp
+from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import (
     Buffer,
+    Copies,
     Node,
-    Twins,
     children,
     load,
     map_to_dicts,
@@ -150,11 +150,11 @@ def test_modules_become_dicts() -> None:
 
 def test_substitute_copies_modules_and_keeps_what_is_no_tensor() -> None:
     parent = Parent()
-    twin = substitute(lambda x: x + 1, parent)
-    assert isinstance(twin, Parent)
-    assert twin.name == "parent"
-    assert twin.Leaf[1] is abs
-    assert float(twin.last.weight) == 2
+    copied = substitute(lambda x: x + 1, parent)
+    assert isinstance(copied, Parent)
+    assert copied.name == "parent"
+    assert copied.Leaf[1] is abs
+    assert float(copied.last.weight) == 2
     assert float(parent.last.weight) == 1
 
 
@@ -184,9 +184,9 @@ def test_substitute_keeps_nothing_alive() -> None:
     x = asarray(1.0)
     gc.disable()
     try:
-        twin = substitute(lambda x: x + 1, [x, {"a": x}])
-        references = weakref.ref(x), weakref.ref(twin[0])
-        del x, twin
+        copied = substitute(lambda x: x + 1, [x, {"a": x}])
+        references = weakref.ref(x), weakref.ref(copied[0])
+        del x, copied
         assert [reference() for reference in references] == [None, None]
     finally:
         gc.enable()
@@ -194,13 +194,13 @@ def test_substitute_keeps_nothing_alive() -> None:
 
 def test_substitute_leaves_buffers_as_they_are() -> None:
     node = Stateful()
-    twins: Twins = []
-    twin = substitute(lambda x: x + 1, node, twins)
-    assert (float(twin.weight), float(node.weight)) == (2, 1)
-    assert twin.mean is node.mean
-    assert twin.teacher is node.teacher
-    assert twins == [(node, twin)]
-    assert list(named_tensors(twin, buffers=True)) == list(named_tensors(node, buffers=True))
+    copies: Copies = []
+    copied = substitute(lambda x: x + 1, node, copies)
+    assert (float(copied.weight), float(node.weight)) == (2, 1)
+    assert copied.mean is node.mean
+    assert copied.teacher is node.teacher
+    assert copies == [(node, copied)]
+    assert list(named_tensors(copied, buffers=True)) == list(named_tensors(node, buffers=True))
 
 
 def test_substitute_keeps_shared_modules_shared() -> None:
@@ -220,13 +220,13 @@ def test_a_buffer_stays_one_until_it_is_deleted() -> None:
     assert list(named_tensors(node)) == ["weight", "mean"]
 
 
-def test_what_a_twins_buffers_were_replaced_by_goes_to_the_module() -> None:
+def test_what_a_copys_buffers_were_replaced_by_goes_to_the_module() -> None:
     node = Stateful()
-    twins: Twins = []
-    twin = substitute(lambda x: x, node, twins)
+    copies: Copies = []
+    copied = substitute(lambda x: x, node, copies)
     before = dict(vars(node))
-    twin.mean, twin.weight, twin.fresh = tensor(7), tensor(8), Buffer(tensor(9))
-    rebind_buffers(twins)
+    copied.mean, copied.weight, copied.fresh = tensor(7), tensor(8), Buffer(tensor(9))
+    rebind_buffers(copies)
     assert (float(node.mean), float(vars(node)["fresh"])) == (7, 9)
     assert list(named_tensors(node)) == ["weight"]
     assert node.weight is before["weight"]
@@ -422,8 +422,8 @@ def test_what_is_shared_stays_shared() -> None:
         calls.append(x)
         return ml.copy(x)
 
-    twin, first, second = ml.tree.map(copied, (model, w, [w]))
-    assert twin.layers[0] is twin.layers[1]
+    other, first, second = ml.tree.map(copied, (model, w, [w]))
+    assert other.layers[0] is other.layers[1]
     assert first is second[0]
     assert len(calls) == 4
     assert len(ml.tree.leaves((model, w, [w]))) == 7

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import PipelineError
 from mlvm.input.batches import Batch, Recipe, Schedule
 from mlvm.input.sampling import Indices, SampleRandom
+from tests.brief import cases, refuses
 from tests.input.datasets import Numbers
 
 
@@ -112,48 +113,43 @@ class Short(Numbers):
         return (indices[indices % 2 == 0],)
 
 
-@pytest.mark.parametrize(
-    ("dataset", "reason"),
-    [
-        (3, "a dataset has a length and samples by number, unlike a int"),
-        (Numbers(0), "no samples"),
-        (Numbers(-1), "length is none"),
-        (Numbers("many"), "length is none"),
-    ],
+@cases(
+    "dataset, reason",
+    (3, "a dataset has a length and samples by number, unlike a int"),
+    (Numbers(0), "no samples"),
+    (Numbers(-1), "length is none"),
+    (Numbers("many"), "length is none"),
 )
 def test_what_is_no_dataset_is_refused(dataset: Any, reason: str) -> None:
-    with pytest.raises(PipelineError, match=reason):
-        recipe(dataset)
+    refuses(PipelineError, reason, recipe, dataset)
 
 
-@pytest.mark.parametrize(
-    ("returned", "reason"),
-    [
-        (None, "gives a tuple of arrays, not None"),
-        ((), "gives a tuple of arrays"),
-        (np.zeros(1), "gives a tuple of arrays"),
-        (([1.0],), "gives numpy arrays, not a list"),
-        ((np.array(1.0),), r"asked for 1 samples, and gives an array \(\)"),
-        ((np.zeros((2, 3)),), r"asked for 1 samples, and gives an array \(2, 3\)"),
-    ],
+@cases(
+    "returned, reason",
+    (None, "gives a tuple of arrays, not None"),
+    ((), "gives a tuple of arrays"),
+    (np.zeros(1), "gives a tuple of arrays"),
+    (([1.0],), "gives numpy arrays, not a list"),
+    ((np.array(1.0),), r"asked for 1 samples, and gives an array \(\)"),
+    ((np.zeros((2, 3)),), r"asked for 1 samples, and gives an array \(2, 3\)"),
 )
 def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
     class Wrong(Numbers):
         def __getitem__(self, indices: Indices) -> Any:
             return returned
 
-    with pytest.raises(PipelineError, match=f"the dataset .*{reason}|the dataset {reason}"):
-        recipe(Wrong()).types()
+    refuses(
+        PipelineError,
+        f"the dataset .*{reason}|the dataset {reason}",
+        lambda: recipe(Wrong()).types(),
+    )
     with pytest.raises(PipelineError, match=f"the transform .*{reason}|the transform {reason}"):
         recipe(Numbers(), lambda arrays, random: returned).types()
 
 
 def test_samples_that_no_tensor_holds_are_refused() -> None:
-    def texts(arrays: Any, random: SampleRandom) -> Any:
-        return (np.array(["a"]),)
-
     with pytest.raises(PipelineError, match=r"samples are what no tensor holds: .*<U1"):
-        recipe(Numbers(), texts).types()
+        recipe(Numbers(), lambda arrays, random: (np.array(["a"]),)).types()
 
 
 def test_a_length_that_lies_is_told_with_the_sample() -> None:
@@ -194,9 +190,8 @@ def test_the_first_sample_that_fails_is_named() -> None:
 
     made = recipe(Numbers(10), picky, shuffle=True)
     position = list(made.indices(Batch(0, 0, 10))).index(7)
-    with pytest.raises(ZeroDivisionError, match="seven") as caught:
-        filled(made, Batch(0, 0, 10))
-    assert caught.value.__notes__ == [f"at sample 7, position {position} of epoch 0"]
+    caught = refuses(ZeroDivisionError, "seven", filled, made, Batch(0, 0, 10))
+    assert caught.__notes__ == [f"at sample 7, position {position} of epoch 0"]
 
 
 def test_a_failure_that_does_not_repeat_is_told_with_the_batch() -> None:
@@ -208,8 +203,7 @@ def test_a_failure_that_does_not_repeat_is_told_with_the_batch() -> None:
             raise RuntimeError("once")
         return arrays
 
-    with pytest.raises(RuntimeError, match="once") as caught:
-        filled(recipe(Numbers(100), once), Batch(0, 0, 30))
-    [note] = caught.value.__notes__
+    caught = refuses(RuntimeError, "once", filled, recipe(Numbers(100), once), Batch(0, 0, 30))
+    [note] = caught.__notes__
     assert note.startswith("at epoch 0, in the batch of samples 0, 1, 2")
     assert note.endswith("19, ...")

@@ -6,7 +6,6 @@ import threading
 from typing import Any
 
 import numpy as np
-import pytest
 
 from mlvm.core.errors import (
     DTypeError,
@@ -24,6 +23,7 @@ from mlvm.core.types import Array, TensorType, aligned_zeros
 from mlvm.machines.dry import DryVM
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
+from tests.brief import Before, cases, refuses
 from tests.threads import PATIENCE, start, waits
 
 
@@ -37,12 +37,10 @@ def test_a_storage_over_given_bytes_is_a_storage_like_others() -> None:
     np.testing.assert_array_equal(vm.read(x), [5, 5, 5, 5])
     vm.write(x, np.ones(4, np.float32))
     np.testing.assert_array_equal(memory[64:80].view(np.float32), [1, 1, 1, 1])
-    with pytest.raises(HandleError, match="a storage of the VM already"):
-        vm.storage_over(memory[:128])
+    refuses(HandleError, "a storage of the VM already", vm.storage_over, memory[:128])
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    with pytest.raises(HandleError, match="ended with its storage"):
-        vm.read(x)
+    refuses(HandleError, "ended with its storage", vm.read, x)
     vm.dealloc_storage(vm.storage_over(memory))
 
 
@@ -52,29 +50,25 @@ def read_only() -> Array:
     return memory
 
 
-@pytest.mark.parametrize(
-    ("memory", "refused"),
-    [
-        (b"0" * 64, DTypeError),
-        (np.zeros(64, np.int8), DTypeError),
-        (aligned_zeros(64).reshape(8, 8), ShapeError),
-        (aligned_zeros(64)[::2], ShapeError),
-        (aligned_zeros(64)[1:], ShapeError),
-        (read_only(), ShapeError),
-    ],
+@cases(
+    "memory, refused",
+    (b"0" * 64, DTypeError),
+    (np.zeros(64, np.int8), DTypeError),
+    (aligned_zeros(64).reshape(8, 8), ShapeError),
+    (aligned_zeros(64)[::2], ShapeError),
+    (aligned_zeros(64)[1:], ShapeError),
+    (read_only(), ShapeError),
 )
 def test_other_memory_is_refused(memory: Any, refused: type[MlvmError]) -> None:
     vm = VM()
-    with pytest.raises(refused, match="a storage is a"):
-        vm.storage_over(memory)
+    refuses(refused, "a storage is a", vm.storage_over, memory)
     assert vm.consumed_size_in_mib() == 0
 
 
 def test_only_a_vm_of_this_process_takes_memory() -> None:
     assert isinstance(VM(), LocalVMProtocol)
     assert not isinstance(WireVM(VM()), LocalVMProtocol)
-    with pytest.raises(HandleError, match="is a dry VM"):
-        DryVM().storage_over(aligned_zeros(64))
+    refuses(HandleError, "is a dry VM", lambda: DryVM().storage_over(aligned_zeros(64)))
 
 
 def test_make_writable_waits_for_the_ops_that_read() -> None:
@@ -85,15 +79,7 @@ def test_make_writable_waits_for_the_ops_that_read() -> None:
     y = vm.alloc_tensor(type)
     memory.view(np.int64)[...] = 1
     gate = threading.Event()
-
-    class Gate:
-        def before(self, name: str, params: Any, attributes: Any) -> None:
-            gate.wait(30)
-
-        def after(self, *_: Any) -> None:
-            pass
-
-    with vm.instrumented(Gate()):
+    with vm.instrumented(Before(lambda *_: gate.wait(30))):
         vm.launch(Program.of_op("add.out", 3, {}, 0), (y, x, x))
         made_writable = start(vm.make_writable, [x])
         assert waits(made_writable)
@@ -101,8 +87,7 @@ def test_make_writable_waits_for_the_ops_that_read() -> None:
         made_writable.result(PATIENCE)
     memory[...] = 0
     np.testing.assert_array_equal(vm.read(y), [2, 2])
-    with pytest.raises(HandleError):
-        vm.make_writable([0])
+    refuses(HandleError, "", vm.make_writable, [0])
     vm.close()
     VM().make_writable([0])  # nobody to wait for
 
@@ -117,8 +102,7 @@ def test_make_writable_makes_bytes_whole_that_a_failed_op_left() -> None:
     )
     vm.write(labels, np.array([0, 7]))
     vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (x, logits, labels))
-    with pytest.raises(OperandValueError):
-        vm.read(x)
+    refuses(OperandValueError, "", vm.read, x)
     vm.make_writable([x])
     memory[:8].view(np.float32)[...] = 3
     np.testing.assert_array_equal(vm.read(x), [3, 3])
@@ -141,17 +125,14 @@ def test_what_is_lent_is_not_copied() -> None:
     np.testing.assert_array_equal(memory, [2, 2, 2])
 
 
-@pytest.mark.parametrize(
-    ("array", "refused"),
-    [
-        ([1.0], MachineError),
-        (np.zeros((3, 4)).T, MachineError),
-        (np.zeros(3, np.longdouble), DTypeError),
-        (read_only(), MachineError),
-    ],
+@cases(
+    "array, refused",
+    ([1.0], MachineError),
+    (np.zeros((3, 4)).T, MachineError),
+    (np.zeros(3, np.longdouble), DTypeError),
+    (read_only(), MachineError),
 )
 def test_what_the_machine_cannot_use_is_not_lent(array: Any, refused: type[MlvmError]) -> None:
     frame = Frame("lend", (), {})
-    with pytest.raises(refused):
-        frame.lend(array)
+    refuses(refused, "", frame.lend, array)
     assert frame.results == []

@@ -42,6 +42,7 @@ from mlvm.input import workers as crew_module
 from mlvm.input.pipeline import Pipeline
 from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 from tests.input.datasets import Numbers
 from tests.threads import PATIENCE, start
 
@@ -163,28 +164,25 @@ def test_restoring_in_the_middle_drops_what_was_made_ahead(workers: int) -> None
         assert digests(batches) == first + rest
 
 
-@pytest.mark.parametrize(
+@cases(
     "state",
-    [
-        None,
-        {},
-        {"epoch": 0, "next_index": 0},
-        {"epoch": 0, "next_index": 0, "seed": 0, "more": 1},
-        {"epoch": 4, "next_index": 0, "seed": 0},
-        {"epoch": -1, "next_index": 0, "seed": 0},
-        {"epoch": 0, "next_index": 23, "seed": 0},
-        {"epoch": 0, "next_index": -5, "seed": 0},
-        {"epoch": 0, "next_index": 0, "seed": -1},
-        {"epoch": 0, "next_index": 0, "seed": 2**64},
-        {"epoch": 0, "next_index": "0", "seed": 0},
-    ],
+    None,
+    {},
+    {"epoch": 0, "next_index": 0},
+    {"epoch": 0, "next_index": 0, "seed": 0, "more": 1},
+    {"epoch": 4, "next_index": 0, "seed": 0},
+    {"epoch": -1, "next_index": 0, "seed": 0},
+    {"epoch": 0, "next_index": 23, "seed": 0},
+    {"epoch": 0, "next_index": -5, "seed": 0},
+    {"epoch": 0, "next_index": 0, "seed": -1},
+    {"epoch": 0, "next_index": 0, "seed": 2**64},
+    {"epoch": 0, "next_index": "0", "seed": 0},
 )
 def test_what_is_no_state_is_refused(state: Any) -> None:
     with pipeline(**OPTIONS) as batches:
         digests(batches, 2)
         before = batches.state()
-        with pytest.raises(PipelineError):
-            batches.restore(state)
+        refuses(PipelineError, "", batches.restore, state)
         assert batches.state() == before
         assert len(digests(batches)) == 13
 
@@ -213,8 +211,7 @@ def test_the_eager_pipeline_takes_the_vm_of_the_current_arena() -> None:
         assert batches.get()[0].arena.vm is vm
     with ml.Pipeline(Numbers(), 5) as batches:
         assert batches.get()[0].arena.vm is ml.default_vm()
-    with pytest.raises(PipelineError, match="which vm"):
-        Pipeline(Numbers(), 5)
+    refuses(PipelineError, "which vm", Pipeline, Numbers(), 5)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -241,8 +238,7 @@ def test_a_vm_that_cannot_be_written_to_ends_the_pipeline(workers: int) -> None:
 
     with observed(vm, write=write), pipeline(vm=vm, workers=workers) as batches:
         for _ in range(2):
-            with pytest.raises(OSError, match="is cut"):
-                digests(batches)
+            refuses(OSError, "is cut", digests, batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -254,8 +250,7 @@ def test_keeping_every_batch_is_an_error_and_no_hang(workers: int) -> None:
         list(batches)
 
 
-def test_steady_batches_take_no_new_memory() -> None:
-    vm = VM()
+def test_steady_batches_take_no_new_memory(vm: VM) -> None:
     with pipeline(vm=vm, epochs=None, workers=2) as batches:
         digests(batches, 6)
         before = vm.consumed_size_in_mib()
@@ -296,9 +291,8 @@ def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
     with pipeline(transform=failing_at(7, error), workers=workers) as batches:
         assert len(digests(batches, 1)) == 1
         for _ in range(2):
-            with pytest.raises(ZeroDivisionError, match="no seven") as caught:
-                batches.get(timeout=10)
-        assert caught.value is error
+            caught = refuses(ZeroDivisionError, "no seven", batches.get, timeout=10)
+        assert caught is error
         assert error.__notes__ == ["at sample 7, position 7 of epoch 0"]
         assert "in transform" in "".join(traceback.format_exception(error))
         assert batches.state()["next_index"] == 5
@@ -310,8 +304,7 @@ def test_an_exception_takes_the_place_of_its_batch(workers: int) -> None:
 def test_a_thread_that_exits_is_an_error(workers: int) -> None:
     with pipeline(transform=failing_at(12, SystemExit(3)), workers=workers) as batches:
         assert len(digests(batches, 2)) == 2
-        with pytest.raises(WorkerDied, match=r"ended by SystemExit\(3\)"):
-            batches.get(timeout=10)
+        refuses(WorkerDied, r"ended by SystemExit\(3\)", batches.get, timeout=10)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -333,8 +326,7 @@ def test_an_interrupt_without_workers_loses_no_batch() -> None:
         return arrays
 
     with pipeline(transform=transform) as batches:
-        with pytest.raises(KeyboardInterrupt):
-            digests(batches)
+        refuses(KeyboardInterrupt, "", digests, batches)
         assert batches.state()["next_index"] == 5
         assert len(digests(batches)) == 4
 
@@ -355,8 +347,7 @@ class Gate:
 def test_a_timeout_changes_nothing() -> None:
     gate = Gate()
     with pipeline(transform=gate, workers=1) as batches:
-        with pytest.raises(QueueEmpty):
-            batches.get(timeout=0.01)
+        refuses(QueueEmpty, "", batches.get, timeout=0.01)
         assert batches.state()["next_index"] == 0
         gate.opened.set()
         assert len(digests(batches)) == 5
@@ -366,8 +357,7 @@ def test_a_consumer_that_leaves_early_leaves_nothing() -> None:
     with pipeline(epochs=None, workers=3) as batches:
         for _ in batches:
             break
-    with pytest.raises(ShutDown, match="closed"):
-        batches.get()
+    refuses(ShutDown, "closed", batches.get)
 
 
 def test_a_pipeline_that_is_dropped_ends_its_threads() -> None:
@@ -385,14 +375,12 @@ def test_close_is_idempotent_and_ends_a_blocked_get() -> None:
     consumer = start(batches.get)
     assert gate.reached.wait(10)
     closer = start(batches.close)
-    with pytest.raises(ShutDown):
-        consumer.result(PATIENCE)
+    refuses(ShutDown, "", consumer.result, PATIENCE)
     gate.opened.set()
     closer.result(PATIENCE)
     batches.close()
     for call in (batches.get, lambda: batches.restore({})):
-        with pytest.raises(ShutDown, match="pipeline was closed"):
-            call()
+        refuses(ShutDown, "pipeline was closed", call)
 
 
 def test_close_ends_producers_that_wait_for_a_slot() -> None:
@@ -407,8 +395,7 @@ def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(crew_module, "_PATIENCE", 0.05)
     gate = Gate()
     batches = pipeline(transform=gate, workers=1)
-    with pytest.raises(QueueEmpty):
-        batches.get(timeout=0)
+    refuses(QueueEmpty, "", batches.get, timeout=0)
     assert gate.reached.wait(10)
     with pytest.warns(RuntimeWarning, match="still busy: pipeline worker 0"):
         batches.close()
@@ -424,31 +411,27 @@ def test_the_end_of_the_last_epoch() -> None:
     with pipeline(workers=1) as batches:
         assert len(digests(batches)) == 5
         assert digests(batches) == []
-        with pytest.raises(ShutDown, match="all 1 epochs are over"):
-            batches.get()
+        refuses(ShutDown, "all 1 epochs are over", batches.get)
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"batch_size": 0}, "batch_size is an integer >= 1, not 0"),
-        ({"batch_size": -3}, "batch_size is an integer >= 1, not -3"),
-        ({"batch_size": 2.5}, "batch_size is an integer >= 1, not 2.5"),
-        ({"epochs": -1}, "epochs is an integer >= 0"),
-        ({"workers": -1}, "workers is an integer >= 0"),
-        ({"prefetch": 0}, "prefetch is an integer >= 1"),
-        ({"seed": -1}, "seed is an integer in 0"),
-        ({"seed": "one"}, "seed is an integer in 0"),
-        ({"transform": 3}, "a transform is a function, not 3"),
-        ({"batch_size": 24, "drop_last": True}, "23 samples make no batch of 24"),
-        ({"dataset": 3}, "a dataset has a length"),
-    ],
+@cases(
+    "options, reason",
+    ({"batch_size": 0}, "batch_size is an integer >= 1, not 0"),
+    ({"batch_size": -3}, "batch_size is an integer >= 1, not -3"),
+    ({"batch_size": 2.5}, "batch_size is an integer >= 1, not 2.5"),
+    ({"epochs": -1}, "epochs is an integer >= 0"),
+    ({"workers": -1}, "workers is an integer >= 0"),
+    ({"prefetch": 0}, "prefetch is an integer >= 1"),
+    ({"seed": -1}, "seed is an integer in 0"),
+    ({"seed": "one"}, "seed is an integer in 0"),
+    ({"transform": 3}, "a transform is a function, not 3"),
+    ({"batch_size": 24, "drop_last": True}, "23 samples make no batch of 24"),
+    ({"dataset": 3}, "a dataset has a length"),
 )
 def test_impossible_options_are_refused(options: dict[str, Any], reason: str) -> None:
     given: dict[str, Any] = {"dataset": Numbers(), "batch_size": 5} | options
-    with pytest.raises(PipelineError, match=reason) as caught:
-        pipeline(**given)
-    assert isinstance(caught.value, MlvmError)
+    caught = refuses(PipelineError, reason, pipeline, **given)
+    assert isinstance(caught, MlvmError)
 
 
 # --- other processes -----------------------------------------------------------------

@@ -28,6 +28,7 @@ from mlvm.core.errors import PipelineError, QueueEmpty, WorkerDied
 from mlvm.core.vm import VM
 from mlvm.input.pipeline import Pipeline
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 
 ROOT = Path(__file__).resolve().parents[2]
 KILLS = int(os.environ.get("KILLS", "3"))
@@ -197,24 +198,21 @@ def test_processes_make_the_same_batches_and_go_on_from_a_state(worker_code: Any
 def test_an_exception_comes_with_its_traceback_and_sample(worker_code: Any) -> None:
     with pipeline(worker_code.Numbers(), transform=worker_code.failing) as batches:
         assert len(contents(batches, 4)) == 4
-        with pytest.raises(ZeroDivisionError, match="seventeen") as caught:
-            batches.get(timeout=20)
-    sample, remote = caught.value.__notes__
+        caught = refuses(ZeroDivisionError, "seventeen", batches.get, timeout=20)
+    sample, remote = caught.__notes__
     assert sample == "at sample 17, position 17 of epoch 0"
     assert "in failing" in remote
     assert "worker_code.py" in remote
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "text"),
-    [
-        ("Odd", (1, 2), "1 and 2"),
-        ("Gone", ("why",), "why"),
-        ("Final", ("why",), "why"),
-        ("Sealed", ("why",), "why"),
-        ("Silent", (), "<exception str"),
-        ("Local", ("why",), "why"),
-    ],
+@cases(
+    "name, arguments, text",
+    ("Odd", (1, 2), "1 and 2"),
+    ("Gone", ("why",), "why"),
+    ("Final", ("why",), "why"),
+    ("Sealed", ("why",), "why"),
+    ("Silent", (), "<exception str"),
+    ("Local", ("why",), "why"),
 )
 def test_an_exception_that_cannot_travel_is_told_in_another(
     worker_code: Any, name: str, arguments: tuple[Any, ...], text: str
@@ -222,9 +220,8 @@ def test_an_exception_that_cannot_travel_is_told_in_another(
     transform = partial(worker_code.raising, name, arguments)
     with pipeline(worker_code.Numbers(), 1, transform=transform) as batches:
         assert len(contents(batches, 4)) == 4
-        with pytest.raises(PipelineError, match=f"{name}: {text}") as caught:
-            batches.get(timeout=20)
-    assert "in raising" in caught.value.__notes__[-1]
+        caught = refuses(PipelineError, f"{name}: {text}", batches.get, timeout=20)
+    assert "in raising" in caught.__notes__[-1]
 
 
 def test_what_cannot_be_pickled_is_an_error_at_get(worker_code: Any) -> None:
@@ -259,15 +256,13 @@ def test_a_killed_worker_is_an_error_within_two_seconds(worker_code: Any) -> Non
                 assert child.pid is not None
                 os.kill(child.pid, signal.SIGKILL)
             killed = time.monotonic()
-            with pytest.raises(WorkerDied, match="exit code -9"):
-                contents(batches)
+            refuses(WorkerDied, "exit code -9", contents, batches)
             assert time.monotonic() - killed < 2
 
 
 def test_a_worker_that_is_stuck_is_ended_by_close(worker_code: Any) -> None:
     with pipeline(worker_code.Numbers(), transform=worker_code.stuck) as batches:
-        with pytest.raises(QueueEmpty):
-            batches.get(timeout=0.5)
+        refuses(QueueEmpty, "", batches.get, timeout=0.5)
         began = time.monotonic()
     assert time.monotonic() - began < 5
 

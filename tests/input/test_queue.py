@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import Allocation, Arena, using
+from mlvm.arena.arena import Allocation, Arena
 from mlvm.core import errors
 from mlvm.core.errors import (
     ArenaError,
@@ -33,6 +33,7 @@ from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 from tests.interrupting import with_each_line_interrupted
 
 PAIR = ["f32[2,3]", "i64[2]"]
@@ -106,8 +107,7 @@ def test_one_slot_is_one_element_at_a_time(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
     q.put(pair(1))
     first = q.get()
-    with pytest.raises(QueueFull, match=r"1 slots, 0 free, 0 waiting, 1 held"):
-        q.put_nowait(pair(2))
+    refuses(QueueFull, r"1 slots, 0 free, 0 waiting, 1 held", q.put_nowait, pair(2))
     del first
     q.put_nowait(pair(2))
 
@@ -147,8 +147,7 @@ def test_free_ends_a_tensor_and_the_slot_comes_back_with_the_last(vm: VM) -> Non
     q.put(pair(1))
     images, labels = q.get()
     q.arena.free(images)
-    with pytest.raises(HandleError):
-        vm.read(images.handle)
+    refuses(HandleError, "", vm.read, images.handle)
     assert q.full()
     q.arena.free(labels)
     assert not q.full()
@@ -210,20 +209,6 @@ def test_a_reset_spares_the_slots_next_tensors() -> None:
     assert with_each_line_interrupted(Arena._end_all, make) >= 10
 
 
-def test_a_slot_in_use_when_it_is_freed_gets_new_handles(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1))
-    tensors = q.get()
-    late = [x.handle for x in tensors]
-    with using(tensors):
-        q.arena.reset()
-    q.put(pair(2))
-    assert values(vm, q.get()) == {2}
-    for handle in late:
-        with pytest.raises(errors.HandleError, match="ended by dealloc_tensor"):
-            vm.read(handle)
-
-
 def test_a_kind_of_its_own(vm: VM) -> None:
     class Kind(Allocation):
         __slots__ = ("prepared",)
@@ -274,8 +259,7 @@ def test_a_reservation_ends_once(vm: VM) -> None:
     r = q.reserve()
     r.commit()
     r.cancel()
-    with pytest.raises(ArenaError, match="slot 0 is no longer reserved"):
-        r.commit()
+    refuses(ArenaError, "slot 0 is no longer reserved", r.commit)
     with q.reserve() as _:
         pass
     assert q.qsize() == 2
@@ -309,12 +293,10 @@ def test_close_drains(vm: VM, single_threaded: bool) -> None:
     q.close()
     assert (q.qsize(), q.closed, q.full()) == (1, True, False)
     for refused in (lambda: q.put(pair(2)), q.reserve, late.commit):
-        with pytest.raises(ShutDown, match="queue 'queue' is closed"):
-            refused()
+        refuses(ShutDown, "queue 'queue' is closed", refused)
     assert values(vm, q.get()) == {1}
     for _ in range(2):
-        with pytest.raises(ShutDown):
-            q.get()
+        refuses(ShutDown, "", q.get)
     assert q.empty()
     assert q._free.qsize() == 4  # all slots, and the mark of the end
 
@@ -331,12 +313,10 @@ def test_cancel_ends_both_sides_at_once(vm: VM, single_threaded: bool, closed: b
     q.cancel(error)
     q.cancel(OSError("too late"))
     for refused in (lambda: q.put(pair(2)), q.reserve, late.commit, q.get, q.get_nowait):
-        with pytest.raises(OSError, match="the disk is gone") as caught:
-            refused()
-        assert caught.value is error
+        caught = refuses(OSError, "the disk is gone", refused)
+        assert caught is error
     q.close()
-    with pytest.raises(OSError, match="the disk is gone"):
-        q.get()
+    refuses(OSError, "the disk is gone", q.get)
 
 
 def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:
@@ -345,9 +325,8 @@ def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:
     def load() -> None:
         raise OSError("the disk is gone")
 
-    with pytest.raises(OSError) as loading:
-        load()
-    q.cancel(loading.value)
+    loading = refuses(OSError, "", load)
+    q.cancel(loading)
     depths = []
     for _ in range(3):
         with pytest.raises(OSError) as caught:
@@ -380,8 +359,7 @@ def test_the_slots_are_memory_of_the_vm_until_queue_and_tensors_are_gone(
 
 def test_nothing_else_is_allocated_in_the_slots(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    with pytest.raises(ArenaError, match="has the slots of a queue tensor"):
-        q.arena.alloc(TensorType.parse(PAIR[0]))
+    refuses(ArenaError, "has the slots of a queue tensor", q.arena.alloc, TensorType.parse(PAIR[0]))
     q.put(pair(1))
     q.get()
 
@@ -400,62 +378,56 @@ def test_a_reset_of_the_slots_ends_what_was_got(vm: VM) -> None:
 # --- bad input ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("types", "maxsize", "refused"),
-    [
-        (PAIR, 0, ArenaError),
-        (PAIR, -1, ArenaError),
-        (PAIR, 2.0, ArenaError),
-        (PAIR, True, ArenaError),
-        (PAIR, None, ArenaError),
-        ([], 1, ArenaError),
-        ("f32[2]", 1, ArenaError),
-        (3, 1, ArenaError),
-        ([3], 1, DTypeError),
-        (["f33[2]"], 1, DTypeError),
-        (["f32[-2]"], 1, ShapeError),
-        (["f32[1048576,1048576]"], 64, OutOfMemory),
-        (["u8[4611686018427387904]"], 9, OutOfMemory),
-    ],
+@cases(
+    "types, maxsize, refused",
+    (PAIR, 0, ArenaError),
+    (PAIR, -1, ArenaError),
+    (PAIR, 2.0, ArenaError),
+    (PAIR, True, ArenaError),
+    (PAIR, None, ArenaError),
+    ([], 1, ArenaError),
+    ("f32[2]", 1, ArenaError),
+    (3, 1, ArenaError),
+    ([3], 1, DTypeError),
+    (["f33[2]"], 1, DTypeError),
+    (["f32[-2]"], 1, ShapeError),
+    (["f32[1048576,1048576]"], 64, OutOfMemory),
+    (["u8[4611686018427387904]"], 9, OutOfMemory),
 )
 @pytest.mark.parametrize("shared", [False, True])
 def test_an_impossible_queue_is_refused(
     vm: VM, types: Any, maxsize: Any, refused: type[MlvmError], shared: bool
 ) -> None:
-    with pytest.raises(refused):
-        QueueTensor(vm, types, maxsize, shared=shared)
+    refuses(refused, "", QueueTensor, vm, types, maxsize, shared=shared)
     assert vm.consumed_size_in_mib() == 0
 
 
-@pytest.mark.parametrize(
-    ("arrays", "refused", "message"),
-    [
-        ((), ArenaError, "a tuple of 2 arrays, not 0"),
-        (pair(1)[:1], ArenaError, "a tuple of 2 arrays, not 1"),
-        ((*pair(1), pair(1)[0]), ArenaError, "not 3"),
-        (np.zeros((2, 2, 3)), ArenaError, "a tuple of 2 arrays, not array"),
-        (None, ArenaError, "not None"),
-        (
-            ([[1.0]], pair(1)[1]),
-            DTypeError,
-            r"array 0 is f32\[2,3\]: an array is wanted, not a list",
-        ),
-        (
-            (pair(1)[0], np.zeros(2, np.int32)),
-            DTypeError,
-            "array 1 is .*: the array's dtype is int32",
-        ),
-        ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the array's dtype is float64"),
-        ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the array's shape is \(3, 2\)"),
-        ((pair(1)[0], np.int64(3)), ShapeError, r"the array's shape is \(\)"),
-    ],
+@cases(
+    "arrays, refused, message",
+    ((), ArenaError, "a tuple of 2 arrays, not 0"),
+    (pair(1)[:1], ArenaError, "a tuple of 2 arrays, not 1"),
+    ((*pair(1), pair(1)[0]), ArenaError, "not 3"),
+    (np.zeros((2, 2, 3)), ArenaError, "a tuple of 2 arrays, not array"),
+    (None, ArenaError, "not None"),
+    (
+        ([[1.0]], pair(1)[1]),
+        DTypeError,
+        r"array 0 is f32\[2,3\]: an array is wanted, not a list",
+    ),
+    (
+        (pair(1)[0], np.zeros(2, np.int32)),
+        DTypeError,
+        "array 1 is .*: the array's dtype is int32",
+    ),
+    ((np.zeros((2, 3)), pair(1)[1]), DTypeError, "the array's dtype is float64"),
+    ((pair(1)[0].T, pair(1)[1]), ShapeError, r"the array's shape is \(3, 2\)"),
+    ((pair(1)[0], np.int64(3)), ShapeError, r"the array's shape is \(\)"),
 )
 def test_an_element_that_does_not_fit_is_refused(
     vm: VM, arrays: Any, refused: type[MlvmError], message: str
 ) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    with pytest.raises(refused, match=message):
-        q.put(arrays)
+    refuses(refused, message, q.put, arrays)
     q.put(pair(5), timeout=0)
     assert values(vm, q.get(timeout=0)) == {5}
 
@@ -469,8 +441,7 @@ def test_a_timeout_is_seconds(vm: VM, timeout: Any) -> None:
         lambda: q.put(pair(1), timeout),
     ]
     for call in calls:
-        with pytest.raises(ArenaError, match="a timeout is None or seconds >= 0"):
-            call()
+        refuses(ArenaError, "a timeout is None or seconds >= 0", call)
     assert not q.full()
 
 
@@ -483,8 +454,7 @@ def test_an_endless_timeout(vm: VM) -> None:
 @pytest.mark.parametrize("error", [None, "no", OSError])
 def test_only_an_exception_cancels(vm: VM, error: Any) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    with pytest.raises(ArenaError, match="is cancelled by an exception"):
-        q.cancel(error)
+    refuses(ArenaError, "is cancelled by an exception", q.cancel, error)
     q.put(pair(1))
 
 
@@ -529,8 +499,7 @@ def test_a_write_that_fails_cancels_the_queue() -> None:
     with observed(vm, write=write), pytest.raises(HandleError, match="is cut"):
         q.put(pair(1))
     for call in (q.get, q.reserve, lambda: q.put(pair(2))):
-        with pytest.raises(HandleError, match="is cut"):
-            call()
+        refuses(HandleError, "is cut", call)
     assert "2 free" in repr(q)
 
 
@@ -557,30 +526,23 @@ def test_programs_elsewhere_take_no_elements() -> None:
 
 
 def test_a_dry_vm_has_no_slots() -> None:
-    with pytest.raises((HandleError, ArenaError)):
-        QueueTensor(DryVM(), PAIR, 1)
+    refuses((HandleError, ArenaError), "", QueueTensor, DryVM(), PAIR, 1)
 
 
 def test_the_errors_are_those_of_the_queue_module(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1)
-    with pytest.raises(queue.Empty):
-        q.get_nowait()
+    refuses(queue.Empty, "", q.get_nowait)
     q.put(pair(1))
-    with pytest.raises(queue.Full):
-        q.put_nowait(pair(2))
+    refuses(queue.Full, "", q.put_nowait, pair(2))
 
 
 def test_single_threaded_raises_where_it_would_wait(vm: VM) -> None:
     q = QueueTensor(vm, PAIR, 1, single_threaded=True)
-    with pytest.raises(QueueEmpty):
-        q.get()
-    with pytest.raises(QueueEmpty):
-        q.get(timeout=3600)
+    refuses(QueueEmpty, "", q.get)
+    refuses(QueueEmpty, "", q.get, timeout=3600)
     q.put(pair(1))
-    with pytest.raises(QueueFull):
-        q.put(pair(2), timeout=3600)
-    with pytest.raises(QueueFull):
-        q.reserve()
+    refuses(QueueFull, "", q.put, pair(2), timeout=3600)
+    refuses(QueueFull, "", q.reserve)
 
 
 def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
@@ -589,10 +551,8 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     for i in range(2):
         q.put(pair(i))
         held.append(q.get())
-    with pytest.raises(QueueEmpty, match="2 held by tensors that were got by this thread"):
-        q.get()
-    with pytest.raises(QueueFull, match="by this thread"):
-        q.put(pair(2))
+    refuses(QueueEmpty, "2 held by tensors that were got by this thread", q.get)
+    refuses(QueueFull, "by this thread", q.put, pair(2))
     held.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import numpy as np
-import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -16,6 +15,7 @@ from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown, StaleTensor
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor, Reservation
+from tests.brief import refuses
 
 IMAGES, LABELS = TensorType("f32", (2, 3)), TensorType("i64", (2,))
 FLAT = TensorType("f32", (6,))
@@ -62,11 +62,9 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def put(self) -> None:
         value = self.next_value()
         if self.closed:
-            with pytest.raises(ShutDown):
-                self.queue.put_nowait(element(value))
+            refuses(ShutDown, "", self.queue.put_nowait, element(value))
         elif not self.free:
-            with pytest.raises(QueueFull):
-                self.queue.put_nowait(element(value))
+            refuses(QueueFull, "", self.queue.put_nowait, element(value))
         else:
             self.queue.put_nowait(element(value))
             self.waiting.append(value)
@@ -75,8 +73,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule()
     def reserve(self) -> None:
         if self.closed or not self.free:
-            with pytest.raises(ShutDown if self.closed else QueueFull):
-                self.queue.reserve(0)
+            refuses(ShutDown if self.closed else QueueFull, "", self.queue.reserve, 0)
             return
         reservation = self.queue.reserve(0)
         value = self.next_value()
@@ -89,8 +86,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     def end_reservation(self, data: st.DataObject, how: str) -> None:
         value, reservation = self.reserved.pop(data.draw(st.integers(0, len(self.reserved) - 1)))
         if how == "commit" and self.closed:
-            with pytest.raises(ShutDown):
-                reservation.commit()
+            refuses(ShutDown, "", reservation.commit)
         elif how == "commit":
             reservation.commit()
             self.waiting.append(value)
@@ -102,8 +98,7 @@ class QueueAgainstModel(RuleBasedStateMachine):
     @rule(scoped=st.booleans())
     def get(self, scoped: bool) -> None:
         if not self.waiting:
-            with pytest.raises(ShutDown if self.closed else QueueEmpty):
-                self.queue.get_nowait()
+            refuses(ShutDown if self.closed else QueueEmpty, "", self.queue.get_nowait)
             return
         if scoped:
             with self.step.allocating():

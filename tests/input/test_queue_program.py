@@ -28,6 +28,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType
 from mlvm.input.queue import QueueTensor
 from mlvm.machines.local import LocalVM as VM
+from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
 
 SUMS = """
@@ -214,9 +215,8 @@ def test_raises_gets_without_a_flag_and_raises_at_the_end(vm: VM) -> None:
     q.put((np.ones(2, np.float32),))
     np.testing.assert_array_equal(vm.launch(program)[0], [1, 1])
     q.close()
-    with pytest.raises(ShutDown) as caught:
-        vm.launch(program)
-    assert "at main, pc 2: cfunc 1 1" in caught.value.__notes__[0]
+    caught = refuses(ShutDown, "", vm.launch, program)
+    assert "at main, pc 2: cfunc 1 1" in caught.__notes__[0]
 
 
 # --- what goes wrong ------------------------------------------------------------------
@@ -229,30 +229,28 @@ def launch_text(vm: VM, text: str, *args: Array) -> Any:
     return vm.launch(assemble(f".func main 0 *\n{text}\n halt"), handles)
 
 
-@pytest.mark.parametrize(
-    ("text", "refused", "message"),
-    [
-        (
-            'push_int 0\n push_str "queue.get"\n cfunc 1 2',
-            HandleError,
-            "0 is the handle of no queue",
-        ),
-        ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, not Str"),
-        ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, not f64\[2\]"),
-        ('load_arg 1\n push_str "queue.get"\n cfunc 1 2', HandleError, "-1 is the handle"),
-        ('push_str "queue.get"\n cfunc 0 2', MachineError, "takes 1 parameters"),
-        ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
-        (
-            'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
-            AttributeRefused,
-            "the one attribute is raises",
-        ),
-        (
-            'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',
-            AttributeRefused,
-            "true or false",
-        ),
-    ],
+@cases(
+    "text, refused, message",
+    (
+        'push_int 0\n push_str "queue.get"\n cfunc 1 2',
+        HandleError,
+        "0 is the handle of no queue",
+    ),
+    ('push_str "q"\n push_str "queue.get"\n cfunc 1 2', MachineError, "an Int, not Str"),
+    ('load_arg 0\n push_str "queue.get"\n cfunc 1 2', MachineError, r"an Int, not f64\[2\]"),
+    ('load_arg 1\n push_str "queue.get"\n cfunc 1 2', HandleError, "-1 is the handle"),
+    ('push_str "queue.get"\n cfunc 0 2', MachineError, "takes 1 parameters"),
+    ('push_int {q}\n push_str "queue.get"\n cfunc 1 1', MachineError, "left 2 results where 1"),
+    (
+        'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
+        AttributeRefused,
+        "the one attribute is raises",
+    ),
+    (
+        'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',
+        AttributeRefused,
+        "true or false",
+    ),
 )
 def test_a_wrong_call_is_a_typed_error_with_its_place(
     vm: VM, text: str, refused: type[MlvmError], message: str
@@ -272,8 +270,7 @@ def test_a_queue_that_is_gone_is_named(vm: VM) -> None:
     q = QueueTensor(vm, ["f32[2]"], 1)
     program = sums(f"push_int {q.handle}")
     del q
-    with pytest.raises(HandleError, match="is the handle of no queue tensor of this VM"):
-        vm.launch(program)
+    refuses(HandleError, "is the handle of no queue tensor of this VM", vm.launch, program)
 
 
 def test_a_program_that_keeps_all_slots_does_not_wait_for_itself(vm: VM) -> None:
@@ -297,9 +294,8 @@ def test_cancel_ends_a_waiting_program(vm: VM, pool: ThreadPoolExecutor) -> None
     launched = pool.submit(vm.launch, sums(f"push_int {q.handle}"))
     time.sleep(0.02)
     q.cancel(OSError("the source is gone"))
-    with pytest.raises(OSError, match="the source is gone") as caught:
-        launched.result(30)
-    assert "cfunc 1 3" in caught.value.__notes__[0]
+    caught = refuses(OSError, "the source is gone", launched.result, 30)
+    assert "cfunc 1 3" in caught.__notes__[0]
     assert vm.consumed_size_in_mib() == q.arena.capacity / 2**20
 
 
@@ -310,8 +306,7 @@ def test_control_c_ends_a_waiting_program(vm: VM) -> None:
     assert main is not None
     timer = threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        vm.launch(sums(f"push_int {q.handle}"))
+    refuses(KeyboardInterrupt, "", vm.launch, sums(f"push_int {q.handle}"))
     timer.join()
     total = fill(q, 1)
     assert vm.launch(sums(f"push_int {q.handle}"))[0] == pytest.approx(total)

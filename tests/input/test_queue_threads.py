@@ -17,6 +17,7 @@ import pytest
 from mlvm.core.errors import QueueEmpty, QueueFull, ShutDown
 from mlvm.core.vm import VM
 from mlvm.input.queue import QueueTensor
+from tests.brief import refuses
 from tests.threads import PATIENCE, start
 
 
@@ -156,14 +157,11 @@ def test_a_slot_given_back_by_a_reservation_wakes_a_producer(vm: VM) -> None:
 @pytest.mark.parametrize("timeout", [0, 0.02])
 def test_timeouts(vm: VM, timeout: float) -> None:
     q = full(vm)
-    with pytest.raises(QueueFull, match="2 slots, 0 free, 2 waiting"):
-        q.put((np.array(2),), timeout)
-    with pytest.raises(QueueFull):
-        q.reserve(timeout)
+    refuses(QueueFull, "2 slots, 0 free, 2 waiting", q.put, (np.array(2),), timeout)
+    refuses(QueueFull, "", q.reserve, timeout)
     q.get()
     q.get()
-    with pytest.raises(QueueEmpty, match="2 slots, 2 free, 0 waiting"):
-        q.get(timeout)
+    refuses(QueueEmpty, "2 slots, 2 free, 0 waiting", q.get, timeout)
     q.put((np.array(3),), timeout)
 
 
@@ -176,8 +174,7 @@ def test_close_wakes_consumers(vm: VM, waiters: int) -> None:
     until_they_wait()
     q.close()
     for future in waiting:
-        with pytest.raises(ShutDown):
-            future.result(PATIENCE)
+        refuses(ShutDown, "", future.result, PATIENCE)
 
 
 def test_close_wakes_producers(vm: VM, waiters: int) -> None:
@@ -186,8 +183,7 @@ def test_close_wakes_producers(vm: VM, waiters: int) -> None:
     until_they_wait()
     q.close()
     for future in waiting:
-        with pytest.raises(ShutDown):
-            future.result(PATIENCE)
+        refuses(ShutDown, "", future.result, PATIENCE)
     assert [int(vm.read(x.handle)) for (x,) in q] == [0, 1]
 
 
@@ -199,8 +195,7 @@ def test_cancel_wakes_both_sides(vm: VM, waiters: int) -> None:
     for q in (empty, blocked):
         q.cancel(ConnectionError("the source is gone"))
     for future in waiting:
-        with pytest.raises(ConnectionError, match="the source is gone"):
-            future.result(PATIENCE)
+        refuses(ConnectionError, "the source is gone", future.result, PATIENCE)
 
 
 def test_an_end_from_any_thread_at_any_time_leaves_nobody_waiting(vm: VM) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.input.sampling import SampleRandom, order
+from tests.brief import refuses
 
 SEEDS = st.integers(0, 2**64 - 1)
 EPOCHS = st.integers(0, 2**40)
@@ -93,10 +93,7 @@ def test_no_samples() -> None:
 
 def test_impossible_ranges_are_refused() -> None:
     random = SampleRandom(0, 0, np.arange(2))
-    with pytest.raises(AttributeRefused, match=r"low = 1\.5 must not be above high = 1"):
-        random.uniform(1.5, 1)
-    with pytest.raises(AttributeRefused, match="low = 3 must be less than high = 3"):
-        random.integers(3, 3)
+    refuses(AttributeRefused, r"low = 1\.5 must not be above high = 1", random.uniform, 1.5, 1)
+    refuses(AttributeRefused, "low = 3 must be less than high = 3", random.integers, 3, 3)
     for alpha in (0.0, -1.0, 1.5, float("nan")):
-        with pytest.raises(AttributeRefused, match="above 0 and at most 1"):
-            random.beta(alpha, 0.5)
+        refuses(AttributeRefused, "above 0 and at most 1", random.beta, alpha, 0.5)

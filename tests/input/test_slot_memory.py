@@ -59,9 +59,8 @@ def open_files() -> int:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /dev/shm and /proc")
-def test_shared_memory_has_no_name_and_ends_with_its_arrays() -> None:
+def test_shared_memory_has_no_name_and_ends_with_its_arrays(vm: VM) -> None:
     before, files = set(Path("/dev/shm").iterdir()), open_files()
-    vm = VM()
     q = QueueTensor(vm, ["f32[1024]"], 4, shared=True)
     assert set(Path("/dev/shm").iterdir()) <= before
     assert open_files() > files

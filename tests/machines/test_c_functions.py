@@ -45,7 +45,7 @@ from tests.threads import in_threads
 if extension.EXTENSION is None:
     pytest.skip(extension.REASON, allow_module_level=True)
 
-from mlvm.machines.native import host
+from mlvm.machines.native import host, types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
@@ -175,6 +175,15 @@ def test_attributes_are_encoded_once_and_the_memory_of_it_is_bounded(library: Pa
         assert isinstance(text, np.ndarray)
         assert json.loads(text.tobytes()) == {"i": i}
     assert len(function._callers) <= host._MOST_CALLERS
+
+
+@needs_compiler
+def test_a_function_keeps_few_of_the_types_it_has_met(library: Path) -> None:
+    [describe] = [f for f in load_library(library) if f.name == "describe"]
+    before = len(types._types)
+    for n in range(3000):
+        describe.call([np.ones(n, np.int8)], {})
+    assert len(types._types) - before < 1100
 
 
 @needs_compiler

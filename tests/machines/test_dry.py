@@ -12,6 +12,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import MAX_NBYTES, TensorType, f32
 from mlvm.core.vm import VM
 from mlvm.machines.dry import DryVM
+from tests.brief import refuses
 from tests.core.programs import ADD_INTO, f32s, straight
 
 VECTOR = TensorType(f32, (2,))
@@ -28,8 +29,7 @@ def test_it_counts_as_the_real_one(kind: type[VM]) -> None:
     assert vm.consumed_size_in_mib() * 2**20 == 256
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    with pytest.raises(HandleError, match="ended with its storage"):
-        vm.type_of(tensor)
+    refuses(HandleError, "ended with its storage", vm.type_of, tensor)
     with pytest.raises(ShapeError, match="needs bytes 60 to 68 of a storage of 64"):
         vm.tensor_from_storage(vm.alloc_storage(64), VECTOR, 60)
 
@@ -58,23 +58,19 @@ def test_a_launch_is_verified_and_not_run() -> None:
     with pytest.raises(ProgramError, match="the end is reached without halt"):
         vm.launch(straight(("load_arg", 0)), handles)
     vm.dealloc_tensor(handles[0])
-    with pytest.raises(HandleError, match="ended by dealloc_tensor"):
-        vm.launch(ADD_INTO, handles)
+    refuses(HandleError, "ended by dealloc_tensor", vm.launch, ADD_INTO, handles)
 
 
 def test_writes_are_checked_and_dropped() -> None:
     vm = DryVM()
     handle = vm.alloc_tensor(VECTOR)
     vm.write(handle, f32s(1, 2))
-    with pytest.raises(DTypeError, match="the array's dtype is float64"):
-        vm.write(handle, np.zeros(2))
-    with pytest.raises(ShapeError, match=r"the array's shape is \(3,\)"):
-        vm.write(handle, f32s(1, 2, 3))
+    refuses(DTypeError, "the array's dtype is float64", vm.write, handle, np.zeros(2))
+    refuses(ShapeError, r"the array's shape is \(3,\)", vm.write, handle, f32s(1, 2, 3))
 
 
 def test_there_is_nothing_to_read() -> None:
     vm = DryVM("plan")
     handle = vm.alloc_tensor(VECTOR)
     for read in (vm.read, vm.borrow):
-        with pytest.raises(HandleError, match=r"plan is a dry VM: f32\[2\] has no bytes to read"):
-            read(handle)
+        refuses(HandleError, r"plan is a dry VM: f32\[2\] has no bytes to read", read, handle)

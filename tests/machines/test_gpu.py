@@ -42,6 +42,7 @@ from mlvm.machines.gpu_kernels import WAITS
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
 from models.training.train import main as train_main
+from tests.brief import Before, cases, refuses
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.evaluate import evaluate
 from tests.core.ops.test_ops import TOLERANCE
@@ -94,17 +95,14 @@ def test_a_vm_is_on_the_device_that_it_is_asked_for(vm: gpu.GpuVM) -> None:
 
 @pytest.mark.parametrize("device", ["cuda:2", "cuda", "tpu", "cuda:-1", "CPU", "", None, 0])
 def test_a_device_that_there_is_not_is_refused_by_name(fake: Fake, device: Any) -> None:
-    with pytest.raises(MachineError, match=r"there are cpu, cuda:0, cuda:1") as refused:
-        ml.VM(device=device)
-    assert str(refused.value).endswith('; for the first GPU write "cuda:0"') == (device != "cuda:2")
+    refused = refuses(MachineError, r"there are cpu, cuda:0, cuda:1", ml.VM, device=device)
+    assert str(refused).endswith('; for the first GPU write "cuda:0"') == (device != "cuda:2")
 
 
 def test_without_cupy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    with pytest.raises(MissingExtra, match=r'pip install "mlvm\[cuda\]"'):
-        ml.VM(device="cuda:0")
-    with pytest.raises(MachineError, match=r"no device 'tpu'; there is cpu"):
-        ml.VM(device="tpu")
+    refuses(MissingExtra, r'pip install "mlvm\[cuda\]"', ml.VM, device="cuda:0")
+    refuses(MachineError, r"no device 'tpu'; there is cpu", ml.VM, device="tpu")
 
 
 def test_a_cupy_that_is_not_whole_says_what_it_lacks(
@@ -118,8 +116,7 @@ def test_a_cupy_that_is_not_whole_says_what_it_lacks(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     told = "cupy is installed, but cannot be imported: libcudart.so.12: no such file"
-    with pytest.raises(MissingExtra, match=told):
-        ml.VM(device="cuda:0")
+    refuses(MissingExtra, told, ml.VM, device="cuda:0")
     assert main(["info"]) == 0
     assert f"devices: cpu; no GPU ({told})" in capsys.readouterr().out.splitlines()
 
@@ -127,31 +124,25 @@ def test_a_cupy_that_is_not_whole_says_what_it_lacks(
 def test_without_a_gpu_the_error_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = install(monkeypatch)
     monkeypatch.setattr(fake.cupy.cuda.runtime, "getDeviceCount", lambda: 0)
-    with pytest.raises(MachineError, match="CUDA has no device here"):
-        ml.VM(device="cuda:0")
+    refuses(MachineError, "CUDA has no device here", ml.VM, device="cuda:0")
 
     def no_driver() -> int:
         raise fake.cupy.cuda.runtime.CUDARuntimeError(101)
 
     monkeypatch.setattr(fake.cupy.cuda.runtime, "getDeviceCount", no_driver)
-    with pytest.raises(MachineError, match="CUDA has no device here: cudaError"):
-        ml.VM(device="cuda:0")
+    refuses(MachineError, "CUDA has no device here: cudaError", ml.VM, device="cuda:0")
 
 
-@pytest.mark.parametrize(
-    "option",
-    [{"threads": 2}, {"workers": 1}, {"native": True}, {"native": False}, {"pinned": True}],
+@cases(
+    "option", {"threads": 2}, {"workers": 1}, {"native": True}, {"native": False}, {"pinned": True}
 )
 def test_options_of_the_processor_are_refused(fake: Fake, option: dict[str, Any]) -> None:
-    with pytest.raises(MachineError, match="is for a VM on the processor"):
-        ml.VM(device="cuda:0", **option)
+    refuses(MachineError, "is for a VM on the processor", ml.VM, device="cuda:0", **option)
 
 
 def test_other_vms_are_on_the_processor(fake: Fake) -> None:
-    with pytest.raises(MachineError, match="a DryVM is on the cpu"):
-        ml.DryVM("dry", device="cuda:0")
-    with pytest.raises(UnknownFunction):
-        ml.VM(device="cuda:0", kernels={"nothing": lambda: None})
+    refuses(MachineError, "a DryVM is on the cpu", ml.DryVM, "dry", device="cuda:0")
+    refuses(UnknownFunction, "", ml.VM, device="cuda:0", kernels={"nothing": lambda: None})
 
 
 # --- memory --------------------------------------------------------------------------
@@ -193,47 +184,38 @@ def test_bytes_are_counted_exactly_and_given_back(vm: gpu.GpuVM) -> None:
         vm.dealloc_tensor(handle)
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == before
-    with pytest.raises(HandleError):
-        vm.read(view)
+    refuses(HandleError, "", vm.read, view)
 
 
 def test_more_than_the_device_has_is_out_of_memory(vm: gpu.GpuVM) -> None:
-    with pytest.raises(OutOfMemory):
-        vm.alloc_storage(1 << 25)
+    refuses(OutOfMemory, "", vm.alloc_storage, 1 << 25)
     (x,) = sent(vm, np.ones((1, 2048), np.float32))
     program = assemble(
         ".func main 0 *\nload_arg 0\n"
         'push_str "broadcast_to"\ncfunc 1 1 {"shape": [4096, 2048]}\nhalt\n'
     )
-    with pytest.raises(OutOfMemory) as caught:
-        vm.launch(program, [x])
-    assert (caught.value.function, caught.value.pc) == ("main", 2)
+    caught = refuses(OutOfMemory, "", vm.launch, program, [x])
+    assert (caught.function, caught.pc) == ("main", 2)
     np.testing.assert_array_equal(vm.read(x), np.ones((1, 2048)))
 
 
 def test_the_host_cannot_reach_into_the_device(vm: gpu.GpuVM) -> None:
     (x,) = sent(vm, np.ones(4, np.float32))
-    with pytest.raises(HandleError, match=r"f32\[4\] of gpu0 is on cuda:0; use read"):
-        vm.borrow(x)
-    with pytest.raises(HandleError, match="not in memory of the host"):
-        vm.storage_over(np.zeros(64, np.uint8))
-    with pytest.raises(MachineError, match="register Python functions"):
-        vm.register_library("functions.so")
+    refuses(HandleError, r"f32\[4\] of gpu0 is on cuda:0; use read", vm.borrow, x)
+    refuses(HandleError, "not in memory of the host", vm.storage_over, np.zeros(64, np.uint8))
+    refuses(MachineError, "register Python functions", vm.register_library, "functions.so")
 
 
 def test_a_tensor_is_shared_with_no_other_vm(vm: gpu.GpuVM, fake: Fake) -> None:
     """Each VM of a device has a stream of its own, which waits for no other."""
     (x,) = sent(vm, np.ones(4, np.float32))
     (here,) = sent(ml.VM("host"), np.ones(4, np.float32))
-    with pytest.raises(HandleError, match="on cuda:0 is not shared with host on cpu"):
-        vm.share(x, ml.VM("host"))
+    refuses(HandleError, "on cuda:0 is not shared with host on cpu", vm.share, x, ml.VM("host"))
     for other in (ml.VM("gpu1", device="cuda:1"), ml.VM("beside", device="cuda:0")):
-        with pytest.raises(HandleError, match=f"{other.name}, which does not wait for gpu0"):
-            vm.share(x, other)
+        refuses(HandleError, f"{other.name}, which does not wait for gpu0", vm.share, x, other)
     host = ml.VM("host")
     (here,) = sent(host, np.ones(4, np.float32))
-    with pytest.raises(HandleError, match="on cpu is not shared with gpu0 on cuda:0"):
-        host.share(here, vm)
+    refuses(HandleError, "on cpu is not shared with gpu0 on cuda:0", host.share, here, vm)
     shared = vm.share(x, vm)
     vm.write(x, np.full(4, 3, np.float32))
     np.testing.assert_array_equal(vm.read(shared), np.full(4, 3))
@@ -241,8 +223,7 @@ def test_a_tensor_is_shared_with_no_other_vm(vm: gpu.GpuVM, fake: Fake) -> None:
 
 def test_writes_are_checked_unless_the_vm_is_raw(vm: gpu.GpuVM) -> None:
     (x,) = sent(vm, np.ones(4, np.float32))
-    with pytest.raises(ShapeError, match=r"write to f32\[4\]"):
-        vm.write(x, np.ones(3, np.float32))
+    refuses(ShapeError, r"write to f32\[4\]", vm.write, x, np.ones(3, np.float32))
     raw = ml.VM("raw", device="cuda:0", checked=False)
     (x,) = sent(raw, np.ones(4, np.float32))
     raw.write(x, np.arange(4))
@@ -284,8 +265,7 @@ def test_halves_are_refused(vm: gpu.GpuVM) -> None:
         lambda: vm.tensor_from_storage(storage, TensorType("bf16", (2,)), 0),
         lambda: vm.launch(to_half, [x]),
     ):
-        with pytest.raises(ml.errors.DTypeError, match=r"a VM on cuda:0 has no b?f16 yet"):
-            asked()
+        refuses(ml.errors.DTypeError, r"a VM on cuda:0 has no b?f16 yet", asked)
 
 
 def launched(vm: ml.VM, name: str, case: Case, *, graph: bool) -> list[Array]:
@@ -399,8 +379,7 @@ def test_loops_calls_conditions_globals_and_functions(vm: gpu.GpuVM, fake: Fake)
             np.testing.assert_array_equal(two, np.float32(2), strict=True)
             np.testing.assert_array_equal(each.read(kept), f32(64, 96), strict=True)
         each.remove("mine")
-        with pytest.raises(UnknownFunction):
-            each.launch(program, [turn])
+        refuses(UnknownFunction, "", each.launch, program, [turn])
 
 
 def test_a_constant_is_sent_once_and_never_written(vm: gpu.GpuVM, fake: Fake) -> None:
@@ -419,8 +398,7 @@ def test_a_constant_is_sent_once_and_never_written(vm: gpu.GpuVM, fake: Fake) ->
         'get 0\nload_arg 0\nload_arg 0\npush_str "add.out"\ncfunc 3 0\npop 1\nhalt\n'
     )
     vm.register("same", lambda frame: frame.push(frame.param(0)), nparams=1, nresults=1)
-    with pytest.raises(MachineError, match=r"add.out would write to a constant"):
-        vm.launch(writing, [x])
+    refuses(MachineError, r"add.out would write to a constant", vm.launch, writing, [x])
 
 
 # --- graphs --------------------------------------------------------------------------
@@ -466,7 +444,7 @@ def test_a_graph_is_forgotten_when_what_it_stands_for_changes(vm: gpu.GpuVM) -> 
     check(y, x, records=True)
     vm.register("mine", lambda frame: None)
     check(y, x, records=True)
-    with vm.instrumented(Silent()):
+    with vm.instrumented(Before(lambda *_: None)):
         check(y, x, records=False)
     check(y, x, records=True)
     vm.register("exp.out", copy)
@@ -479,25 +457,14 @@ def copy(frame: Frame) -> None:
     np.copyto(out, frame.param(1))
 
 
-class Silent:
-    """An instrument that only counts."""
-
-    calls = 0
-
-    def before(self, *_: Any) -> None:
-        return None
-
-    def after(self, *_: Any) -> None:
-        self.calls += 1
-
-
 def test_an_instrument_sees_each_kernel_of_a_graph(vm: gpu.GpuVM) -> None:
     handles = sent(vm, *[np.ones(4, np.float32)] * 3)
     for _ in range(3):
         vm.launch(THREE, handles)
-    with vm.instrumented(instrument := Silent()):
+    names: list[str] = []
+    with vm.instrumented(Before(lambda name, _: names.append(name))):
         vm.launch(THREE, handles)
-    assert instrument.calls == 3
+    assert len(names) == 3
 
 
 def test_a_function_registered_by_a_program_counts_from_its_next_call_on(vm: gpu.GpuVM) -> None:
@@ -574,8 +541,7 @@ def test_no_memory_of_a_graph_is_given_up_for_want_of_memory(vm: gpu.GpuVM) -> N
         held = vm.graphs._pool.total_bytes()
         assert held >= 2 * small.nbytes
         more = sent(vm, large, large, large)
-        with pytest.raises(OutOfMemory):
-            vm.launch(program, more)
+        refuses(OutOfMemory, "", vm.launch, program, more)
         assert vm.graphs._pool.total_bytes() >= held
 
 
@@ -627,9 +593,8 @@ def of_unsigned_indices(vm: ml.VM) -> list[str]:
     told = []
 
     def refused(run: Callable[[], object]) -> None:
-        with pytest.raises(OperandValueError) as caught:
-            run()
-        told.append(str(caught.value))
+        caught = refuses(OperandValueError, "", run)
+        told.append(str(caught))
 
     def written(at: Any, add: bool) -> None:
         y = ml.asarray(f32(1, 2, 3))
@@ -709,16 +674,14 @@ def test_an_error_of_cuda_is_a_machine_error_with_its_place(vm: gpu.GpuVM, fake:
         assert any("tanh.out" in note or "cfunc" in note for note in caught.value.__notes__)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        ("cupy_backends.cuda.api.driver", "CUDADriverError"),
-        ("cupy_backends.cuda.libs.cublas", "CUBLASError"),
-        ("cupy_backends.cuda.libs.cusolver", "CUSOLVERError"),
-        ("cupy_backends.cuda.libs.nvrtc", "NVRTCError"),
-        ("cupy.cuda.cufft", "CuFFTError"),
-        ("cupy.cuda.compiler", "CompileException"),
-    ],
+@cases(
+    "module, name",
+    ("cupy_backends.cuda.api.driver", "CUDADriverError"),
+    ("cupy_backends.cuda.libs.cublas", "CUBLASError"),
+    ("cupy_backends.cuda.libs.cusolver", "CUSOLVERError"),
+    ("cupy_backends.cuda.libs.nvrtc", "NVRTCError"),
+    ("cupy.cuda.cufft", "CuFFTError"),
+    ("cupy.cuda.compiler", "CompileException"),
 )
 def test_an_error_of_a_library_is_a_machine_error(fake: Fake, module: str, name: str) -> None:
     kind = type(name, (RuntimeError,), {"__module__": module})
@@ -736,8 +699,7 @@ def test_limits_count_the_instructions_of_a_graph(vm: gpu.GpuVM) -> None:
     count = len(THREE.main.code)
     for _ in range(3):
         vm.launch(THREE, handles, max_steps=count)
-        with pytest.raises(LimitExceeded):
-            vm.launch(THREE, handles, max_steps=count - 1)
+        refuses(LimitExceeded, "", vm.launch, THREE, handles, max_steps=count - 1)
     assert vm.graphs.recorded == 1
 
 
@@ -795,8 +757,7 @@ def test_arrays_of_the_host_are_sent_by_name_only(vm: gpu.GpuVM) -> None:
         x = ml.asarray(np.ones(3, np.float32))
         with pytest.raises(ml.errors.DTypeError, match="send them with asarray"):
             x + np.ones(3, np.float32)
-        with pytest.raises(ml.errors.CopyRefused):
-            np.asarray(x, copy=False)
+        refuses(ml.errors.CopyRefused, "", np.asarray, x, copy=False)
         np.testing.assert_array_equal(np.from_dlpack(x), np.ones(3))
 
 
@@ -956,10 +917,8 @@ def test_a_training_by_command(fake: Fake, tmp_path: Path) -> None:
 def test_a_training_on_no_device(capsys: pytest.CaptureFixture[str], fake: Fake) -> None:
     assert train_main(["--device", "cuda:7"]) == 1
     assert "there are cpu, cuda:0, cuda:1" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        train_main(["--device", "cuda:0", "--vm", "here:1"])
-    with pytest.raises(SystemExit):
-        train_main(["--device", "cuda:0", "--group", "threads:2"])
+    refuses(SystemExit, "", train_main, ["--device", "cuda:0", "--vm", "here:1"])
+    refuses(SystemExit, "", train_main, ["--device", "cuda:0", "--group", "threads:2"])
     told = capsys.readouterr().err
     assert "--device is one VM, and --group threads:2 makes its own: give one" in told
 

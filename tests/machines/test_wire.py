@@ -51,6 +51,7 @@ from mlvm.machines.wire import (
     encode_call,
     encode_error,
 )
+from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.mutations import assert_well_refused, framed
 from tests.threads import in_threads
@@ -98,16 +99,14 @@ def test_tensors() -> None:
     assert wire_vm.consumed_size_in_mib() == 8 / 2**20
 
 
-@pytest.mark.parametrize(
+@cases(
     "array",
-    [
-        np.array(True),
-        np.zeros((0, 3), np.int8),
-        np.arange(6, dtype=np.float64).reshape(2, 3).T,
-        np.array([2**64 - 1], np.uint64),
-        f32s(math.nan, -0.0, math.inf)[::-1],
-        np.float32(3),
-    ],
+    np.array(True),
+    np.zeros((0, 3), np.int8),
+    np.arange(6, dtype=np.float64).reshape(2, 3).T,
+    np.array([2**64 - 1], np.uint64),
+    f32s(math.nan, -0.0, math.inf)[::-1],
+    np.float32(3),
 )
 def test_arrays_pass_as_they_are(array: Any) -> None:
     vm, wire_vm = wired()
@@ -130,8 +129,7 @@ def test_storages() -> None:
     )
     wire_vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == 0
-    with pytest.raises(HandleError, match="ended with its storage"):
-        wire_vm.read(handle)
+    refuses(HandleError, "ended with its storage", wire_vm.read, handle)
 
 
 def test_launch_and_estimate() -> None:
@@ -147,8 +145,7 @@ def test_launch_and_estimate() -> None:
 
 def test_a_limit_of_steps_passes() -> None:
     _, wire_vm = wired()
-    with pytest.raises(LimitExceeded):
-        wire_vm.launch(FOREVER, max_steps=100)
+    refuses(LimitExceeded, "", wire_vm.launch, FOREVER, max_steps=100)
 
 
 def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
@@ -163,8 +160,7 @@ def test_its_name_is_the_vms_and_what_is_attached_to_it_its_own() -> None:
 def test_a_dry_vm_behind_it_refuses_to_read() -> None:
     wire_vm = WireVM(DryVM("dry"))
     handle = wire_vm.alloc_tensor(PAIR)
-    with pytest.raises(HandleError, match="dry is a dry VM"):
-        wire_vm.read(handle)
+    refuses(HandleError, "dry is a dry VM", wire_vm.read, handle)
 
 
 def test_a_host_function_may_launch_over_the_wire() -> None:
@@ -245,8 +241,7 @@ def test_a_program_refused_is_sent_again(monkeypatch: pytest.MonkeyPatch) -> Non
     names = calls_of(wire_vm, monkeypatch)
     program = straight(("push_str", object()))
     for _ in range(2):
-        with pytest.raises(EncodingError, match="no encoding for <object"):
-            wire_vm.launch(program)
+        refuses(EncodingError, "no encoding for <object", wire_vm.launch, program)
     assert names == []
 
 
@@ -325,11 +320,9 @@ def failures(vm: VM) -> dict[str, Callable[[Any], Any]]:
 def test_errors_come_back_as_they_were(name: str) -> None:
     vm, wire_vm = wired()
     fail = failures(vm)[name]
-    with pytest.raises(Exception) as local:
-        fail(vm)
-    with pytest.raises(Exception) as remote:
-        fail(wire_vm)
-    x, y = local.value, remote.value
+    local = refuses(Exception, "", fail, vm)
+    remote = refuses(Exception, "", fail, wire_vm)
+    x, y = local, remote
     assert type(y) is type(x)
     assert str(y) == str(x)
     assert repr(vars(y)) == repr(vars(x))
@@ -347,9 +340,7 @@ def test_an_op_error_has_its_parts() -> None:
 
 
 def there_and_back(error: Exception) -> Exception:
-    with pytest.raises(Exception) as caught:
-        decode_answer("name", encode_error(error))
-    return caught.value
+    return refuses(Exception, "", decode_answer, "name", encode_error(error))
 
 
 @pytest.mark.parametrize(
@@ -374,19 +365,17 @@ class MyError(Exception):
     pass
 
 
-@pytest.mark.parametrize(
-    ("error", "kind", "text"),
-    [
-        (ZeroDivisionError("division by zero"), ZeroDivisionError, "division by zero"),
-        (KeyError("k"), KeyError, "'k'"),
-        (ValueError(), ValueError, ""),
-        (ValueError("a", 2), ValueError, "('a', 2)"),
-        (ValueError([object]), ValueError, "[<class 'object'>]"),
-        (FileNotFoundError(2, "No such file", "x"), OSError, "[Errno 2] No such file: 'x'"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "'utf-8' codec"),
-        (MyMachineError("mine"), errors.MachineError, "mine"),
-        (MyError("mine"), Exception, "mine"),
-    ],
+@cases(
+    "error, kind, text",
+    (ZeroDivisionError("division by zero"), ZeroDivisionError, "division by zero"),
+    (KeyError("k"), KeyError, "'k'"),
+    (ValueError(), ValueError, ""),
+    (ValueError("a", 2), ValueError, "('a', 2)"),
+    (ValueError([object]), ValueError, "[<class 'object'>]"),
+    (FileNotFoundError(2, "No such file", "x"), OSError, "[Errno 2] No such file: 'x'"),
+    (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), ValueError, "'utf-8' codec"),
+    (MyMachineError("mine"), errors.MachineError, "mine"),
+    (MyError("mine"), Exception, "mine"),
 )
 def test_errors_of_others(error: Exception, kind: type[Exception], text: str) -> None:
     again = there_and_back(error)
@@ -404,17 +393,14 @@ def test_parts_without_an_encoding_come_as_text() -> None:
 def test_what_is_no_handle_is_refused_before_it_is_sent(handle: Any) -> None:
     _, wire_vm = wired()
     for call in (wire_vm.read, wire_vm.dealloc_tensor, wire_vm.dealloc_storage):
-        with pytest.raises(HandleError, match="is no handle, which is an integer"):
-            call(handle)
-    with pytest.raises(HandleError, match="is no handle, which is an integer"):
-        wire_vm.launch(LOAD, [handle])
+        refuses(HandleError, "is no handle, which is an integer", call, handle)
+    refuses(HandleError, "is no handle, which is an integer", wire_vm.launch, LOAD, [handle])
 
 
 @pytest.mark.parametrize("array", [[1, 2], 3.0, np.zeros(2, np.complex64), np.zeros(2, ">f4")])
 def test_what_is_no_array_is_refused_before_it_is_sent(array: Any) -> None:
     vm, wire_vm = wired()
-    with pytest.raises(DTypeError):
-        wire_vm.write(put(vm, f32s(1, 2)), array)
+    refuses(DTypeError, "", wire_vm.write, put(vm, f32s(1, 2)), array)
 
 
 class Unwritable(Exception):
@@ -440,22 +426,20 @@ def test_any_error_becomes_an_answer() -> None:
     assert "has no encoding: MyMachineError('mine')" in str(again)
 
 
-@pytest.mark.parametrize(
-    ("call", "kind"),
-    [
-        (lambda vm: vm.launch(None), ProgramError),
-        (lambda vm: vm.launch("x"), ProgramError),
-        (lambda vm: vm.alloc_tensor("f32[2]"), ShapeError),
-        (lambda vm: vm.alloc_tensor(None), ShapeError),
-        (lambda vm: vm.alloc_storage(np.int64(64)), ShapeError),
-        (lambda vm: vm.alloc_storage(-1), ShapeError),
-        (lambda vm: vm.alloc_storage(2**4000), ShapeError),
-        (lambda vm: vm.alloc_storage("x"), ShapeError),
-        (lambda vm: vm.read(10**5000), HandleError),
-        (lambda vm: vm.launch(LOAD, [10**5000]), HandleError),
-        (lambda vm: vm.launch(LOAD, 10**5000), HandleError),
-        (lambda vm: vm.dealloc_storage(10**5000), HandleError),
-    ],
+@cases(
+    "call, kind",
+    (lambda vm: vm.launch(None), ProgramError),
+    (lambda vm: vm.launch("x"), ProgramError),
+    (lambda vm: vm.alloc_tensor("f32[2]"), ShapeError),
+    (lambda vm: vm.alloc_tensor(None), ShapeError),
+    (lambda vm: vm.alloc_storage(np.int64(64)), ShapeError),
+    (lambda vm: vm.alloc_storage(-1), ShapeError),
+    (lambda vm: vm.alloc_storage(2**4000), ShapeError),
+    (lambda vm: vm.alloc_storage("x"), ShapeError),
+    (lambda vm: vm.read(10**5000), HandleError),
+    (lambda vm: vm.launch(LOAD, [10**5000]), HandleError),
+    (lambda vm: vm.launch(LOAD, 10**5000), HandleError),
+    (lambda vm: vm.dealloc_storage(10**5000), HandleError),
 )
 def test_what_is_refused_here_is_refused_there(
     call: Callable[[Any], object], kind: type[MlvmError]
@@ -463,10 +447,9 @@ def test_what_is_refused_here_is_refused_there(
     vm, wire_vm = wired()
     texts = []
     for each in (vm, wire_vm):
-        with pytest.raises(kind) as caught:
-            call(each)
-        assert type(caught.value) is kind
-        texts.append(str(caught.value))
+        caught = refuses(kind, "", call, each)
+        assert type(caught) is kind
+        texts.append(str(caught))
     if kind is not HandleError:
         assert texts[0][:100] == texts[1][:100]
 
@@ -498,21 +481,18 @@ def of_fields(kind: Kind, *texts: str) -> bytes:
     return writer.message(kind)
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (b"", "a header has 16 bytes"),
-        (straight("halt").to_bytes(), r"of kind call \(2\) is wanted, not 1"),
-        (of_fields(Kind.call, "borrow"), "no call 'borrow'; there are name, alloc_tensor"),
-        (of_fields(Kind.call, "__init__"), "no call '__init__'"),
-        (of_fields(Kind.call, "read"), "1 bytes are wanted; 0 are left"),
-        (of_fields(Kind.call, "name", ""), "4 bytes too many"),
-        (of_fields(Kind.call, "alloc_tensor", "f8"), "no dtype 'f8'"),
-    ],
+@cases(
+    "message, text",
+    (b"", "a header has 16 bytes"),
+    (straight("halt").to_bytes(), r"of kind call \(2\) is wanted, not 1"),
+    (of_fields(Kind.call, "borrow"), "no call 'borrow'; there are name, alloc_tensor"),
+    (of_fields(Kind.call, "__init__"), "no call '__init__'"),
+    (of_fields(Kind.call, "read"), "1 bytes are wanted; 0 are left"),
+    (of_fields(Kind.call, "name", ""), "4 bytes too many"),
+    (of_fields(Kind.call, "alloc_tensor", "f8"), "no dtype 'f8'"),
 )
 def test_the_server_answers_what_is_no_call(message: bytes, text: str) -> None:
-    with pytest.raises(EncodingError, match=text):
-        decode_answer("name", WireServer(VM()).answer(message))
+    refuses(EncodingError, text, decode_answer, "name", WireServer(VM()).answer(message))
 
 
 @pytest.mark.parametrize(
@@ -529,21 +509,18 @@ def test_a_limit_is_an_integer_or_none(limit: Any) -> None:
         decode_call(encode_call("launch", [1, [], limit]))
 
 
-@pytest.mark.parametrize(
-    ("name", "message", "text"),
-    [
-        ("read", b"", "a header has 16 bytes"),
-        ("read", encode_call("name", []), r"of kind answer \(3\) or error \(4\) is wanted, not 2"),
-        ("swap", encode_answer("alloc_tensor", 7), "2 bytes too many"),
-        ("read", encode_answer("alloc_tensor", 7), "bytes are wanted"),
-        ("estimate", encode_answer("launch", [f32s(1)]), "an estimate has 2 numbers, not 1"),
-        ("name", of_fields(Kind.error, "SystemExit"), "no error 'SystemExit'"),
-        ("name", of_fields(Kind.error, "VM"), "no error 'VM'"),
-    ],
+@cases(
+    "name, message, text",
+    ("read", b"", "a header has 16 bytes"),
+    ("read", encode_call("name", []), r"of kind answer \(3\) or error \(4\) is wanted, not 2"),
+    ("swap", encode_answer("alloc_tensor", 7), "2 bytes too many"),
+    ("read", encode_answer("alloc_tensor", 7), "bytes are wanted"),
+    ("estimate", encode_answer("launch", [f32s(1)]), "an estimate has 2 numbers, not 1"),
+    ("name", of_fields(Kind.error, "SystemExit"), "no error 'SystemExit'"),
+    ("name", of_fields(Kind.error, "VM"), "no error 'VM'"),
 )
 def test_the_client_refuses_what_is_no_answer(name: str, message: bytes, text: str) -> None:
-    with pytest.raises(EncodingError, match=text):
-        decode_answer(name, message)
+    refuses(EncodingError, text, decode_answer, name, message)
 
 
 def error_message(
@@ -557,27 +534,24 @@ def error_message(
     return writer.message(Kind.error)
 
 
-@pytest.mark.parametrize(
-    ("message", "text"),
-    [
-        (
-            error_message("ShapeError", ["x"], {"__notes__": 1}),
-            "ShapeError has no part '__notes__'",
-        ),
-        (error_message("ShapeError", ["x"], {"at": 1}), "ShapeError has no part 'at'"),
-        (error_message("ValueError", [], {"add_note": None}), "ValueError has no part 'add_note'"),
-        (
-            error_message("ShapeError", ["x"], {"op": "add", "operands": 3}),
-            "is not made of .*'add'",
-        ),
-        (error_message("ShapeError", [5]), r"ShapeError is not made of \(5, {}\)"),
-        (error_message("ShapeError", [5, 6]), r"ShapeError is not made of \(5, 6, {}\)"),
-        (error_message("OSError", [11, "x", 2**100]), "OSError is not made of"),
-    ],
+@cases(
+    "message, text",
+    (
+        error_message("ShapeError", ["x"], {"__notes__": 1}),
+        "ShapeError has no part '__notes__'",
+    ),
+    (error_message("ShapeError", ["x"], {"at": 1}), "ShapeError has no part 'at'"),
+    (error_message("ValueError", [], {"add_note": None}), "ValueError has no part 'add_note'"),
+    (
+        error_message("ShapeError", ["x"], {"op": "add", "operands": 3}),
+        "is not made of .*'add'",
+    ),
+    (error_message("ShapeError", [5]), r"ShapeError is not made of \(5, {}\)"),
+    (error_message("ShapeError", [5, 6]), r"ShapeError is not made of \(5, 6, {}\)"),
+    (error_message("OSError", [11, "x", 2**100]), "OSError is not made of"),
 )
 def test_an_error_that_cannot_be_is_refused(message: bytes, text: str) -> None:
-    with pytest.raises(EncodingError, match=text):
-        decode_answer("name", message)
+    refuses(EncodingError, text, decode_answer, "name", message)
 
 
 def test_mutations_of_errors() -> None:
@@ -596,8 +570,7 @@ def test_mutations_of_answers(name: str) -> None:
     assert_well_refused(parts, partial(decode_answer, name), EncodingError)
 
 
-def test_mutations_of_calls() -> None:
-    vm = VM()
+def test_mutations_of_calls(vm: VM) -> None:
     server = WireServer(vm)
     x = put(vm, f32s(1, 2))
     storage = vm.alloc_storage(64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
+from tests.brief import Before, refuses
 from tests.threads import PATIENCE, start, waits
 
 VECTOR = TensorType("f64", (4,))
@@ -36,18 +38,16 @@ def vm() -> Iterator[VM]:
     vm.synchronize()
 
 
-class Gate:
+class Gate(Before):
     """An instrument that holds `copy.out` back until `event` is set: a slow worker at will."""
 
     def __init__(self) -> None:
         self.event = threading.Event()
+        super().__init__(self.hold)
 
-    def before(self, name: str, params: Any, attributes: Any) -> None:
+    def hold(self, name: str, params: Any) -> None:
         if name == "copy.out":
             assert self.event.wait(10)
-
-    def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
-        """Nothing to do."""
 
 
 def slow_copies(vm: VM) -> Gate:
@@ -132,15 +132,12 @@ def test_an_error_surfaces_where_a_value_is_used_with_its_own_place(vm: VM) -> N
         doubled = loss + loss
         fine = ml.sum(logits)
         assert float(fine) == 0.0
-        with pytest.raises(OperandValueError, match="label 5") as caught:
-            doubled.numpy()
-        notes = "\n".join(caught.value.__notes__)
+        caught = refuses(OperandValueError, "label 5", doubled.numpy)
+        notes = "\n".join(caught.__notes__)
         assert 'push_str "softmax_cross_entropy.out"' in notes or "cfunc 3 0" in notes
         assert f"{__file__}:" in notes
-        with pytest.raises(OperandValueError):
-            loss.numpy()
-    with pytest.raises(OperandValueError):
-        vm.synchronize()
+        refuses(OperandValueError, "", loss.numpy)
+    refuses(OperandValueError, "", vm.synchronize)
     vm.synchronize()  # the error has been met
 
 
@@ -151,8 +148,7 @@ def test_what_is_written_anew_is_whole_again(vm: VM) -> None:
     vm.write(labels, np.array([9]))
     vm.write(one, np.ones(1))
     vm.launch(Program.of_op("softmax_cross_entropy.out", 3, {}, 0), (loss, logits, labels))
-    with pytest.raises(OperandValueError):
-        vm.read(loss)
+    refuses(OperandValueError, "", vm.read, loss)
     vm.launch(ADD, (loss, one, one))
     np.testing.assert_array_equal(vm.read(loss), [2.0])
 
@@ -246,8 +242,7 @@ def test_any_straight_program_of_overlapping_views_gives_the_same(
 
 
 def test_a_vm_has_no_negative_workers() -> None:
-    with pytest.raises(MachineError, match="workers >= 0, not -1"):
-        VM(workers=-1)
+    refuses(MachineError, "workers >= 0, not -1", VM, workers=-1)
 
 
 def test_workers_end_with_their_vm() -> None:
@@ -279,8 +274,7 @@ def test_a_failure_in_an_arena_does_not_outlast_what_is_written_there_next() -> 
     batch = Arena(vm, "batch")
     with batch:
         loss = ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7]))
-        with pytest.raises(OperandValueError):
-            loss.numpy()
+        refuses(OperandValueError, "", loss.numpy)
     for n in range(1, 20):
         with batch:
             x, y = ml.ones((n,)), ml.full((3, n), 2.0)
@@ -297,8 +291,7 @@ def test_part_of_what_was_bad_is_whole_when_it_is_written(vm: VM) -> None:
     assert vm.read(half)[0] == 1.0
     with pytest.raises(OperandValueError):
         vm.read(vm.tensor_from_storage(storage, TensorType("f32", (1,)), 4))
-    with pytest.raises(OperandValueError):
-        vm.synchronize()
+    refuses(OperandValueError, "", vm.synchronize)
 
 
 def test_a_failed_op_keeps_nothing_alive() -> None:
@@ -306,8 +299,7 @@ def test_a_failed_op_keeps_nothing_alive() -> None:
     _, labels = failing(vm)
     big = vm.alloc_tensor(TensorType("f64", (1, 3)))
     for _ in range(5):
-        with pytest.raises(OperandValueError):
-            vm.launch(XENT, (big, labels))
+        refuses(OperandValueError, "", vm.launch, XENT, (big, labels))
     array = weakref.ref(vm.borrow(big).base)
     vm.dealloc_tensor(big)
     gc.collect()
@@ -321,25 +313,16 @@ def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
         vm.launch(ADD, (x, x, y))
     vm.close()
     np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
-    with pytest.raises(MachineError, match="is closed"):
-        vm.launch(ADD, (x, x, y))
+    refuses(MachineError, "is closed", vm.launch, ADD, (x, x, y))
     np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
 
 
 def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:
-    class Leaves:
-        def before(self, name: str, params: Any, attributes: Any) -> None:
-            raise SystemExit
-
-        def after(self, name: str, params: Any, attributes: Any, results: Any) -> None:
-            """Nothing to do."""
-
     vm = VM(workers=1)
     x, y = vectors(vm, 1.0, 1.0)
-    with vm.instrumented(Leaves()):
+    with vm.instrumented(Before(lambda *_: sys.exit())):
         vm.launch(ADD, (x, x, y))
-        with pytest.raises(SystemExit):
-            vm.read(x)
+        refuses(SystemExit, "", vm.read, x)
 
 
 def test_the_machine_waits_when_too_much_is_under_way(vm: VM) -> None:

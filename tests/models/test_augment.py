@@ -13,6 +13,7 @@ import mlvm.eager as ml
 from models.data import DataError, load
 from models.data.augment import Chain, Crop, Distort, Flip, Mixup, Normalise, looked_up
 from models.data.dataset import BLACK, Images
+from tests.brief import cases, refuses
 
 Array = NDArray[np.float64]
 
@@ -80,8 +81,7 @@ def test_crop() -> None:
         places.update(found)
     assert len(places) == 25
     assert np.array_equal(changed(Crop(0), images), images)
-    with pytest.raises(DataError, match="padding"):
-        Crop(-1)
+    refuses(DataError, "padding", Crop, -1)
 
 
 def test_normalise() -> None:
@@ -90,8 +90,7 @@ def test_normalise() -> None:
     assert np.allclose(result[..., 0], (images[..., 0] - 0.5) / 2)
     assert np.allclose(result[..., 1], (images[..., 1] - 0.25) / 4)
     for std in ([1.0, 0.0], [1.0, float("nan")]):
-        with pytest.raises(DataError, match="standard deviation"):
-            Normalise([0, 0], std)
+        refuses(DataError, "standard deviation", Normalise, [0, 0], std)
 
 
 def test_mixup() -> None:
@@ -106,8 +105,7 @@ def test_mixup() -> None:
     expected += (1 - share)[:, None, None, None] * np.roll(images, -1, 0)
     assert np.allclose(mixed, expected, atol=1e-6)
     for alpha in (0, -1, 2, float("nan")):
-        with pytest.raises(DataError, match="alpha"):
-            Mixup(alpha, 10)
+        refuses(DataError, "alpha", Mixup, alpha, 10)
 
 
 def test_training_images_are_changed_a_little() -> None:
@@ -126,20 +124,18 @@ def test_training_images_are_changed_a_little() -> None:
 UNCHANGED = np.eye(2)
 
 
-@pytest.mark.parametrize(
-    ("matrix", "shift", "expected"),
-    [
-        (UNCHANGED, (0, 0), [[-1, -1, -1], [0.5, 1, -1], [-1, -1, -1]]),
-        (UNCHANGED, (-1, 0), [[-1, -1, -1], [-1, -1, -1], [0.5, 1, -1]]),
-        (UNCHANGED, (0, -1), [[-1, -1, -1], [-1, 0.5, 1], [-1, -1, -1]]),
-        (UNCHANGED, (0, 0.25), [[-1, -1, -1], [0.625, 0.5, -1], [-1, -1, -1]]),
-        (UNCHANGED, (0.5, 0), [[-0.25, 0, -1], [-0.25, 0, -1], [-1, -1, -1]]),
-        (UNCHANGED, (0, 40), [[-1] * 3] * 3),
-        (UNCHANGED, (-3.5, 0), [[-1] * 3] * 3),
-        ([[0, 1], [-1, 0]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, 0.5, -1]]),
-        ([[-1, 0], [0, -1]], (0, 0), [[-1, -1, -1], [-1, 1, 0.5], [-1, -1, -1]]),
-        ([[1, 0], [0, 2]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, -1, -1]]),
-    ],
+@cases(
+    "matrix, shift, expected",
+    (UNCHANGED, (0, 0), [[-1, -1, -1], [0.5, 1, -1], [-1, -1, -1]]),
+    (UNCHANGED, (-1, 0), [[-1, -1, -1], [-1, -1, -1], [0.5, 1, -1]]),
+    (UNCHANGED, (0, -1), [[-1, -1, -1], [-1, 0.5, 1], [-1, -1, -1]]),
+    (UNCHANGED, (0, 0.25), [[-1, -1, -1], [0.625, 0.5, -1], [-1, -1, -1]]),
+    (UNCHANGED, (0.5, 0), [[-0.25, 0, -1], [-0.25, 0, -1], [-1, -1, -1]]),
+    (UNCHANGED, (0, 40), [[-1] * 3] * 3),
+    (UNCHANGED, (-3.5, 0), [[-1] * 3] * 3),
+    ([[0, 1], [-1, 0]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, 0.5, -1]]),
+    ([[-1, 0], [0, -1]], (0, 0), [[-1, -1, -1], [-1, 1, 0.5], [-1, -1, -1]]),
+    ([[1, 0], [0, 2]], (0, 0), [[-1, -1, -1], [-1, 1, -1], [-1, -1, -1]]),
 )
 def test_a_distortion_looks_each_pixel_up(
     matrix: Array, shift: tuple[float, float], expected: list[list[float]]

@@ -17,6 +17,7 @@ import mlvm.eager as ml
 from models.data import DataError, DataSet, load
 from models.data.batches import evaluation_batches
 from models.data.dataset import NO_LABEL, Examples, Images, LabelledImages, Labels
+from tests.brief import cases, refuses
 from tests.mutations import assert_well_refused
 
 
@@ -83,25 +84,21 @@ IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 
 def test_mnist_missing(mnist: Path) -> None:
     (mnist / LABELS).unlink()
-    with pytest.raises(DataError, match=rf"there is no .*{LABELS}; get it from http://yann"):
-        load(f"mnist:{mnist}")
-    with pytest.raises(DataError, match=r"there is no .*nowhere"):
-        load(f"mnist:{mnist / 'nowhere'}")
+    refuses(DataError, rf"there is no .*{LABELS}; get it from http://yann", load, f"mnist:{mnist}")
+    refuses(DataError, r"there is no .*nowhere", load, f"mnist:{mnist / 'nowhere'}")
 
 
-@pytest.mark.parametrize(
-    ("file", "content", "reason"),
-    [
-        (IMAGES, b"", "starts with , not with 00000803"),
-        (IMAGES, bytes([0, 0, 8, 1, 0, 0, 0, 5]), "starts with 00000801, not with 00000803"),
-        (IMAGES, bytes([0, 0, 8, 3, 0, 0]), "starts with 00000803"),
-        (LABELS, b"<html>not found</html>", "starts with 3c68746d, not with 00000801"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow its header, not 5"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow its header, not 2"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "label 10 at position 1 is not 0 .. 9"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "there are 5 images, but 2 labels"),
-        (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 0]), "it is empty"),
-    ],
+@cases(
+    "file, content, reason",
+    (IMAGES, b"", "starts with , not with 00000803"),
+    (IMAGES, bytes([0, 0, 8, 1, 0, 0, 0, 5]), "starts with 00000801, not with 00000803"),
+    (IMAGES, bytes([0, 0, 8, 3, 0, 0]), "starts with 00000803"),
+    (LABELS, b"<html>not found</html>", "starts with 3c68746d, not with 00000801"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 5, 1, 2, 3]), "3 bytes follow its header, not 5"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2, 3]), "3 bytes follow its header, not 2"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 10]), "label 10 at position 1 is not 0 .. 9"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 2, 1, 2]), "there are 5 images, but 2 labels"),
+    (LABELS, bytes([0, 0, 8, 1, 0, 0, 0, 0]), "it is empty"),
 )
 def test_mnist_corrupt(mnist: Path, file: str, content: bytes, reason: str) -> None:
     (mnist / file).write_bytes(content)
@@ -119,31 +116,26 @@ def test_mnist_with_a_damaged_compressed_file(mnist: Path, damage: str) -> None:
         "flipped": content[:-6] + bytes([content[-6] ^ 0xFF]) + content[-5:],
     }
     (mnist / f"{IMAGES}.gz").write_bytes(damaged[damage])
-    with pytest.raises(DataError, match=r"idx3-ubyte.gz is corrupt: it cannot be read"):
-        load(f"mnist:{mnist}")
+    refuses(DataError, r"idx3-ubyte.gz is corrupt: it cannot be read", load, f"mnist:{mnist}")
 
 
 def test_mnist_with_parts_of_different_sizes(mnist: Path) -> None:
     content = bytes([0, 0, 8, 3, 0, 0, 0, 3, 0, 0, 0, 5, 0, 0, 0, 5]) + bytes(75)
     (mnist / "t10k-images-idx3-ubyte").write_bytes(content)
-    with pytest.raises(DataError, match=r"\(4, 8\).*\(5, 5\)"):
-        load(f"mnist:{mnist}")
+    refuses(DataError, r"\(4, 8\).*\(5, 5\)", load, f"mnist:{mnist}")
 
 
 def test_a_folder_in_place_of_a_file(mnist: Path) -> None:
     (mnist / LABELS).unlink()
     (mnist / LABELS).mkdir()
-    with pytest.raises(DataError, match="cannot be read"):
-        load(f"mnist:{mnist}")
+    refuses(DataError, "cannot be read", load, f"mnist:{mnist}")
 
 
-@pytest.mark.parametrize(
-    ("count", "reason"),
-    [
-        (3, "at least 4 bytes follow its header, not 3"),
-        (1 << 20, "at least 1048577 bytes follow its header, not 1048576"),
-        (2**32 - 1, "its header announces 4294967295 bytes, and it may hold [0-9]+;"),
-    ],
+@cases(
+    "count, reason",
+    (3, "at least 4 bytes follow its header, not 3"),
+    (1 << 20, "at least 1048577 bytes follow its header, not 1048576"),
+    (2**32 - 1, "its header announces 4294967295 bytes, and it may hold [0-9]+;"),
 )
 def test_no_more_is_unpacked_than_the_header_announces(
     mnist: Path, count: int, reason: str
@@ -154,8 +146,7 @@ def test_no_more_is_unpacked_than_the_header_announces(
     (mnist / f"{LABELS}.gz").write_bytes(gzip.compress(bomb))
     tracemalloc.start()
     try:
-        with pytest.raises(DataError, match=reason):
-            load(f"mnist:{mnist}")
+        refuses(DataError, reason, load, f"mnist:{mnist}")
         assert tracemalloc.get_traced_memory()[1] < nbytes / 4
     finally:
         tracemalloc.stop()
@@ -164,8 +155,7 @@ def test_no_more_is_unpacked_than_the_header_announces(
 def test_a_pipe_is_not_waited_for(mnist: Path) -> None:
     (mnist / LABELS).unlink()
     os.mkfifo(mnist / LABELS)
-    with pytest.raises(DataError, match=r"cannot be read .* it is no regular file"):
-        load(f"mnist:{mnist}")
+    refuses(DataError, r"cannot be read .* it is no regular file", load, f"mnist:{mnist}")
 
 
 @pytest.mark.parametrize("name", [IMAGES, LABELS])
@@ -197,13 +187,11 @@ def test_cifar10(cifar10: Path) -> None:
     assert np.allclose(images[0], expected, atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (bytes(3072), "3072 bytes are no multiple of 3073"),
-        (bytes(3073) + bytes([10]) + bytes(3072), "label 10 at position 1 is not 0 .. 9"),
-        (b"", "it is empty"),
-    ],
+@cases(
+    "content, reason",
+    (bytes(3072), "3072 bytes are no multiple of 3073"),
+    (bytes(3073) + bytes([10]) + bytes(3072), "label 10 at position 1 is not 0 .. 9"),
+    (b"", "it is empty"),
 )
 def test_cifar10_corrupt(cifar10: Path, content: bytes, reason: str) -> None:
     (cifar10 / "data_batch_3.bin").write_bytes(content)
@@ -235,8 +223,7 @@ def test_cifar10_missing(cifar10: Path) -> None:
     "spec", ["", "imagenet", "imagenet:/x", "mnist", "mnist:", "digits:/x", "npz"]
 )
 def test_an_unknown_data_set_is_refused(spec: str) -> None:
-    with pytest.raises(DataError, match=r"there are digits, text, .*, mnist:DIR, cifar10:DIR, "):
-        load(spec)
+    refuses(DataError, r"there are digits, text, .*, mnist:DIR, cifar10:DIR, ", load, spec)
     assert issubclass(DataError, ml.errors.MlvmError)
 
 
@@ -267,22 +254,19 @@ def test_images_are_scaled_as_they_are_asked_for() -> None:
     assert np.array_equal(floats[np.array([1])][0][0], images[1])
 
 
-@pytest.mark.parametrize(
-    ("images", "labels", "reason"),
-    [
-        (IMAGE[0], LABEL, r"images are u8 or f32 \[N,H,W,C\], not uint8 \(3, 3, 1\)"),
-        (IMAGE.astype(np.int64), LABEL, "images are u8 or f32 .*, not int64"),
-        (IMAGE, LABEL[:, None], r"labels are integers \[N\], not int64 \(2, 1\)"),
-        (IMAGE, LABEL.astype(np.float32), "labels are integers .*, not float32"),
-        (IMAGE, LABEL[:1], "there are 2 images, but 1 labels"),
-        (IMAGE[:0], LABEL[:0], "empty"),
-        (IMAGE[:, :0], LABEL, r"a pixel or more, not the shape \(2, 0, 3, 1\)"),
-        (IMAGE, LABEL - 1, "label -1 at position 0 is not 0 .. 1"),
-        (IMAGE, LABEL + 1, "label 2 at position 1 is not 0 .. 1"),
-    ],
+@cases(
+    "images, labels, reason",
+    (IMAGE[0], LABEL, r"images are u8 or f32 \[N,H,W,C\], not uint8 \(3, 3, 1\)"),
+    (IMAGE.astype(np.int64), LABEL, "images are u8 or f32 .*, not int64"),
+    (IMAGE, LABEL[:, None], r"labels are integers \[N\], not int64 \(2, 1\)"),
+    (IMAGE, LABEL.astype(np.float32), "labels are integers .*, not float32"),
+    (IMAGE, LABEL[:1], "there are 2 images, but 1 labels"),
+    (IMAGE[:0], LABEL[:0], "empty"),
+    (IMAGE[:, :0], LABEL, r"a pixel or more, not the shape \(2, 0, 3, 1\)"),
+    (IMAGE, LABEL - 1, "label -1 at position 0 is not 0 .. 1"),
+    (IMAGE, LABEL + 1, "label 2 at position 1 is not 0 .. 1"),
 )
 def test_arrays_that_are_no_labelled_images(
     images: NDArray[Any], labels: NDArray[Any], reason: str
 ) -> None:
-    with pytest.raises(DataError, match=reason):
-        LabelledImages(images, labels, 2)
+    refuses(DataError, reason, LabelledImages, images, labels, 2)

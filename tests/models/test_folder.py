@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from models.data import DataError, load
 from models.data.folder import ImageFolder, pixels
 from models.training.train import train
+from tests.brief import refuses
 from tests.mutations import assert_well_refused
 
 Image = pytest.importorskip("PIL.Image")
@@ -129,14 +130,12 @@ def test_faults(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"0\.png cannot be read"):
         data.train[np.array([0])]
     (folder / "test" / "green").mkdir()
-    with pytest.raises(DataError, match="classes that train has not: green"):
-        load(f"images:{folder}")
+    refuses(DataError, "classes that train has not: green", load, f"images:{folder}")
     with pytest.raises(DataError, match=r"listed: No such file.*; images are DIR/train/CLASS/FILE"):
         load(f"images:{folder / 'nowhere'}")
     for part in ("train", "test"):
         (folder / "empty" / part / "class").mkdir(parents=True)
-    with pytest.raises(DataError, match="there are no images in"):
-        load(f"images:{folder / 'empty'}")
+    refuses(DataError, "there are no images in", load, f"images:{folder / 'empty'}")
 
 
 def test_an_image_of_too_many_pixels(folder: Path) -> None:
@@ -171,5 +170,4 @@ def test_mutations(tmp_path: Path, kind: str) -> None:
 
 def test_without_pillow(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(ml.errors.MissingExtra, match=r'pip install "mlvm\[images\]"'):
-        load(f"images:{folder}")
+    refuses(ml.errors.MissingExtra, r'pip install "mlvm\[images\]"', load, f"images:{folder}")

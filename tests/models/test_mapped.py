@@ -15,6 +15,7 @@ import pytest
 
 from models.data import DataError, load
 from models.data.mapped import open_npy, open_npz
+from tests.brief import cases, refuses
 from tests.mutations import assert_well_refused
 
 X = np.arange(60, dtype=np.float32).reshape(10, 2, 3)
@@ -56,8 +57,7 @@ def test_a_pickled_array_is_the_name_of_its_file(tmp_path: Path) -> None:
     assert len(pickled) < 500
     assert np.array_equal(pickle.loads(pickled)[:], X)
     (tmp_path / "x.npy").unlink()
-    with pytest.raises(DataError, match="cannot be mapped"):
-        pickle.loads(pickled)
+    refuses(DataError, "cannot be mapped", pickle.loads, pickled)
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux's /proc")
@@ -86,41 +86,32 @@ def test_damage(tmp_path: Path) -> None:
         (content[:6] + b"\x09\x09" + content[8:], "corrupt"),
     ]:
         file.write_bytes(damaged)
-        with pytest.raises(DataError, match=reason):
-            open_npy(file)
+        refuses(DataError, reason, open_npy, file)
     np.save(file, np.array([None, "x"], object), allow_pickle=True)
-    with pytest.raises(DataError, match="holds Python objects"):
-        open_npy(file)
+    refuses(DataError, "holds Python objects", open_npy, file)
     np.save(file, np.float32(1))
-    with pytest.raises(DataError, match="a single number"):
-        open_npy(file)
+    refuses(DataError, "a single number", open_npy, file)
     for opener in (open_npy, open_npz):
-        with pytest.raises(DataError, match="nowhere cannot be read: No such file"):
-            opener(tmp_path / "nowhere")
+        refuses(DataError, "nowhere cannot be read: No such file", opener, tmp_path / "nowhere")
 
 
 def test_damaged_archives(tmp_path: Path) -> None:
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=X)
-    with pytest.raises(DataError, match=r"x\.npy is compressed, .* np\.savez"):
-        open_npz(file)
+    refuses(DataError, r"x\.npy is compressed, .* np\.savez", open_npz, file)
     np.savez(file, x=X)
     content = file.read_bytes()
     file.write_bytes(content[:-10])
-    with pytest.raises(DataError, match=r"x\.npz is corrupt"):
-        open_npz(file)
+    refuses(DataError, r"x\.npz is corrupt", open_npz, file)
     file.write_bytes(b"XX" + content[2:])
-    with pytest.raises(DataError, match="not where the archive says"):
-        open_npz(file)
+    refuses(DataError, "not where the archive says", open_npz, file)
     at = struct.pack("<4s", b"PK\1\2")
     offset = content.index(at) + 42  # of the member's place, in the archive's directory
     file.write_bytes(content[:offset] + b"\xff\xff\xff\x7f" + content[offset + 4 :])
-    with pytest.raises(DataError, match=r"corrupt|cannot"):
-        open_npz(file)
+    refuses(DataError, r"corrupt|cannot", open_npz, file)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("readme.txt", "hello")
-    with pytest.raises(DataError, match="corrupt"):
-        open_npz(file)
+    refuses(DataError, "corrupt", open_npz, file)
 
 
 def test_headers_that_numpy_cannot_parse(tmp_path: Path) -> None:
@@ -128,13 +119,11 @@ def test_headers_that_numpy_cannot_parse(tmp_path: Path) -> None:
     file = tmp_path / "x.npy"
     for header in (b"{'descr': '<f4', 'fortran_order': F", b"{", b"\xff", b"{[]: 1}", b"[" * 500):
         file.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
-        with pytest.raises(DataError, match=r"x\.npy is corrupt: ."):
-            open_npy(file)
+        refuses(DataError, r"x\.npy is corrupt: .", open_npy, file)
     for shape in ("(-1,)", "(2**62,)", f"({10**30},)", "(0, 9223372036854775808)", "(True,)"):
         header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}".encode()
         file.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
-        with pytest.raises(DataError, match=r"x\.npy (is corrupt|cannot be mapped): ."):
-            open_npy(file)
+        refuses(DataError, r"x\.npy (is corrupt|cannot be mapped): .", open_npy, file)
 
 
 def member(name: str = "x.npy", *, mode: int = 0o644, flags: int = 0, version: int = 20) -> bytes:
@@ -152,28 +141,24 @@ def member(name: str = "x.npy", *, mode: int = 0o644, flags: int = 0, version: i
     return bytes(content)
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (member("../x.npy"), r"\.\./x\.npy leads out of the archive"),
-        (member("/etc/x.npy"), r"/etc/x\.npy leads out of the archive"),
-        (member(mode=0o120777), r"x\.npy leads out of the archive"),
-        (member(flags=1), r"x\.npy is encrypted"),
-        (member(version=99), "is corrupt: zip file version"),
-    ],
+@cases(
+    "content, reason",
+    (member("../x.npy"), r"\.\./x\.npy leads out of the archive"),
+    (member("/etc/x.npy"), r"/etc/x\.npy leads out of the archive"),
+    (member(mode=0o120777), r"x\.npy leads out of the archive"),
+    (member(flags=1), r"x\.npy is encrypted"),
+    (member(version=99), "is corrupt: zip file version"),
 )
 def test_members_that_are_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "x.npz").write_bytes(content)
-    with pytest.raises(DataError, match=reason):
-        open_npz(tmp_path / "x.npz")
+    refuses(DataError, reason, open_npz, tmp_path / "x.npz")
 
 
 def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for file in (tmp_path / "pipe", tmp_path):
         for opener in (open_npy, open_npz):
-            with pytest.raises(DataError, match="cannot be read: it is no regular file"):
-                opener(file)
+            refuses(DataError, "cannot be read: it is no regular file", opener, file)
 
 
 def test_mutations_of_npy(tmp_path: Path) -> None:
@@ -234,19 +219,16 @@ def test_npz_data_set(tmp_path: Path) -> None:
     assert np.array_equal(images, data.train[np.array([4, 8])][0])
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"test_labels": None}, "has no array test_labels"),
-        (
-            {"test_images": np.zeros((4, 8, 8, 3), np.uint8)},
-            r"\(8, 4, 3\), test images \(8, 8, 3\)",
-        ),
-        ({"train_images": np.zeros((9, 8, 4, 3))}, "train: images are u8 or f32"),
-        ({"test_labels": np.array([0, -1, 0, 0])}, "test: label -1 at position 1"),
-    ],
+@cases(
+    "changes, reason",
+    ({"test_labels": None}, "has no array test_labels"),
+    (
+        {"test_images": np.zeros((4, 8, 8, 3), np.uint8)},
+        r"\(8, 4, 3\), test images \(8, 8, 3\)",
+    ),
+    ({"train_images": np.zeros((9, 8, 4, 3))}, "train: images are u8 or f32"),
+    ({"test_labels": np.array([0, -1, 0, 0])}, "test: label -1 at position 1"),
 )
 def test_what_is_no_npz_data_set(tmp_path: Path, changes: dict[str, Any], reason: str) -> None:
     write(tmp_path / "own.npz", **changes)
-    with pytest.raises(DataError, match=reason):
-        load(f"npz:{tmp_path / 'own.npz'}")
+    refuses(DataError, reason, load, f"npz:{tmp_path / 'own.npz'}")

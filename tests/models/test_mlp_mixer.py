@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 import mlvm.eager as ml
 from mlvm.eager.tree import named_tensors, substitute
 from models.mlp_mixer import VARIANTS, MlpMixer
+from tests.brief import refuses
 
 Array = NDArray[Any]
 Backward = Callable[[Array], Array]
@@ -95,10 +96,9 @@ def test_the_same_key_makes_the_same_model() -> None:
     ("size", "patch_size"), [((224, 225), 16), ((15, 16), 2), ((8, 8), 0), ((8, 8), 16)]
 )
 def test_patches_must_tile_the_image(size: tuple[int, int], patch_size: int) -> None:
-    with pytest.raises(ml.errors.ShapeError) as caught:
-        dry((*size, 3), 10, patch_size)
-    assert f"{patch_size} x {patch_size}" in str(caught.value)
-    assert f"{size[0]} x {size[1]}" in str(caught.value)
+    caught = refuses(ml.errors.ShapeError, "", dry, (*size, 3), 10, patch_size)
+    assert f"{patch_size} x {patch_size}" in str(caught)
+    assert f"{size[0]} x {size[1]}" in str(caught)
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 16, 1), (2, 8, 8, 3), (8, 8, 1)])

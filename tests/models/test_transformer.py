@@ -18,6 +18,7 @@ from models.generate import Generator
 from models.training.checkpoint import CheckpointError, save
 from models.training.train import OptionError
 from models.transformer import Transformer, generate, sample
+from tests.brief import cases, refuses
 
 SIZE = GenerationSize(2, 16, 2, 11, 3, 9)
 
@@ -169,22 +170,19 @@ def test_a_generator_keeps_one_program(file: Path) -> None:
     assert generator.generate.signatures == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"prompt": b""}, "a prompt has 1 to 127 bytes, not 0"),
-        ({"prompt": bytes(128)}, "a prompt has 1 to 127 bytes, not 128"),
-        ({"temperature": 0.0}, "temperature must be positive"),
-        ({"temperature": float("nan")}, "temperature must be positive"),
-        ({"top_k": 0}, r"top_k must be 1 .. 256, not 0"),
-        ({"top_k": 257}, r"top_k must be 1 .. 256, not 257"),
-        ({"end": b"ab"}, "end is one byte"),
-        ({"seed": -1}, "seed must be in 0"),
-    ],
+@cases(
+    "options, reason",
+    ({"prompt": b""}, "a prompt has 1 to 127 bytes, not 0"),
+    ({"prompt": bytes(128)}, "a prompt has 1 to 127 bytes, not 128"),
+    ({"temperature": 0.0}, "temperature must be positive"),
+    ({"temperature": float("nan")}, "temperature must be positive"),
+    ({"top_k": 0}, r"top_k must be 1 .. 256, not 0"),
+    ({"top_k": 257}, r"top_k must be 1 .. 256, not 257"),
+    ({"end": b"ab"}, "end is one byte"),
+    ({"seed": -1}, "seed must be in 0"),
 )
 def test_options_out_of_range_are_refused(file: Path, options: Any, reason: str) -> None:
-    with pytest.raises(OptionError, match=reason):
-        Generator(file)(**{"prompt": b"x"} | options)
+    refuses(OptionError, reason, Generator(file), **{"prompt": b"x"} | options)
 
 
 def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,12 +193,10 @@ def test_other_files_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[s
         ('{"model": "transformer"}', "is of another transformer: missing"),
     ):
         save(file, {}, {"mlvm.training": training})
-        with pytest.raises(CheckpointError, match=reason):
-            Generator(file)
+        refuses(CheckpointError, reason, Generator, file)
     assert command.main([str(tmp_path / "nowhere")]) == 1
     _, err = capsys.readouterr()
     assert err.count("\n") == 1
     assert err.startswith("python -m models.generate: error: ")
-    with pytest.raises(SystemExit) as caught:
-        command.main(["x", "--top-k", "many"])
-    assert caught.value.code == 2
+    caught = refuses(SystemExit, "", command.main, ["x", "--top-k", "many"])
+    assert caught.code == 2

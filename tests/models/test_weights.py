@@ -21,6 +21,7 @@ from models import weights
 from models.mlp_mixer import MlpMixer
 from models.training import checkpoint
 from models.vit import VisionTransformer
+from tests.brief import cases, refuses
 from tests.models.in_torch import (
     FULL,
     SMALL,
@@ -198,8 +199,7 @@ def test_a_checkpoint_is_read_by_the_names_below_model(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    with pytest.raises(ml.errors.WeightsError, match="its data is not what was written"):
-        weights.read(file)
+    refuses(ml.errors.WeightsError, "its data is not what was written", weights.read, file)
 
 
 # --- other images and classes --------------------------------------------------------
@@ -214,8 +214,7 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
     assert read.changes((8, 8, 1), 3, ["a", "b", "c"]) == [
         "the head is kept, and is for a, b, c instead of classes without a name"
     ]
-    with pytest.raises(ml.errors.WeightsError, match="1 channels, not of 3"):
-        read.changes((8, 8, 3), 3)
+    refuses(ml.errors.WeightsError, "1 channels, not of 3", read.changes, (8, 8, 3), 3)
     found, before = arrays_of(read.build(num_classes=5)), arrays_of(net)
     assert found["head/kernel"].shape == (12, 5)
     assert not found["head/kernel"].any()
@@ -224,8 +223,7 @@ def test_a_head_for_other_classes_is_new_and_the_rest_is_kept(tmp_path: Path) ->
         ((8, 10, 1), "not of 8 x 10: a Mixer"),
         ((8, 8, 3), "1 channels, not of 3"),
     ):
-        with pytest.raises(ml.errors.WeightsError, match=reason):
-            read.build(shape)
+        refuses(ml.errors.WeightsError, reason, read.build, shape)
 
 
 def test_a_backbone_without_a_head_is_for_finetuning(tmp_path: Path) -> None:
@@ -235,8 +233,7 @@ def test_a_backbone_without_a_head_is_for_finetuning(tmp_path: Path) -> None:
     read = weights.read(file)
     assert read.changes((8, 8, 1), 5) == ["the head is new: 5 classes instead of none"]
     assert read.build(num_classes=5).state()["head/bias"].shape == (5,)
-    with pytest.raises(ml.errors.WeightsError, match="has no head, and tells no classes apart"):
-        read.build()
+    refuses(ml.errors.WeightsError, "has no head, and tells no classes apart", read.build)
 
 
 def test_position_embeddings_are_interpolated(tmp_path: Path) -> None:
@@ -277,61 +274,55 @@ ZERO = np.zeros(3, "f4")
 POOLED = np.zeros((1, 16, 12), "f4")  # position embeddings of 4 x 4 patches and no class token
 
 
-@pytest.mark.parametrize(
-    ("tensors", "reason"),
-    [
-        ({"a": ZERO, "b": ZERO}, "it is of no Mixer and no ViT; its names: a, b"),
-        ({}, "it is of no Mixer and no ViT"),
-        (spoilt("dist_token", ZERO), "it has what no mlp_mixer has: dist_token"),
-        (spoilt("MixerBlock_1/LayerNorm_0/scale", None), "missing: MixerBlock_1/LayerNorm_0/scale"),
-        (spoilt("MixerBlock_0/more/bias", ZERO), "unknown: MixerBlock_0/more/bias"),
-        (spoilt("MixerBlock_7/more/bias", ZERO), r"of its blocks 0 \.\. 7 some are missing"),
-        (spoilt("stem/bias", ZERO), r"of another shape: stem/bias is \(3,\), not \(12,\)"),
-        (spoilt("stem/kernel", ZERO), r"stem/kernel has 4 dimensions, not the shape \(3,\)"),
-        (
-            spoilt("MixerBlock_0/token_mixing/Dense_0/kernel", np.zeros((15, 5), "f4")),
-            "its 15 patches are those of no square image",
-        ),
-        (
-            {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
-            "its 15 patches beside its class token are those of no square image",
-        ),
-        (
-            {"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")},
-            "how many heads of 10 features",
-        ),
-        (
-            {
-                "patch_embed.proj.weight": np.zeros((64, 3, 2, 2), "f4"),
-                "blocks.0.attn.qkv.weight": np.zeros((100, 64), "f4"),
-            },
-            r"qkv of \(100, 64\) is not that of 1 heads",
-        ),
-    ],
+@cases(
+    "tensors, reason",
+    ({"a": ZERO, "b": ZERO}, "it is of no Mixer and no ViT; its names: a, b"),
+    ({}, "it is of no Mixer and no ViT"),
+    (spoilt("dist_token", ZERO), "it has what no mlp_mixer has: dist_token"),
+    (spoilt("MixerBlock_1/LayerNorm_0/scale", None), "missing: MixerBlock_1/LayerNorm_0/scale"),
+    (spoilt("MixerBlock_0/more/bias", ZERO), "unknown: MixerBlock_0/more/bias"),
+    (spoilt("MixerBlock_7/more/bias", ZERO), r"of its blocks 0 \.\. 7 some are missing"),
+    (spoilt("stem/bias", ZERO), r"of another shape: stem/bias is \(3,\), not \(12,\)"),
+    (spoilt("stem/kernel", ZERO), r"stem/kernel has 4 dimensions, not the shape \(3,\)"),
+    (
+        spoilt("MixerBlock_0/token_mixing/Dense_0/kernel", np.zeros((15, 5), "f4")),
+        "its 15 patches are those of no square image",
+    ),
+    (
+        {**arrays_of(small("vit")), "Transformer/posembed_input/pos_embedding": POOLED},
+        "its 15 patches beside its class token are those of no square image",
+    ),
+    (
+        {"patch_embed.proj.weight": np.zeros((10, 3, 2, 2), "f4")},
+        "how many heads of 10 features",
+    ),
+    (
+        {
+            "patch_embed.proj.weight": np.zeros((64, 3, 2, 2), "f4"),
+            "blocks.0.attn.qkv.weight": np.zeros((100, 64), "f4"),
+        },
+        r"qkv of \(100, 64\) is not that of 1 heads",
+    ),
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, tensors: dict[str, Array], reason: str) -> None:
     file = tmp_path / "weights"
     ml.save(file, tensors)
-    with pytest.raises(ml.errors.WeightsError, match=f"{file}.*{reason}"):
-        weights.read(file).build()
+    refuses(ml.errors.WeightsError, f"{file}.*{reason}", lambda: weights.read(file).build())
 
 
-@pytest.mark.parametrize(
-    ("array", "reason"),
-    [
-        (np.zeros(12, "c8"), "is complex64, and weights are floats"),
-        (np.zeros(12, "i4"), "is int32, and weights are floats"),
-        (np.zeros(12, "?"), "is bool, and weights are floats"),
-        (np.full(12, 1e40), "is float64, and has numbers that are too large for f32"),
-    ],
+@cases(
+    "array, reason",
+    (np.zeros(12, "c8"), "is complex64, and weights are floats"),
+    (np.zeros(12, "i4"), "is int32, and weights are floats"),
+    (np.zeros(12, "?"), "is bool, and weights are floats"),
+    (np.full(12, 1e40), "is float64, and has numbers that are too large for f32"),
 )
 @pytest.mark.parametrize("is_npz", [False, True])
 def test_numbers_that_are_no_f32(tmp_path: Path, array: Array, reason: str, is_npz: bool) -> None:
     tensors = {**spoilt("stem/bias", array), "head/bias": np.array([1, np.inf, np.nan])}  # f64
     file = tmp_path / "weights.npz"
     (npz if is_npz else ml.save)(file, tensors)
-    with pytest.raises(ml.errors.WeightsError, match=f"{file}: stem/bias {reason}"):
-        weights.read(file)
+    refuses(ml.errors.WeightsError, f"{file}: stem/bias {reason}", weights.read, file)
     (npz if is_npz else ml.save)(file, {**tensors, "stem/bias": np.zeros(12)})
     assert weights.read(file).arrays["stem/bias"].dtype == np.float32
 
@@ -339,8 +330,7 @@ def test_numbers_that_are_no_f32(tmp_path: Path, array: Array, reason: str, is_n
 def test_two_names_for_one_array(tmp_path: Path) -> None:
     arrays = arrays_of(small("mlp_mixer"))
     npz(tmp_path / "x.npz", {**arrays, "params/head/bias": ZERO})
-    with pytest.raises(ml.errors.WeightsError, match="would both be 'head/bias'"):
-        weights.read(tmp_path / "x.npz")
+    refuses(ml.errors.WeightsError, "would both be 'head/bias'", weights.read, tmp_path / "x.npz")
     timm = drawn("vit", SMALL["vit"])
     ml.save(tmp_path / "x", {**timm, "head/bias": ZERO})
     with pytest.raises(ml.errors.WeightsError, match=r"'head/bias' and 'head\.bias' would both be"):
@@ -372,8 +362,7 @@ def test_an_npz_is_not_unpacked_before_it_is_known(
         (arrays, "unpacked"),
     ):
         npz(file, tensors, np.savez_compressed)
-        with pytest.raises(ml.errors.WeightsError, match=reason):
-            weights.read(file)
+        refuses(ml.errors.WeightsError, reason, weights.read, file)
 
 
 def test_an_npz_that_announces_what_it_does_not_have(tmp_path: Path) -> None:
@@ -417,8 +406,7 @@ def test_images_that_are_not_square(tmp_path: Path) -> None:
             weights.read(file, image_size=size)
     for shape in ((8, 8, 3), (9, 9, 1), (2**40, 2**40, 1)):
         ml.save(file, net, weights.described(shape))
-        with pytest.raises(ml.errors.WeightsError, match="are those of no image of"):
-            weights.read(file)
+        refuses(ml.errors.WeightsError, "are those of no image of", weights.read, file)
 
 
 def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
@@ -428,8 +416,7 @@ def test_what_is_no_shape_of_an_image(tmp_path: Path) -> None:
     for shape in ((0, 0, 1), (-8, -8, 1), (8, 8), (8.0, 8.0, 1), ()):
         with pytest.raises(ml.errors.ShapeError, match="an image has"):
             read.build(shape)  # type: ignore[arg-type]
-    with pytest.raises(ml.errors.ShapeError, match="patches do not tile 9 x 8"):
-        read.build((9, 8, 1))
+    refuses(ml.errors.ShapeError, "patches do not tile 9 x 8", read.build, (9, 8, 1))
 
 
 def test_heads_that_cannot_be(tmp_path: Path) -> None:
@@ -441,11 +428,13 @@ def test_heads_that_cannot_be(tmp_path: Path) -> None:
     state = arrays_of(small("vit"))
     block = "Transformer/encoderblock_0/MultiHeadDotProductAttention_1/query/kernel"
     ml.save(file, {**state, block: np.zeros((12, 5, 2), "f4")})
-    with pytest.raises(ml.errors.WeightsError, match=f"{file} .*num_heads must divide"):
-        weights.read(file).build()
+    refuses(
+        ml.errors.WeightsError,
+        f"{file} .*num_heads must divide",
+        lambda: weights.read(file).build(),
+    )
     ml.save(file, drawn("vit", SMALL["vit"]))
-    with pytest.raises(ml.errors.WeightsError, match=r"1 or more.*given 0"):
-        weights.read(file, num_heads=0)
+    refuses(ml.errors.WeightsError, r"1 or more.*given 0", weights.read, file, num_heads=0)
 
 
 def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path: Path) -> None:
@@ -459,22 +448,19 @@ def test_heads_are_those_of_the_published_models_or_said_to_be_a_guess(tmp_path:
     assert "guess" not in str(weights.read(file, num_heads=4))
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        "{",
-        "[1]",
-        '{"image_shape": [8, 8]}',
-        '{"image_shape": [8, 8, 0]}',
-        '{"approximate": 1}',
-        '{"classes": [1, 2, 3]}',
-        '{"classes": 3}',
-    ],
+    "{",
+    "[1]",
+    '{"image_shape": [8, 8]}',
+    '{"image_shape": [8, 8, 0]}',
+    '{"approximate": 1}',
+    '{"classes": [1, 2, 3]}',
+    '{"classes": 3}',
 )
 def test_descriptions_that_are_none(tmp_path: Path, text: str) -> None:
     ml.save(tmp_path / "weights", small("mlp_mixer"), {"mlvm.model": text})
-    with pytest.raises(ml.errors.WeightsError, match="no description of a model"):
-        weights.read(tmp_path / "weights")
+    refuses(ml.errors.WeightsError, "no description of a model", weights.read, tmp_path / "weights")
 
 
 def test_files_that_are_none(tmp_path: Path) -> None:
@@ -485,8 +471,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         (b"\x80\2}q\0.", "it is neither safetensors nor .npz"),
     ):
         file.write_bytes(content)
-        with pytest.raises(ml.errors.WeightsError, match=f"{file}: {reason}"):
-            weights.read(str(file))
+        refuses(ml.errors.WeightsError, f"{file}: {reason}", weights.read, str(file))
     np.savez(file, x=np.array([object()], object))
     with pytest.raises(ml.errors.WeightsError, match="x is object, and weights are floats"):
         weights.read(file.with_suffix(".npz"))
@@ -497,8 +482,6 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     np.savez(file, x=np.arange(3))
     with pytest.raises(ml.errors.WeightsError, match="x is int64, and weights are floats"):
         weights.read(file.with_suffix(".npz"))
-    with pytest.raises(FileNotFoundError):
-        weights.read(tmp_path / "nowhere")
+    refuses(FileNotFoundError, "", weights.read, tmp_path / "nowhere")
     ml.save(file, small("mlp_mixer"), weights.described((8, 8, 1), ["only one"]))
-    with pytest.raises(ml.errors.WeightsError, match="it names 1 classes and tells 3 apart"):
-        weights.read(file)
+    refuses(ml.errors.WeightsError, "it names 1 classes and tells 3 apart", weights.read, file)

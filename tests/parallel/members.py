@@ -40,10 +40,7 @@ def run(size: int, *steps: Step) -> list[Any]:
 
 
 def run_in(group: Group, *steps: Step) -> list[Any]:
-    def step(rank: int, vm: VM) -> Any:
-        return steps[rank % len(steps)](rank, vm)
-
-    return group.run(step)
+    return group.run(lambda rank, vm: steps[rank % len(steps)](rank, vm))
 
 
 def gathered(inputs: Sequence[Array], name: str, **attributes: Any) -> list[Array]:

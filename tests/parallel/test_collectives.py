@@ -25,6 +25,7 @@ from mlvm.core.types import Array, DType, TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import Group
 from mlvm.parallel.meeting import SMALL
+from tests.brief import refuses
 from tests.parallel.members import call, gathered, run, tensor
 
 pytest.importorskip("threadpoolctl")
@@ -230,9 +231,8 @@ REFUSED: list[tuple[str, Array, dict[str, Any], type[MlvmError], str]] = [
 def test_what_does_not_fit_is_refused_before_anybody_waits(
     name: str, x: Array, attributes: dict[str, Any], error: type[MlvmError], text: str
 ) -> None:
-    with pytest.raises(error, match=text) as caught:
-        run(2, lambda rank, vm: call(vm, name, x, **attributes))
-    assert any("raised by member" in note for note in caught.value.__notes__)
+    caught = refuses(error, text, run, 2, lambda rank, vm: call(vm, name, x, **attributes))
+    assert any("raised by member" in note for note in caught.__notes__)
 
 
 def test_programs_with_collectives_are_verified() -> None:

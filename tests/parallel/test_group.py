@@ -21,6 +21,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel import blas
 from mlvm.parallel.group import Group, member_of
 from mlvm.parallel.meeting import SMALL
+from tests.brief import cases, refuses
 from tests.parallel.members import Step, call, run, run_in
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -94,11 +95,8 @@ def test_an_error_of_one_member_ends_the_others(failing: int, length: int) -> No
             raise
 
     with Group(3) as group:
-        with pytest.raises(ValueError, match="boom") as caught:
-            group.run(step)
-        assert caught.value.__notes__ == [
-            f"raised by member {failing} (vm{failing}) of a group of 3"
-        ]
+        caught = refuses(ValueError, "boom", group.run, step)
+        assert caught.__notes__ == [f"raised by member {failing} (vm{failing}) of a group of 3"]
         assert seen.keys() == {0, 1, 2} - {failing}
         for rank, error in seen.items():
             assert str(error).startswith(
@@ -112,16 +110,14 @@ def test_a_member_that_exits_ends_the_others() -> None:
     def leave(rank: int, vm: VM) -> None:
         raise SystemExit(3)
 
-    with pytest.raises(SystemExit):
-        run(2, reduce, leave)
+    refuses(SystemExit, "", run, 2, reduce, leave)
 
 
 def test_an_error_of_a_launch_reaches_the_caller() -> None:
     def wrong(rank: int, vm: VM) -> Any:
         return call(vm, "matmul", np.ones((2, 3)), np.ones((2, 3)))
 
-    with pytest.raises(ShapeError, match="matmul"):
-        run(2, reduce, wrong)
+    refuses(ShapeError, "matmul", run, 2, reduce, wrong)
 
 
 def other_op(rank: int, vm: VM) -> Any:
@@ -172,32 +168,30 @@ def recv_from_0(rank: int, vm: VM) -> Any:
     return call(vm, "recv", source=0, shape=(4,), dtype="f32")
 
 
-@pytest.mark.parametrize(
-    ("steps", "texts"),
-    [
-        ((reduce, other_op), ["different things", "op='sum'", "op='max'"]),
-        ((reduce, other_type), ["different things", "f32[4]", "f32[5]"]),
-        ((reduce, other_dtype), ["different things", "f32[4]", "f64[4]"]),
-        ((reduce, gather), ["different things", "all_reduce(f32[4]", "all_gather(f32[4])"]),
-        (
-            (several, other_several),
-            ["(7 tensors, f32[7], f32[8], ", "(7 tensors, f32[8], f32[8], "],
-        ),
-        ((reduce, several), ["all_reduce(f32[4], op", "all_reduce(f32[0], ", "5 more, op='sum')"]),
-        ((reduce, barrier), ["different things", "barrier()"]),
-        ((recv_5_from_1, send_to_0), ["different things", "send(f32[4], to=0)", "recv(f32[5]"]),
-        ((reduce, send_to_0), ["no member can go on", "all_reduce", "send"]),
-        ((send_to_1, send_to_0), ["no member can go on", "to=1", "to=0"]),
-        ((recv_from_1, recv_from_0), ["no member can go on", "source=1", "source=0"]),
-        ((reduce, end), ["member 1 (vm1) has ended", "all_reduce"]),
-        ((end, reduce), ["member 0 (vm0) has ended", "all_reduce"]),
-        ((send_to_1, end), ["member 1 (vm1) has ended", "send"]),
-        ((end, recv_from_0), ["member 0 (vm0) has ended", "recv"]),
-        ((reduce, reduce, end), ["member 2 (vm2) has ended", "all_reduce"]),
-        ((reduce, send_to_0, end), ["member 2 (vm2) has ended", "all_reduce"]),
-        ((send_to_1, recv_from_0, end), None),
-        ((recv_from_1, recv_from_0, end), ["no member can go on", "source=1", "source=0"]),
-    ],
+@cases(
+    "steps, texts",
+    ((reduce, other_op), ["different things", "op='sum'", "op='max'"]),
+    ((reduce, other_type), ["different things", "f32[4]", "f32[5]"]),
+    ((reduce, other_dtype), ["different things", "f32[4]", "f64[4]"]),
+    ((reduce, gather), ["different things", "all_reduce(f32[4]", "all_gather(f32[4])"]),
+    (
+        (several, other_several),
+        ["(7 tensors, f32[7], f32[8], ", "(7 tensors, f32[8], f32[8], "],
+    ),
+    ((reduce, several), ["all_reduce(f32[4], op", "all_reduce(f32[0], ", "5 more, op='sum')"]),
+    ((reduce, barrier), ["different things", "barrier()"]),
+    ((recv_5_from_1, send_to_0), ["different things", "send(f32[4], to=0)", "recv(f32[5]"]),
+    ((reduce, send_to_0), ["no member can go on", "all_reduce", "send"]),
+    ((send_to_1, send_to_0), ["no member can go on", "to=1", "to=0"]),
+    ((recv_from_1, recv_from_0), ["no member can go on", "source=1", "source=0"]),
+    ((reduce, end), ["member 1 (vm1) has ended", "all_reduce"]),
+    ((end, reduce), ["member 0 (vm0) has ended", "all_reduce"]),
+    ((send_to_1, end), ["member 1 (vm1) has ended", "send"]),
+    ((end, recv_from_0), ["member 0 (vm0) has ended", "recv"]),
+    ((reduce, reduce, end), ["member 2 (vm2) has ended", "all_reduce"]),
+    ((reduce, send_to_0, end), ["member 2 (vm2) has ended", "all_reduce"]),
+    ((send_to_1, recv_from_0, end), None),
+    ((recv_from_1, recv_from_0, end), ["no member can go on", "source=1", "source=0"]),
 )
 def test_members_that_cannot_meet_raise(steps: tuple[Step, ...], texts: list[str] | None) -> None:
     with Group(len(steps)) as group:
@@ -205,21 +199,18 @@ def test_members_that_cannot_meet_raise(steps: tuple[Step, ...], texts: list[str
             if texts is None:
                 run_in(group, *steps)
                 continue
-            with pytest.raises(GroupError) as caught:
-                run_in(group, *steps)
+            caught = refuses(GroupError, "", run_in, group, *steps)
             for text in texts:
-                assert text in str(caught.value)
+                assert text in str(caught)
         assert run_in(group, reduce) == [[float(len(steps))] * 4] * len(steps)
 
 
 def test_who_goes_on_after_an_error_meets_nobody() -> None:
     def step(rank: int, vm: VM) -> None:
         for _ in range(3):
-            with pytest.raises(GroupError, match="different things"):
-                (reduce if rank else gather)(rank, vm)
+            refuses(GroupError, "different things", reduce if rank else gather, rank, vm)
 
-    with pytest.raises(GroupError, match="different things"):
-        run(2, step)
+    refuses(GroupError, "different things", run, 2, step)
 
 
 @pytest.mark.parametrize("length", [4, SMALL])
@@ -318,17 +309,14 @@ def test_a_group_that_is_closed_gives_its_vms_back() -> None:
     threads = threading.active_count()
     for _ in range(2):
         group = Group(vms)
-        with pytest.raises(GroupError, match="a is in a group already"):
-            Group([vms[0]])
+        refuses(GroupError, "a is in a group already", Group, [vms[0]])
         assert run_in(group, reduce) == [[2.0] * 4] * 2
         group.close()
         group.close()
-        with pytest.raises(GroupError, match="closed"):
-            group.run(end)
+        refuses(GroupError, "closed", group.run, end)
     assert threading.active_count() == threads
     assert member_of(vms[0]) is None
-    with pytest.raises(UnknownFunction):
-        reduce(0, vms[0])
+    refuses(UnknownFunction, "", reduce, 0, vms[0])
     assert [vm.consumed_size_in_mib() for vm in vms] == [0, 0]
 
 
@@ -336,8 +324,7 @@ def test_a_group_that_is_forgotten_ends_its_threads() -> None:
     threads = threading.active_count()
     group = Group(2)
     run_in(group, reduce)
-    with pytest.raises(ValueError, match="boom"):
-        group.run(boom)
+    refuses(ValueError, "boom", group.run, boom)
     del group
     gc.collect()
     deadline = time.monotonic() + 10
@@ -348,17 +335,14 @@ def test_a_group_that_is_forgotten_ends_its_threads() -> None:
 
 @pytest.mark.parametrize("vms", [0, -1, True, None, "ab", [], [object()], ["a"]])
 def test_what_is_no_group_is_refused(vms: Any) -> None:
-    with pytest.raises(GroupError):
-        Group(vms)
+    refuses(GroupError, "", Group, vms)
 
 
 def test_a_vm_twice_or_with_such_a_function_is_refused() -> None:
     vm = VM("own")
-    with pytest.raises(GroupError, match="a VM occurs twice"):
-        Group([vm, vm])
+    refuses(GroupError, "a VM occurs twice", Group, [vm, vm])
     vm.register("send", lambda frame: None)
-    with pytest.raises(GroupError, match="own has a function 'send' of its own"):
-        Group([vm])
+    refuses(GroupError, "own has a function 'send' of its own", Group, [vm])
 
 
 def blas_threads() -> set[int]:
@@ -376,8 +360,7 @@ def test_blas_has_one_thread_while_any_group_runs() -> None:
     with threadpoolctl.threadpool_limits(2):
         assert run(2, step) == [{1}, {1}]
         assert blas_threads() == {2}
-        with pytest.raises(ValueError, match="boom"):
-            run(2, boom)
+        refuses(ValueError, "boom", run, 2, boom)
         assert blas_threads() == {2}
     assert blas_threads() == before
 
@@ -388,8 +371,7 @@ def test_without_threadpoolctl_the_error_names_the_extra(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(blas, "extra", missing)
     vm = VM("a")
-    with pytest.raises(MissingExtra, match=r'threadpoolctl is not .* "mlvm\[parallel\]"'):
-        Group([vm])
+    refuses(MissingExtra, r'threadpoolctl is not .* "mlvm\[parallel\]"', Group, [vm])
     assert member_of(vm) is None
 
 
@@ -407,5 +389,4 @@ def test_threads_stay_on_their_cores() -> None:
 
 def test_elsewhere_threads_cannot_be_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_setaffinity", raising=False)
-    with pytest.raises(GroupError, match="does not let a thread choose its core"):
-        Group(1, cores=[0])
+    refuses(GroupError, "does not let a thread choose its core", Group, 1, cores=[0])

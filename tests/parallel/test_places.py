@@ -25,6 +25,7 @@ from mlvm.machines.local import LocalVM as VM
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
+from tests.brief import refuses
 from tests.fuzz import groups
 from tests.parallel import places
 from tests.parallel.members import call, tensor
@@ -104,8 +105,7 @@ def test_members_keep_functions(members: AnyGroup) -> None:
     assert kept([1, 2]) == [(0, 1), (1, 2)]
     assert kept([3, 4], factor=10) == [(0, 31), (1, 42)]
     assert other([0, 0]) == [(0, 0), (1, 0)]
-    with pytest.raises(GroupError, match="one item for each of 2 members"):
-        kept([1, 2, 3])
+    refuses(GroupError, "one item for each of 2 members", kept, [1, 2, 3])
 
 
 # --- what goes wrong -----------------------------------------------------------------
@@ -121,16 +121,14 @@ def test_members_that_cannot_meet_say_why(members: AnyGroup, name: str) -> None:
 
 
 def test_an_error_of_a_process_has_its_traceback(processes: AnyGroup) -> None:
-    with pytest.raises(ValueError, match="boom") as caught:
-        processes.run(places.fails)
-    notes = "\n".join(caught.value.__notes__)
+    caught = refuses(ValueError, "boom", processes.run, places.fails)
+    notes = "\n".join(caught.__notes__)
     assert 'raise ValueError("boom")' in notes
     assert "raised by member 1 (vm1) of a group of 2" in notes
 
 
 def test_a_process_that_exits_ends_the_run(processes: AnyGroup) -> None:
-    with pytest.raises(GroupError, match="SystemExit: 3"):
-        processes.run(places.exits)
+    refuses(GroupError, "SystemExit: 3", processes.run, places.exits)
     assert processes.run(places.reduce) == [[2.0] * 4] * 2
 
 
@@ -147,8 +145,7 @@ def start_twice(rank: int, vm: VM) -> None:
 def test_what_was_not_started_is_not_waited_for(threads: AnyGroup) -> None:
     with pytest.raises(GroupError, match=r"no all_reduce\.start of these tensors is under way"):
         threads.run(wait_wrongly)
-    with pytest.raises(GroupError, match=r"all_reduce\(f64\[3\].* not waited for yet"):
-        threads.run(start_twice)
+    refuses(GroupError, r"all_reduce\(f64\[3\].* not waited for yet", threads.run, start_twice)
 
 
 def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
@@ -165,14 +162,12 @@ def unpicklable(rank: int, vm: VM) -> Any:
 
 
 def test_what_has_no_bytes_cannot_be_returned(processes: AnyGroup) -> None:
-    with pytest.raises((GroupError, MissingExtra), match="generator"):
-        processes.run(unpicklable)
+    refuses((GroupError, MissingExtra), "generator", processes.run, unpicklable)
 
 
 @pytest.mark.parametrize("size", [0, -1, 257, True, "2", None])
 def test_impossible_numbers_of_processes_are_refused(size: Any) -> None:
-    with pytest.raises(GroupError, match="a group has 1 to 256 processes"):
-        ProcessGroup(size)
+    refuses(GroupError, "a group has 1 to 256 processes", ProcessGroup, size)
 
 
 def test_groups_have_names() -> None:
@@ -180,8 +175,7 @@ def test_groups_have_names() -> None:
         assert type(threads) is Group
         assert threads.size == 2
     for name in ("threads", "processes:two", "mpi:2", "hosts:3", ""):
-        with pytest.raises(GroupError, match="threads:N, processes:N or mpi"):
-            group(name)
+        refuses(GroupError, "threads:N, processes:N or mpi", group, name)
 
 
 # --- deaths --------------------------------------------------------------------------
@@ -194,8 +188,7 @@ def test_a_killed_process_is_named_and_ends_the_others() -> None:
         with pytest.raises(GroupError, match=r"member 1 \(vm1\), process \d+, was killed by SIGK"):
             members.run(places.is_killed)
         assert time.monotonic() - began < 5
-        with pytest.raises(GroupError, match="the group is closed"):
-            members.run(places.reduce)
+        refuses(GroupError, "the group is closed", members.run, places.reduce)
     assert not any(is_alive(pid) for pid in pids if pid is not None)
 
 

@@ -33,6 +33,7 @@ from mlvm.show.report import short
 from mlvm.show.session import Session, all_recorded
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
+from tests.brief import cases, refuses
 
 HERE = Path(__file__)
 NASTY = "</script><script>alert('1')</script><!-- &amp; \u2028 \ud800 \""
@@ -121,9 +122,13 @@ def test_lines_of_files_that_changed_since_are_not_quoted(saved: Path) -> None:
     assert not any(data_of(step_page(step, "step", before=0.0))["sources"].values())
 
 
-@pytest.mark.parametrize(
-    ("line", "quoted"),
-    [("a.py:2", "b = 2"), ("a.py:9", ""), ("a.py:x", ""), ("a.txt:1", ""), ("none.py:1", "")],
+@cases(
+    "line, quoted",
+    ("a.py:2", "b = 2"),
+    ("a.py:9", ""),
+    ("a.py:x", ""),
+    ("a.txt:1", ""),
+    ("none.py:1", ""),
 )
 def test_lines_of_python_are_quoted(line: str, quoted: str, saved: Path, tmp_path: Path) -> None:
     for name in ("a.py", "a.txt"):
@@ -328,16 +333,14 @@ def test_a_page_replaces_another_only_when_it_is_whole(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fails)
-        with pytest.raises(MemoryError):
-            write_page(page, "new")
+        refuses(MemoryError, "", write_page, page, "new")
     assert page.read_text() == "old"
     write_page(link, "new \udcff")
     assert page.read_text("utf-8") == "new \\udcff"
     assert link.is_symlink()
     assert sorted(tmp_path.iterdir()) == [link, page]
     check_writable(tmp_path / "another.html")
-    with pytest.raises(FileNotFoundError, match=r"x\.html"):
-        check_writable(tmp_path / "no" / "x.html")
+    refuses(FileNotFoundError, r"x\.html", check_writable, tmp_path / "no" / "x.html")
 
 
 # --- in a browser ------------------------------------------------------------------------

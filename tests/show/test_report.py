@@ -21,6 +21,7 @@ from mlvm.show.calls import writes_in
 from mlvm.show.record import COPIED_IN, record, record_all
 from mlvm.show.report import report_of
 from mlvm.show.session import all_recorded
+from tests.brief import cases
 
 SMALL, LARGE = TensorType("f32", (3,)), TensorType("f64", (4, 5))  # take up 64 and 192 bytes
 
@@ -279,17 +280,15 @@ def test_what_is_written_through_a_view_has_its_op(arena: Arena) -> None:
     del y
 
 
-@pytest.mark.parametrize(
-    ("code", "writes"),
-    [
+@cases(
+    "code, writes",
+    
         ('load_arg 1\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {1: ("exp", 3)}),
         ('load_arg 0\npush_str "exp"\ncfunc 1 1\nload_arg 1\nget 0\npush_str "copy.out"\ncfunc 2 0',
          {1: ("copy", 6)}),
         ('load_arg 2\nload_arg 0\npush_str "mine"\ncfunc * 0', {2: ("mine", 3), 0: ("mine", 3)}),
         ('load_arg 1\nload_arg 0\ncall inner', {1: ("sin", 2)}),
-        ('push_int 7\nload_global\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {}),
-    ],
-)  # fmt: skip
+        ('push_int 7\nload_global\nload_arg 0\npush_str "exp.out"\ncfunc 2 0', {}))  # fmt: skip
 def test_which_arguments_a_program_writes(code: str, writes: dict[int, tuple[str, int]]) -> None:
     inner = '.func inner 2 0\nget -2\nget -1\npush_str "sin.out"\ncfunc 2 0\nreturn 0\n'
     assert writes_in(assemble(f".func main 0 *\n{code}\nhalt\n{inner}")) == writes

@@ -19,6 +19,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM as VM
 from mlvm.machines.wire import WireVM
 from mlvm.show.trace import trace
+from tests.brief import refuses
 
 VECTOR = TensorType("f32", (4,))
 ADD_OUT = Program.of_op("add.out", 3, {}, 0)
@@ -82,8 +83,9 @@ def test_what_it_gives_must_be_of_the_results_type(workers: int, wrong: Any) -> 
 def test_there_is_one_at_a_time_and_none_after() -> None:
     vm = VM()
     with vm.instrumented(Log()):
-        with pytest.raises(MachineError, match="has an instrument already"):
-            vm.instrumented(Log()).__enter__()
+        refuses(
+            MachineError, "has an instrument already", lambda: vm.instrumented(Log()).__enter__()
+        )
         vm.register("mine", lambda frame: None)
         assert vm.functions.binding("mine").instrument is not None
     assert vm.functions.binding("mine").instrument is None
@@ -124,8 +126,7 @@ def test_a_trace_is_written_even_if_the_block_fails(tmp_path: Path) -> None:
             vm.launch(ADD_OUT, (x, x, x))
             vm.launch(ADD_OUT, (x, x, y))
 
-    with pytest.raises(ShapeError):
-        add_and_fail()
+    refuses(ShapeError, "", add_and_fail)
     assert len([e for e in json.loads(path.read_text())["traceEvents"] if e["ph"] == "X"]) == 1
     with pytest.raises(OSError, match="nowhere"), trace(vm, tmp_path / "nowhere" / "trace.json"):
         pass
@@ -138,8 +139,7 @@ def test_an_estimate_counts_bytes_and_operations_without_running() -> None:
     assert vm.estimate(Program.of_op("matmul", 2, {}, 1), (x, y)) == (4 * 64 * 16, 2 * 64 * 32 * 16)
     assert vm.estimate(Program.of_op("add.out", 3, {}, 0), (x, x, x)) == (0, 64 * 32)
     assert vm.estimate(Program.of_op("reshape", 1, {"shape": (32, 64)}, 1), (x,)).flops == 0
-    with pytest.raises(ShapeError):
-        vm.estimate(Program.of_op("matmul", 2, {}, 1), (x, x))
+    refuses(ShapeError, "", vm.estimate, Program.of_op("matmul", 2, {}, 1), (x, x))
     assert vm.consumed_size_in_mib() == before
 
 
@@ -211,8 +211,7 @@ def test_a_trace_of_a_vm_elsewhere_has_the_calls_of_this_side(tmp_path: Path) ->
     with trace(vm, tmp_path / "trace.json"):
         x = ones(vm)
         vm.launch(ADD_OUT, (x, x, x))
-        with pytest.raises(HandleError):
-            vm.read(-1)
+        refuses(HandleError, "", vm.read, -1)
         assert vm.launch(ADD, (x, x))[0][0] == 4.0
     vm.read(x)
     events = json.loads((tmp_path / "trace.json").read_text("utf-8"))["traceEvents"]

@@ -11,6 +11,7 @@ from mlvm.core.errors import ProgramError
 from mlvm.core.program.program import Function, Program
 from mlvm.core.vm import VM
 from mlvm.step.concatenate import Launch, concatenate
+from tests.brief import cases
 from tests.core.programs import ADD_INTO, f32s, instruction, put, straight
 
 one_op = st.tuples(
@@ -63,15 +64,13 @@ def test_nothing_after_a_halt_is_taken() -> None:
 HALT = instruction("halt")
 
 
-@pytest.mark.parametrize(
-    ("program", "text"),
-    [
-        (Program([Function("main", 0, 0, (HALT,)), Function("f", 0, 0, ())]), "straight programs"),
-        (Program([Function("main", 0, 0, (HALT,))], {"c": f32s(1)}), "without constants"),
-        (straight(("push_str", "add"), ("cfunc", "*", 1), "halt"), r"cfunc \*"),
-        (straight(("push_str", "one"), ("cfunc", 0, 1), "halt"), "returns values"),
-        (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
-    ],
+@cases(
+    "program, text",
+    (Program([Function("main", 0, 0, (HALT,)), Function("f", 0, 0, ())]), "straight programs"),
+    (Program([Function("main", 0, 0, (HALT,))], {"c": f32s(1)}), "without constants"),
+    (straight(("push_str", "add"), ("cfunc", "*", 1), "halt"), r"cfunc \*"),
+    (straight(("push_str", "one"), ("cfunc", 0, 1), "halt"), "returns values"),
+    (straight(("push_str", "some"), ("cfunc", 0, "*"), "halt"), "returns values"),
 )
 def test_what_cannot_be_concatenated(program: Program, text: str) -> None:
     found: list[Launch] = [(program, ())]

@@ -19,6 +19,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.show.picture import timeline
 from mlvm.step.compile import compile_flow
 from mlvm.step.saved import LoadedStep, SavedStep
+from tests.brief import cases
 from tests.mutations import assert_well_refused, framed
 from tests.step.flows import Step, steps
 
@@ -53,12 +54,10 @@ def test_a_step_comes_back_from_its_bytes_as_it_was(flow: Step) -> None:
     assert found.to_bytes() == step.to_bytes()
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [
-        *({"end": 2**60}, {"end": 30}, {"start": -1}, {"start": 9, "end": 8}),
-        *({"offset": -64}, {"offset": 1 << 20}, {"nbytes": 1 << 20}, {"nbytes": -64}),
-    ],
+    *({"end": 2**60}, {"end": 30}, {"start": -1}, {"start": 9, "end": 8}),
+    *({"offset": -64}, {"offset": 1 << 20}, {"nbytes": 1 << 20}, {"nbytes": -64}),
 )
 def test_a_lifetime_is_within_the_step(data: bytes, change: dict[str, Any]) -> None:
     step = SavedStep.from_bytes(data)
@@ -98,9 +97,13 @@ def test_moments_are_those_of_calls(data: bytes) -> None:
         assert name in ("fused", f"{each.op}.out")
 
 
-@pytest.mark.parametrize(
+@cases(
     "change",
-    [{"nbytes": 2**70}, {"nbytes": "9"}, {"lower_bound": -1}, {"unfused": -1}, {"unfused": None}],
+    {"nbytes": 2**70},
+    {"nbytes": "9"},
+    {"lower_bound": -1},
+    {"unfused": -1},
+    {"unfused": None},
 )
 def test_a_plan_is_of_bytes_that_can_be(data: bytes, change: dict[str, Any]) -> None:
     step = SavedStep.from_bytes(data)

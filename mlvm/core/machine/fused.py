@@ -24,7 +24,6 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
-from mlvm.core.remembered import Remembered
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -77,7 +76,7 @@ class Chain:
         self.links = tuple(links)
         self.outputs = outputs
         self._kernels = kernels or {}
-        self._layouts: Remembered[Any, _Layout] = Remembered(MOST_LAYOUTS)
+        self._layouts: dict[Any, _Layout] = {}
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
@@ -101,7 +100,7 @@ class Chain:
                     raise AttributeRefused(f"{op.name} reads {source}, which has no value yet")
             found = op.infer([known[source] for source in sources], attributes)
             whole = op.links or (i == 0 and op.name in HEADS)
-            if found is None or not (whole or (op.room == "reduction" and target >= 0)):
+            if found is None or not (whole or (op.reduces and target >= 0)):
                 raise AttributeRefused(f"{op.name} cannot be part of a chain")
             worked = found if whole else known[sources[0]]
             shape = worked.shape if shape is None else shape
@@ -145,6 +144,8 @@ class Chain:
         key = whole, *[(x.dtype, x.shape) for x in params]
         found = self._layouts.get(key)
         if found is None:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
             found = self._layouts[key] = self._lay_out([TensorType.of(x) for x in params], whole)
         return found
 
@@ -154,7 +155,7 @@ class Chain:
         shape = known[target if op.links or op.name in HEADS else sources[0]].shape
         depth = 0 if op.name in HEADS else len(shape)  # how many leading axes may be cut
         for op, _, _, attributes in self.links:
-            if op.room == "reduction":  # its result keeps the axes that are cut
+            if op.reduces:  # its result keeps the axes that are cut
                 axes = normalize_axes(attributes["axis"], len(shape))
                 depth = min([depth, *axes]) if attributes.get("keepdims", True) else 0
         blocks = ((),) if whole else tuple(_blocks(shape, depth))

@@ -8,9 +8,9 @@ parameter kinds, and recursion to a fixed point. What has passed runs unchecked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
 from mlvm.core.machine.callee import UserFunction, WritesInto
@@ -113,14 +113,9 @@ class _Context:
     costs: dict[int, tuple[int, int]] = field(default_factory=dict)
 
 
-class _Walk(NamedTuple):
-    """A way through a function that is to be followed from `pc`, in the block of instructions that
-    begins at `block`. Without a state, it has that of its context."""
-
-    context: _Context
-    pc: int
-    block: int
-    state: State | None = None
+_Walk: TypeAlias = tuple[_Context, int, int, State | None]
+"""A way through a function that is to be followed: from a pc, in the block of instructions that
+begins at another, and with a state, None for that of its context."""
 
 
 def _cost(main: _Context) -> tuple[int, int]:
@@ -222,7 +217,7 @@ class _Verifier:
         after = state if before is None else self.meet(before, state, f"pc {pc}")
         if after != before:
             context.states[pc] = after
-            self.work.append(_Walk(context, pc, pc))
+            self.work.append((context, pc, pc, None))
 
     def meet(self, x: State, y: State, where: str) -> State:
         open = x.open or y.open
@@ -342,11 +337,11 @@ class _Verifier:
         function = self.program.functions[name]
         params = tuple(self.take_many(function.nparams))
         context = self.enter(function, params)
-        context.callers[_Walk(self.context, self.block, self.block)] = None
+        context.callers[self.context, self.block, self.block, None] = None
         self.context.calls[self.pc] = context
         if context.result is None:
             self.leave(params, open=False)
-            context.waiting.append(_Walk(self.context, self.pc, self.block, self.state()))
+            context.waiting.append((self.context, self.pc, self.block, self.state()))
             return _ENDS
         self.leave(context.result.slots, context.result.open)
         return None
@@ -436,38 +431,19 @@ class _Verifier:
         if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):
-            self.check_immediate(opcode, kind, value, function)
-
-    def check_immediate(self, opcode: Opcode, kind: str, value: Any, function: Function) -> None:
-        whole = is_int(value)
-        match kind:
-            case "n" if opcode is not Opcode.push_int:
-                good, wanted = whole and value >= 0, "a count >= 0"
-            case "n":
-                good, wanted = whole, "an integer of 64 bits"
-            case "i" if opcode is Opcode.load_arg:
-                good, wanted = whole and value >= 0, "an argument's number >= 0"
-            case "i":
-                good, wanted = whole, "a slot's number"
-            case "s":
-                good, wanted = isinstance(value, str), "a string"
-            case "name" | "func":
-                known: Mapping[str, object] = self.program.constants
-                if kind == "func":
-                    known = self.program.functions
-                good = isinstance(value, str) and value in known
+            if kind in ("name", "func"):
+                here = self.program.constants if kind == "name" else self.program.functions
+                good = isinstance(value, str) and value in here
                 what = "constant" if kind == "name" else "function"
-                wanted = "" if good else f"a {what}, of {', '.join(known) or 'none'}"
-            case "nparams" | "nresults":
-                good, wanted = _is_count(value), "a count >= 0 or *"
-            case "label":
-                good = whole and 0 <= value < len(function.code)
+                wanted = "" if good else f"a {what}, of {', '.join(here) or 'none'}"
+            elif kind == "label":
+                good = is_int(value) and 0 <= value < len(function.code)
                 wanted = f"a pc below {len(function.code)}"
-            case _:
-                good = isinstance(value, Mapping) and all(isinstance(name, str) for name in value)
-                wanted = "attributes by name"
-        if not good:
-            raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {brief(value)}")
+            else:
+                wanted, fits = _WANTED.get((opcode, kind)) or _WANTED[None, kind]
+                good = fits(value)
+            if not good:
+                raise self.error(f"{kind.rstrip('?')} must be {wanted}, not {brief(value)}")
 
     def place(self) -> str:
         name = self.context.function.name
@@ -491,12 +467,11 @@ def _opened(state: State, other: State) -> State:
 
 
 def _check_signature(function: Function) -> None:
-    if not _is_whole(function.nparams):
-        raise ProgramError(f"{function.name}: nparams must be >= 0, not {brief(function.nparams)}")
-    if not _is_count(function.nresults):
-        raise ProgramError(
-            f"{function.name}: nresults must be >= 0 or *, not {brief(function.nresults)}"
-        )
+    name, nparams, nresults, _ = function
+    if not _is_whole(nparams):
+        raise ProgramError(f"{name}: nparams must be >= 0, not {brief(nparams)}")
+    if not _is_count(nresults):
+        raise ProgramError(f"{name}: nresults must be >= 0 or *, not {brief(nresults)}")
 
 
 def _is_count(value: object) -> bool:
@@ -505,3 +480,19 @@ def _is_count(value: object) -> bool:
 
 def _is_whole(value: object) -> bool:
     return is_int(value) and value >= 0  # type: ignore[operator]
+
+
+_WANTED: Final[Mapping[tuple[Opcode | None, str], tuple[str, Callable[[Any], bool]]]] = {
+    (Opcode.push_int, "n"): ("an integer of 64 bits", is_int),
+    (Opcode.load_arg, "i"): ("an argument's number >= 0", _is_whole),
+    (None, "n"): ("a count >= 0", _is_whole),
+    (None, "i"): ("a slot's number", is_int),
+    (None, "s"): ("a string", lambda s: isinstance(s, str)),
+    (None, "nparams"): ("a count >= 0 or *", _is_count),
+    (None, "nresults"): ("a count >= 0 or *", _is_count),
+    (None, "attrs?"): (
+        "attributes by name",
+        lambda given: isinstance(given, Mapping) and all(isinstance(x, str) for x in given),
+    ),
+}
+"""What an immediate of that kind must be, of the opcode or of any, and what tells."""

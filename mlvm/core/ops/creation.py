@@ -8,7 +8,7 @@ import sys
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import movement
 from mlvm.core.rules import require, require_representable
 from mlvm.core.types import Array, DType, TensorType
 
@@ -69,19 +69,19 @@ def _eye(rows: int, columns: int, k: int, dtype: str) -> TensorType:
 # --- ops -----------------------------------------------------------------------------
 
 
-@op(infer=_full, copies_only=True)
+@movement(infer=_full, copies_only=True)
 def full(out: Array, value: Array, *, shape: tuple[int, ...]) -> None:
     """A tensor of that shape. Every element is the scalar `value`."""
     np.copyto(out, value)
 
 
-@op(infer=_zeros, copies_only=True)
+@movement(infer=_zeros, copies_only=True)
 def zeros(out: Array, *, shape: tuple[int, ...], dtype: str) -> None:
     """A tensor of that shape. Every element is zero."""
     out.fill(0)
 
 
-@op(infer=_arange)
+@movement(infer=_arange)
 def arange(
     out: Array, *, start: int | float, stop: int | float, step: int | float, dtype: str
 ) -> None:
@@ -96,7 +96,7 @@ def arange(
         out[...] = np.arange(start, stop, step, dtype=out.dtype)
 
 
-@op(infer=_linspace)
+@movement(infer=_linspace)
 def linspace(
     out: Array, *, start: float, stop: float, num: int, endpoint: bool = True, dtype: str
 ) -> None:
@@ -107,7 +107,7 @@ def linspace(
     out[...] = np.linspace(start, stop, num, endpoint)
 
 
-@op(infer=_eye)
+@movement(infer=_eye)
 def eye(out: Array, *, rows: int, columns: int, k: int = 0, dtype: str) -> None:
     """A matrix of ones on the k-th diagonal (above the main one for k > 0), zeros elsewhere."""
     out.fill(0)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlvm.core.errors import LinAlgError, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import internal
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, Shape, TensorType, c64, promote
 
@@ -217,7 +217,7 @@ def hermitian(x: Array) -> Array:
     return whole
 
 
-@op(infer=_factor, flops=_cubic(1 / 3))
+@internal(infer=_factor, flops=_cubic(1 / 3))
 def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n].
 
@@ -228,14 +228,14 @@ def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
         np.copyto(out, np.linalg.cholesky(hermitian(x), upper=upper))
 
 
-@op(infer=_squares, flops=_cubic(2))
+@internal(infer=_squares, flops=_cubic(2))
 def inv(out: Array, x: Array) -> None:
     """The inverses of square matrices: f[..., n, n]. Raises `LinAlgError` for a singular one."""
     with _refusing(_SINGULAR):
         np.copyto(out, np.linalg.inv(x))
 
 
-@op(infer=_solve, flops=_solve_flops)
+@internal(infer=_solve, flops=_solve_flops)
 def solve(out: Array, x: Array, y: Array) -> None:
     """z with x z = y: f[..., n, n], f[..., n, k] -> f[..., n, k], broadcasting the batch axes.
 
@@ -246,14 +246,14 @@ def solve(out: Array, x: Array, y: Array) -> None:
         np.copyto(out, np.linalg.solve(x, y))
 
 
-@op(infer=_scalars, flops=_cubic(2 / 3))
+@internal(infer=_scalars, flops=_cubic(2 / 3))
 def det(out: Array, x: Array) -> None:
     """The determinants of square matrices: f[..., n, n] -> f[...]."""
     with np.errstate(all="ignore"):
         np.copyto(out, np.linalg.det(x))
 
 
-@op(infer=_det_vjp, flops=_det_vjp_flops)
+@internal(infer=_det_vjp, flops=_det_vjp_flops)
 def det_vjp(out: Array, g: Array, x: Array) -> None:
     """The gradient g conj(det(x)) x^-H of `det`, also of singular matrices: f[...], f[..., n, n] ->
     f[..., n, n].
@@ -269,7 +269,7 @@ def det_vjp(out: Array, g: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@op(infer=_slogdet, flops=_cubic(2 / 3))
+@internal(infer=_slogdet, flops=_cubic(2 / 3))
 def slogdet(out: Array, x: Array) -> None:
     """det(x) as its sign det(x) / |det(x)| and log(|det(x)|): f[..., n, n] -> f[..., 2].
 
@@ -279,7 +279,7 @@ def slogdet(out: Array, x: Array) -> None:
         out[..., 0], out[..., 1] = np.linalg.slogdet(x)
 
 
-@op(infer=_eigh, flops=_cubic(9))
+@internal(infer=_eigh, flops=_cubic(9))
 def eigh(out: Array, x: Array) -> None:
     """Eigenvalues in ascending order, and orthonormal eigenvectors as the columns of a matrix, of
     Hermitian matrices: f[..., n, n] -> f[..., n + n n].
@@ -293,7 +293,7 @@ def eigh(out: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@op(infer=_eigenvalues, flops=_cubic(4 / 3))
+@internal(infer=_eigenvalues, flops=_cubic(4 / 3))
 def eigvalsh(out: Array, x: Array) -> None:
     """The eigenvalues of `eigh` alone, real: f[..., n, n] -> f[..., n]."""
     with _refusing(_NO_CONVERGENCE):
@@ -301,7 +301,7 @@ def eigvalsh(out: Array, x: Array) -> None:
     out[strange(x)] = np.nan
 
 
-@op(infer=_eig, flops=_cubic(25))
+@internal(infer=_eig, flops=_cubic(25))
 def eig(out: Array, x: Array) -> None:
     """Eigenvalues in no order, and eigenvectors of length 1 as the columns of a matrix: complex,
     f[..., n, n] -> c[..., n + n n].
@@ -314,7 +314,7 @@ def eig(out: Array, x: Array) -> None:
     out[strange(x)] = complex(np.nan, np.nan)
 
 
-@op(infer=_eigvals, flops=_cubic(10))
+@internal(infer=_eigvals, flops=_cubic(10))
 def eigvals(out: Array, x: Array) -> None:
     """The eigenvalues of `eig` alone: f[..., n, n] -> c[..., n]."""
     with _refusing(_NO_CONVERGENCE):
@@ -332,7 +332,7 @@ def finite(x: Array) -> Array:
     return np.where(strange(x)[..., np.newaxis, np.newaxis], x.dtype.type(0), x)
 
 
-@op(infer=_qr, flops=_qr_flops)
+@internal(infer=_qr, flops=_qr_flops)
 def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
     """x = Q R, with orthonormal columns in Q, and R upper triangular with a real diagonal:
     f[..., m, n] -> f[..., m k + k n], with k = min(m, n), or k = m if it is "complete".
@@ -341,7 +341,7 @@ def qr(out: Array, x: Array, *, mode: QRMode = "reduced") -> None:
         write(out, *np.linalg.qr(x, mode))
 
 
-@op(infer=_svd, flops=_svd_flops)
+@internal(infer=_svd, flops=_svd_flops)
 def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
     """x = U diag(S) Vh, with orthonormal columns in U and rows in Vh, and S descending.
 
@@ -352,14 +352,14 @@ def svd(out: Array, x: Array, *, full_matrices: bool = True) -> None:
         write(out, *np.linalg.svd(x, full_matrices))
 
 
-@op(infer=_singular_values, flops=_svdvals_flops)
+@internal(infer=_singular_values, flops=_svdvals_flops)
 def svdvals(out: Array, x: Array) -> None:
     """The singular values of `svd` alone, descending and real: f[..., m, n] -> f[..., k]."""
     with _refusing(_NO_CONVERGENCE):
         np.copyto(out, np.linalg.svdvals(x))
 
 
-@op(infer=_pinv, flops=_svd_flops)
+@internal(infer=_pinv, flops=_svd_flops)
 def pinv(out: Array, x: Array, rtol: Array) -> None:
     """The Moore-Penrose inverses of matrices: f[..., m, n] -> f[..., n, m].
 

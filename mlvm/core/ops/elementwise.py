@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlvm.core.errors import OperandValueError
-from mlvm.core.op import op
+from mlvm.core.op import pointwise
 from mlvm.core.ops.blocks import BLOCK_SIZE, blocks
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.rules import broadcast, broadcast_shapes, elementwise, require
@@ -55,7 +55,7 @@ def _promoted(x: Array, y: Array) -> tuple[Array, Array]:
 # --- arithmetic ----------------------------------------------------------------------
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def add(out: Array, x: Array, y: Array) -> None:
     """x + y, elementwise, with broadcasting.
 
@@ -66,7 +66,7 @@ def add(out: Array, x: Array, y: Array) -> None:
     np.add(x, y, out, dtype=out.dtype)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def subtract(out: Array, x: Array, y: Array) -> None:
     """x - y, elementwise, with broadcasting.
 
@@ -76,7 +76,7 @@ def subtract(out: Array, x: Array, y: Array) -> None:
     np.subtract(x, y, out, dtype=out.dtype)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def multiply(out: Array, x: Array, y: Array) -> None:
     """x * y, elementwise, with broadcasting.
 
@@ -86,7 +86,7 @@ def multiply(out: Array, x: Array, y: Array) -> None:
     np.multiply(x, y, out, dtype=out.dtype)
 
 
-@op(infer=elementwise("inexact"))
+@pointwise(infer=elementwise("inexact"), public=False)
 def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
     """x * y + z, elementwise, with broadcasting; rounded to the result's dtype after the
     product and after the sum."""
@@ -105,7 +105,7 @@ def multiply_add(out: Array, x: Array, y: Array, z: Array) -> None:
         np.add(part, z, flat_out[block], dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def divide(out: Array, x: Array, y: Array) -> None:
     """x / y, elementwise, with broadcasting. Of integers and bools it is f32.
 
@@ -115,7 +115,7 @@ def divide(out: Array, x: Array, y: Array) -> None:
     np.divide(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def floor_divide(out: Array, x: Array, y: Array) -> None:
     """The floor of x / y, elementwise. An integer divided by zero gives 0.
 
@@ -135,7 +135,7 @@ def floor_divide(out: Array, x: Array, y: Array) -> None:
     np.floor_divide(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def remainder(out: Array, x: Array, y: Array) -> None:
     """x - floor(x / y) * y, elementwise, with the sign of y. An integer and zero give 0.
 
@@ -145,7 +145,7 @@ def remainder(out: Array, x: Array, y: Array) -> None:
     np.remainder(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def reciprocal(out: Array, x: Array) -> None:
     """1 / x.
 
@@ -155,7 +155,7 @@ def reciprocal(out: Array, x: Array) -> None:
     np.divide(1, x, out, dtype=out.dtype)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def pow(out: Array, x: Array, y: Array) -> None:
     """x to the power y, elementwise. An integer to a negative integer power raises
     `OperandValueError`.
@@ -168,7 +168,7 @@ def pow(out: Array, x: Array, y: Array) -> None:
     np.power(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def maximum(out: Array, x: Array, y: Array) -> None:
     """The larger of x and y, elementwise; nan if either is nan.
 
@@ -178,7 +178,7 @@ def maximum(out: Array, x: Array, y: Array) -> None:
     np.maximum(x, y, out=out, dtype=out.dtype)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def minimum(out: Array, x: Array, y: Array) -> None:
     """The smaller of x and y, elementwise; nan if either is nan.
 
@@ -188,14 +188,14 @@ def minimum(out: Array, x: Array, y: Array) -> None:
     np.minimum(x, y, out=out, dtype=out.dtype)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def clip(out: Array, x: Array, lower: Array, upper: Array) -> None:
     """x limited to lower <= x <= upper, elementwise; upper where lower > upper."""
     least = np.maximum(x, lower, dtype=out.dtype)
     np.minimum(least, upper, out=out, dtype=out.dtype)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def negative(out: Array, x: Array) -> None:
     """-x; of an unsigned integer, 2^bits - x.
 
@@ -205,7 +205,7 @@ def negative(out: Array, x: Array) -> None:
     np.negative(x, out)
 
 
-@op(infer=_part)
+@pointwise(infer=_part)
 def abs(out: Array, x: Array) -> None:
     """|x|; of a complex number the length, which is real.
 
@@ -215,7 +215,7 @@ def abs(out: Array, x: Array) -> None:
     np.absolute(x, out)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def sign(out: Array, x: Array) -> None:
     """-1, 0 or 1 as x is negative, zero or positive; nan for nan. Of complex numbers x / |x|, and 0
     of 0.
@@ -226,7 +226,7 @@ def sign(out: Array, x: Array) -> None:
     np.sign(x, out)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def square(out: Array, x: Array) -> None:
     """x * x.
 
@@ -236,7 +236,7 @@ def square(out: Array, x: Array) -> None:
     np.square(x, out)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def floor(out: Array, x: Array) -> None:
     """The largest integer value <= x.
 
@@ -246,7 +246,7 @@ def floor(out: Array, x: Array) -> None:
     np.floor(x, out)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def ceil(out: Array, x: Array) -> None:
     """The smallest integer value >= x.
 
@@ -256,7 +256,7 @@ def ceil(out: Array, x: Array) -> None:
     np.ceil(x, out)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def round(out: Array, x: Array) -> None:
     """The nearest integer value, of both parts of a complex number; halves go to the even one.
 
@@ -266,7 +266,7 @@ def round(out: Array, x: Array) -> None:
     np.round(x, 0, out)
 
 
-@op(infer=_real)
+@pointwise(infer=_real)
 def trunc(out: Array, x: Array) -> None:
     """x without its fraction.
 
@@ -279,7 +279,7 @@ def trunc(out: Array, x: Array) -> None:
 # --- parts ---------------------------------------------------------------------------
 
 
-@op(infer=_part)
+@pointwise(infer=_part)
 def real(out: Array, x: Array) -> None:
     """The real part.
 
@@ -289,7 +289,7 @@ def real(out: Array, x: Array) -> None:
     np.copyto(out, x.real)
 
 
-@op(infer=_part)
+@pointwise(infer=_part)
 def imag(out: Array, x: Array) -> None:
     """The imaginary part; 0 of a real x.
 
@@ -299,7 +299,7 @@ def imag(out: Array, x: Array) -> None:
     np.copyto(out, x.imag)
 
 
-@op(infer=broadcast)
+@pointwise(infer=broadcast)
 def conj(out: Array, x: Array) -> None:
     """The complex conjugate; x itself where it is real.
 
@@ -309,7 +309,7 @@ def conj(out: Array, x: Array) -> None:
     np.conjugate(x, out)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def copysign(out: Array, x: Array, y: Array) -> None:
     """|x| with the sign of y, also that of zeros and nans.
 
@@ -319,7 +319,7 @@ def copysign(out: Array, x: Array, y: Array) -> None:
     np.copysign(x, y, out, dtype=out.dtype)
 
 
-@op(infer=elementwise("float", bool_))
+@pointwise(infer=elementwise("float", bool_))
 def signbit(out: Array, x: Array) -> None:
     """Whether the sign is negative, also that of zeros and nans.
 
@@ -329,7 +329,7 @@ def signbit(out: Array, x: Array) -> None:
     np.signbit(x, out)
 
 
-@op(infer=elementwise("float"))
+@pointwise(infer=elementwise("float"))
 def nextafter(out: Array, x: Array, y: Array) -> None:
     """The next float after x in the direction of y; y where they are equal.
 
@@ -342,7 +342,7 @@ def nextafter(out: Array, x: Array, y: Array) -> None:
 # --- elementary functions: of integers and bools they are f32 ------------------------
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def exp(out: Array, x: Array) -> None:
     """e to the power x.
 
@@ -352,7 +352,7 @@ def exp(out: Array, x: Array) -> None:
     np.exp(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0.
 
@@ -371,7 +371,7 @@ def expm1(out: Array, x: Array) -> None:
         np.copyto(out.imag, np.where(real > 0, np.nan, 0), where=infinite)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def log(out: Array, x: Array) -> None:
     """The natural logarithm; -inf at 0, nan below. Of complex numbers that with an imaginary part
     from -pi to pi.
@@ -382,7 +382,7 @@ def log(out: Array, x: Array) -> None:
     np.log(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def log1p(out: Array, x: Array) -> None:
     """log(1 + x), accurate near 0.
 
@@ -392,7 +392,7 @@ def log1p(out: Array, x: Array) -> None:
     np.log1p(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def log2(out: Array, x: Array) -> None:
     """The logarithm of base 2.
 
@@ -402,7 +402,7 @@ def log2(out: Array, x: Array) -> None:
     np.log2(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def log10(out: Array, x: Array) -> None:
     """The logarithm of base 10.
 
@@ -412,7 +412,7 @@ def log10(out: Array, x: Array) -> None:
     np.log10(x, out, dtype=out.dtype)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def logaddexp(out: Array, x: Array, y: Array) -> None:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does.
@@ -423,7 +423,7 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
     np.logaddexp(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0.
 
@@ -433,7 +433,7 @@ def sqrt(out: Array, x: Array) -> None:
     np.sqrt(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def rsqrt(out: Array, x: Array) -> None:
     """1 / sqrt(x).
 
@@ -444,7 +444,7 @@ def rsqrt(out: Array, x: Array) -> None:
     np.reciprocal(out, out)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def sin(out: Array, x: Array) -> None:
     """The sine of x radians.
 
@@ -454,7 +454,7 @@ def sin(out: Array, x: Array) -> None:
     np.sin(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def cos(out: Array, x: Array) -> None:
     """The cosine of x radians.
 
@@ -464,7 +464,7 @@ def cos(out: Array, x: Array) -> None:
     np.cos(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def tan(out: Array, x: Array) -> None:
     """The tangent of x radians.
 
@@ -474,7 +474,7 @@ def tan(out: Array, x: Array) -> None:
     np.tan(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def asin(out: Array, x: Array) -> None:
     """The arcsine; nan for a real x outside of [-1, 1].
 
@@ -484,7 +484,7 @@ def asin(out: Array, x: Array) -> None:
     np.arcsin(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def acos(out: Array, x: Array) -> None:
     """The arccosine; nan for a real x outside of [-1, 1].
 
@@ -494,7 +494,7 @@ def acos(out: Array, x: Array) -> None:
     np.arccos(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def atan(out: Array, x: Array) -> None:
     """The arctangent.
 
@@ -504,7 +504,7 @@ def atan(out: Array, x: Array) -> None:
     np.arctan(x, out, dtype=out.dtype)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def atan2(out: Array, x: Array, y: Array) -> None:
     """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
     or infinite.
@@ -515,7 +515,7 @@ def atan2(out: Array, x: Array, y: Array) -> None:
     np.arctan2(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def hypot(out: Array, x: Array, y: Array) -> None:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does.
 
@@ -525,7 +525,7 @@ def hypot(out: Array, x: Array, y: Array) -> None:
     np.hypot(x, y, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def sinh(out: Array, x: Array) -> None:
     """The hyperbolic sine.
 
@@ -535,7 +535,7 @@ def sinh(out: Array, x: Array) -> None:
     np.sinh(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def cosh(out: Array, x: Array) -> None:
     """The hyperbolic cosine.
 
@@ -545,7 +545,7 @@ def cosh(out: Array, x: Array) -> None:
     np.cosh(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def tanh(out: Array, x: Array) -> None:
     """The hyperbolic tangent.
 
@@ -561,7 +561,7 @@ def tanh(out: Array, x: Array) -> None:
         np.copyto(out.imag, np.copysign(0, imag), where=limit)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def asinh(out: Array, x: Array) -> None:
     """The inverse hyperbolic sine.
 
@@ -571,7 +571,7 @@ def asinh(out: Array, x: Array) -> None:
     np.arcsinh(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def acosh(out: Array, x: Array) -> None:
     """The inverse hyperbolic cosine; nan for a real x < 1.
 
@@ -581,7 +581,7 @@ def acosh(out: Array, x: Array) -> None:
     np.arccosh(x, out, dtype=out.dtype)
 
 
-@op(infer=_inexact)
+@pointwise(infer=_inexact)
 def atanh(out: Array, x: Array) -> None:
     """The inverse hyperbolic tangent; nan for a real x outside of [-1, 1].
 
@@ -591,7 +591,7 @@ def atanh(out: Array, x: Array) -> None:
     np.arctanh(x, out, dtype=out.dtype)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def sigmoid(out: Array, x: Array) -> None:
     """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal.
 
@@ -604,7 +604,7 @@ def sigmoid(out: Array, x: Array) -> None:
     np.reciprocal(out, out)
 
 
-@op(infer=_float)
+@pointwise(infer=_float)
 def erf(out: Array, x: Array) -> None:
     """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error
     is below 1e-15 in f64 and 1e-6 in f32.
@@ -618,7 +618,7 @@ def erf(out: Array, x: Array) -> None:
 # --- comparison ----------------------------------------------------------------------
 
 
-@op(infer=_equality)
+@pointwise(infer=_equality)
 def equal(out: Array, x: Array, y: Array) -> None:
     """x == y, elementwise, with broadcasting.
 
@@ -628,7 +628,7 @@ def equal(out: Array, x: Array, y: Array) -> None:
     np.equal(*_promoted(x, y), out)
 
 
-@op(infer=_equality)
+@pointwise(infer=_equality)
 def not_equal(out: Array, x: Array, y: Array) -> None:
     """x != y, elementwise, with broadcasting.
 
@@ -638,7 +638,7 @@ def not_equal(out: Array, x: Array, y: Array) -> None:
     np.not_equal(*_promoted(x, y), out)
 
 
-@op(infer=_compare)
+@pointwise(infer=_compare)
 def less(out: Array, x: Array, y: Array) -> None:
     """x < y, elementwise, with broadcasting.
 
@@ -648,7 +648,7 @@ def less(out: Array, x: Array, y: Array) -> None:
     np.less(*_promoted(x, y), out)
 
 
-@op(infer=_compare)
+@pointwise(infer=_compare)
 def less_equal(out: Array, x: Array, y: Array) -> None:
     """x <= y, elementwise, with broadcasting.
 
@@ -658,7 +658,7 @@ def less_equal(out: Array, x: Array, y: Array) -> None:
     np.less_equal(*_promoted(x, y), out)
 
 
-@op(infer=_compare)
+@pointwise(infer=_compare)
 def greater(out: Array, x: Array, y: Array) -> None:
     """x > y, elementwise, with broadcasting.
 
@@ -668,7 +668,7 @@ def greater(out: Array, x: Array, y: Array) -> None:
     np.greater(*_promoted(x, y), out)
 
 
-@op(infer=_compare)
+@pointwise(infer=_compare)
 def greater_equal(out: Array, x: Array, y: Array) -> None:
     """x >= y, elementwise, with broadcasting.
 
@@ -678,7 +678,7 @@ def greater_equal(out: Array, x: Array, y: Array) -> None:
     np.greater_equal(*_promoted(x, y), out)
 
 
-@op(infer=_is)
+@pointwise(infer=_is)
 def isnan(out: Array, x: Array) -> None:
     """True where x is nan.
 
@@ -688,7 +688,7 @@ def isnan(out: Array, x: Array) -> None:
     np.isnan(x, out)
 
 
-@op(infer=_is)
+@pointwise(infer=_is)
 def isinf(out: Array, x: Array) -> None:
     """True where x is inf or -inf.
 
@@ -698,7 +698,7 @@ def isinf(out: Array, x: Array) -> None:
     np.isinf(x, out)
 
 
-@op(infer=_is)
+@pointwise(infer=_is)
 def isfinite(out: Array, x: Array) -> None:
     """True where x is neither inf nor nan.
 
@@ -711,7 +711,7 @@ def isfinite(out: Array, x: Array) -> None:
 # --- logic ---------------------------------------------------------------------------
 
 
-@op(infer=_logical)
+@pointwise(infer=_logical)
 def logical_and(out: Array, x: Array, y: Array) -> None:
     """x and y, of booleans.
 
@@ -721,7 +721,7 @@ def logical_and(out: Array, x: Array, y: Array) -> None:
     np.logical_and(x, y, out)
 
 
-@op(infer=_logical)
+@pointwise(infer=_logical)
 def logical_or(out: Array, x: Array, y: Array) -> None:
     """x or y, of booleans.
 
@@ -731,7 +731,7 @@ def logical_or(out: Array, x: Array, y: Array) -> None:
     np.logical_or(x, y, out)
 
 
-@op(infer=_logical)
+@pointwise(infer=_logical)
 def logical_xor(out: Array, x: Array, y: Array) -> None:
     """Either x or y, of booleans.
 
@@ -741,7 +741,7 @@ def logical_xor(out: Array, x: Array, y: Array) -> None:
     np.logical_xor(x, y, out)
 
 
-@op(infer=_logical)
+@pointwise(infer=_logical)
 def logical_not(out: Array, x: Array) -> None:
     """not x, of booleans.
 
@@ -751,7 +751,7 @@ def logical_not(out: Array, x: Array) -> None:
     np.logical_not(x, out)
 
 
-@op(infer=_bitwise)
+@pointwise(infer=_bitwise)
 def bitwise_and(out: Array, x: Array, y: Array) -> None:
     """x & y, of integers or booleans.
 
@@ -761,7 +761,7 @@ def bitwise_and(out: Array, x: Array, y: Array) -> None:
     np.bitwise_and(x, y, out)
 
 
-@op(infer=_bitwise)
+@pointwise(infer=_bitwise)
 def bitwise_or(out: Array, x: Array, y: Array) -> None:
     """x | y, of integers or booleans.
 
@@ -771,7 +771,7 @@ def bitwise_or(out: Array, x: Array, y: Array) -> None:
     np.bitwise_or(x, y, out)
 
 
-@op(infer=_bitwise)
+@pointwise(infer=_bitwise)
 def bitwise_xor(out: Array, x: Array, y: Array) -> None:
     """x ^ y, of integers or booleans.
 
@@ -781,7 +781,7 @@ def bitwise_xor(out: Array, x: Array, y: Array) -> None:
     np.bitwise_xor(x, y, out)
 
 
-@op(infer=_bitwise)
+@pointwise(infer=_bitwise)
 def bitwise_invert(out: Array, x: Array) -> None:
     """~x, of integers or booleans.
 
@@ -791,7 +791,7 @@ def bitwise_invert(out: Array, x: Array) -> None:
     np.invert(x, out)
 
 
-@op(infer=_integer)
+@pointwise(infer=_integer)
 def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
     """x << y, of integers.
 
@@ -801,7 +801,7 @@ def bitwise_left_shift(out: Array, x: Array, y: Array) -> None:
     np.left_shift(x, y, out)
 
 
-@op(infer=_integer)
+@pointwise(infer=_integer)
 def bitwise_right_shift(out: Array, x: Array, y: Array) -> None:
     """x >> y, of integers, keeping the sign.
 
@@ -820,7 +820,7 @@ def _where(condition: TensorType, x: TensorType, y: TensorType) -> TensorType:
     return TensorType(promote(x.dtype, y.dtype), shape)
 
 
-@op(infer=_where, copies_only=True)
+@pointwise(infer=_where, copies_only=True)
 def where(out: Array, condition: Array, x: Array, y: Array) -> None:
     """x where the condition holds, else y; all three broadcast."""
     np.copyto(out, np.where(condition, *_promoted(x, y)))

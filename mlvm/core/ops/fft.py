@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import internal
 from mlvm.core.rules import normalize_axes, normalize_axis, require
 from mlvm.core.types import Array, TensorType, c64, promote
 
@@ -84,26 +84,26 @@ def _butterflies(factor: float) -> Callable[..., int]:
 # --- kernels -------------------------------------------------------------------------
 
 
-@op(infer=_full, flops=_butterflies(5))
+@internal(infer=_full, flops=_butterflies(5))
 def fft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
     """sum_j x_j exp(-2 pi i j k / n) for each k, along each of the axes: complex."""
     np.fft.fftn(x, axes=axes, norm=norm, out=out)
 
 
-@op(infer=_full, flops=_butterflies(5))
+@internal(infer=_full, flops=_butterflies(5))
 def ifft(out: Array, x: Array, *, axes: tuple[int, ...] = (-1,), norm: Norm = "backward") -> None:
     """sum_k x_k exp(2 pi i j k / n) / n for each j, along each of the axes: complex."""
     np.fft.ifftn(x, axes=axes, norm=norm, out=out)
 
 
-@op(infer=_half, flops=_butterflies(2.5))
+@internal(infer=_half, flops=_butterflies(2.5))
 def rfft(out: Array, x: Array, *, axis: int = -1, norm: Norm = "backward") -> None:
     """The first n // 2 + 1 elements of `fft` of n real ones along `axis`; the others are their
     conjugates in reverse order."""
     np.fft.rfft(x, axis=axis, norm=norm, out=out)
 
 
-@op(infer=_whole, flops=_butterflies(2.5))
+@internal(infer=_whole, flops=_butterflies(2.5))
 def irfft(out: Array, x: Array, *, n: int, axis: int = -1, norm: Norm = "backward") -> None:
     """`ifft` of the n elements whose first n // 2 + 1 are x along `axis`, and whose others are
     their conjugates in reverse order: real. What is imaginary in the first, and in the last for an

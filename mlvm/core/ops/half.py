@@ -97,7 +97,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     out = arrays[0]
     is_named = attributes.get("dtype") in (f16.name, bf16.name)
     has_f64 = is_named and any(x.dtype == f64.numpy for x in operands)
-    computed = f64 if has_f64 or op.room == "creation" else f32
+    computed = f64 if has_f64 or not op.inputs else f32
     if is_named:
         attributes["dtype"] = computed.name
     for name in _FILLS & attributes.keys():

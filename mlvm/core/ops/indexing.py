@@ -22,7 +22,7 @@ from mlvm.core.errors import (
     PositionRefused,
     ShapeError,
 )
-from mlvm.core.op import op
+from mlvm.core.op import movement
 from mlvm.core.ops.layout import require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
@@ -157,7 +157,7 @@ def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType
 # --- by indices ----------------------------------------------------------------------
 
 
-@op(infer=_take, copies_only=True)
+@movement(infer=_take, copies_only=True)
 def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """The slices of x at `indices` along `axis`; the indices' axes replace that axis.
 
@@ -167,7 +167,7 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
 
 
-@op(infer=_scatter_add)
+@movement(infer=_scatter_add, public=False)
 def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length: int) -> None:
     """Zeros of length `length` along `axis`, to which the updates are added at `indices`.
 
@@ -180,7 +180,7 @@ def scatter_add(out: Array, updates: Array, indices: Array, *, axis: int, length
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
-@op(infer=_index_add, in_place=1)
+@movement(infer=_index_add, in_place=1, public=False)
 def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int) -> None:
     """x, with the updates added where `take` with these indices would read them.
 
@@ -193,7 +193,7 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
-@op(infer=_index_set, in_place=1, copies_only=True)
+@movement(infer=_index_set, in_place=1, copies_only=True, public=False)
 def index_set(
     out: Array, x: Array, values: Array, indices: Array, *, axis: int, axes: int = 1
 ) -> None:
@@ -214,7 +214,7 @@ def index_set(
     rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
 
 
-@op(infer=_take_along_axis, copies_only=True)
+@movement(infer=_take_along_axis, copies_only=True)
 def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """out[i, j, k] = x[i, indices[i, j, k], k], for `axis` 1 of 3 as an example.
 
@@ -224,7 +224,7 @@ def take_along_axis(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     np.take(x, _along(indices, x.shape, axis), None, out, "clip")
 
 
-@op(infer=_scatter_add_along_axis)
+@movement(infer=_scatter_add_along_axis, public=False)
 def scatter_add_along_axis(
     out: Array, updates: Array, indices: Array, *, axis: int, length: int
 ) -> None:
@@ -239,7 +239,7 @@ def scatter_add_along_axis(
     _add_at(out, updates, places)
 
 
-@op(infer=_one_hot)
+@movement(infer=_one_hot)
 def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32") -> None:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
@@ -250,7 +250,7 @@ def one_hot(out: Array, indices: Array, *, num_classes: int, dtype: str = "f32")
     out.reshape(places.size, num_classes)[np.arange(places.size), places] = 1
 
 
-@op(infer=_dynamic_update, in_place=1, copies_only=True)
+@movement(infer=_dynamic_update, in_place=1, copies_only=True)
 def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: int) -> None:
     """x, with its rows from `start` on along `axis` replaced by those of `update`.
 
@@ -319,13 +319,13 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 # --- by masks ------------------------------------------------------------------------
 
 
-@op(infer=_nonzero_indices)
+@movement(infer=_nonzero_indices, public=False)
 def nonzero_indices(x: Array) -> Array:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
     return np.ascontiguousarray(np.argwhere(x))
 
 
-@op(infer=_boolean_index, copies_only=True)
+@movement(infer=_boolean_index, copies_only=True, public=False)
 def boolean_index(x: Array, mask: Array) -> Array:
     """The slices of x where the mask is True: [count, ...], in row-major order.
 
@@ -334,7 +334,7 @@ def boolean_index(x: Array, mask: Array) -> Array:
     return x[mask]
 
 
-@op(infer=_mask_scatter, copies_only=True)
+@movement(infer=_mask_scatter, copies_only=True, public=False)
 def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, ...]) -> None:
     """Zeros of `shape`, with the updates, in order, where the mask is True.
 
@@ -348,7 +348,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     out[mask] = updates
 
 
-@op(infer=_mask_set, in_place=1, copies_only=True)
+@movement(infer=_mask_set, in_place=1, copies_only=True, public=False)
 def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     """x, with values, in order, where `boolean_index` with this mask would read it.
 

@@ -7,7 +7,7 @@ import builtins
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import movement
 from mlvm.core.ops.half import convert
 from mlvm.core.rules import (
     Axis,
@@ -56,25 +56,25 @@ def _concat(*xs: TensorType, axis: int) -> TensorType:
     return TensorType(common_dtype(xs), shape)
 
 
-@op(infer=_reshape, copies_only=True)
+@movement(infer=_reshape, copies_only=True)
 def reshape(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """The elements of x, in row-major order, in another shape of the same size."""
     np.copyto(out, x.reshape(shape))
 
 
-@op(infer=_permute_dims, copies_only=True)
+@movement(infer=_permute_dims, copies_only=True)
 def permute_dims(out: Array, x: Array, *, axes: tuple[int, ...]) -> None:
     """x with its axes in another order: axis i of the result is axis axes[i] of x."""
     np.copyto(out, x.transpose(axes))
 
 
-@op(infer=_broadcast_to, elementwise=True, copies_only=True)
+@movement(infer=_broadcast_to, elementwise=True, copies_only=True)
 def broadcast_to(out: Array, x: Array, *, shape: tuple[int, ...]) -> None:
     """x repeated along new leading axes and along axes of length 1, up to `shape`."""
     np.copyto(out, x)
 
 
-@op(infer=_concat, copies_only=True)
+@movement(infer=_concat, copies_only=True)
 def concat(out: Array, *xs: Array, axis: int = 0) -> None:
     """The tensors one after the other along `axis`; their dtypes promote."""
     np.concatenate(xs, axis, out)
@@ -173,7 +173,7 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
     )
 
 
-@op(infer=_flip, copies_only=True)
+@movement(infer=_flip, copies_only=True)
 def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all). The result has the
     shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
@@ -184,7 +184,7 @@ def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
     np.copyto(out, np.flip(x, axis))
 
 
-@op(infer=_roll, copies_only=True)
+@movement(infer=_roll, copies_only=True)
 def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = None) -> None:
     """x with every element moved up `shift` places along `axis`, past the end to the front.
 
@@ -193,7 +193,7 @@ def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = Non
     np.copyto(out, np.roll(x, shift, axis) if x.ndim else x)
 
 
-@op(infer=_pad)
+@movement(infer=_pad)
 def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: float = 0.0) -> None:
     """x with a border of `value`: on axis i, widths[i] = (elements before, elements after)."""
     out.fill(value)
@@ -201,7 +201,7 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
     out[inner] = x
 
 
-@op(infer=_slice, copies_only=True)
+@movement(infer=_slice, copies_only=True)
 def slice(
     out: Array,
     x: Array,
@@ -222,7 +222,7 @@ def slice(
     np.copyto(out, x[_window(start, length, step)])
 
 
-@op(infer=_embed, copies_only=True)
+@movement(infer=_embed, copies_only=True, public=False)
 def embed(
     out: Array, x: Array, *, shape: tuple[int, ...], start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
@@ -234,7 +234,7 @@ def embed(
     out[_window(start, x.shape, step)] = x
 
 
-@op(infer=_slice_add, in_place=1)
+@movement(infer=_slice_add, in_place=1, public=False)
 def slice_add(
     out: Array, x: Array, updates: Array, *, start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
@@ -244,7 +244,7 @@ def slice_add(
     out[_window(start, updates.shape, step)] += updates
 
 
-@op(infer=_slice_set, in_place=1, copies_only=True)
+@movement(infer=_slice_set, in_place=1, copies_only=True, public=False)
 def slice_set(
     out: Array,
     x: Array,
@@ -298,7 +298,7 @@ def _copy(x: TensorType) -> TensorType:
     return x
 
 
-@op(infer=_triangle, copies_only=True)
+@movement(infer=_triangle, copies_only=True)
 def tril(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero above the k-th diagonal (the main one is 0).
 
@@ -312,7 +312,7 @@ def tril(out: Array, x: Array, *, k: int = 0) -> None:
     np.copyto(out, np.where(_not_above(k, x.shape), x, np.zeros_like(x, shape=())))
 
 
-@op(infer=_triangle, copies_only=True)
+@movement(infer=_triangle, copies_only=True)
 def triu(out: Array, x: Array, *, k: int = 0) -> None:
     """The matrices in the last two axes, zero below the k-th diagonal (the main one is 0).
 
@@ -331,7 +331,7 @@ def _not_above(k: int, shape: Shape) -> Array:
     return np.tri(shape[-2], shape[-1], k, dtype=np.bool_)
 
 
-@op(infer=_sort)
+@movement(infer=_sort)
 def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
     """The elements in order along `axis`: complex ones by their real parts, then by their imaginary
     parts. nan counts as the largest."""
@@ -341,7 +341,7 @@ def sort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> N
         np.copyto(out, np.flip(out, axis))
 
 
-@op(infer=_argsort)
+@movement(infer=_argsort)
 def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -> None:
     """The positions in x, along `axis`, of the elements that `sort` gives: i64. Equal elements
     keep their order."""
@@ -352,7 +352,7 @@ def argsort(out: Array, x: Array, *, axis: int = -1, descending: bool = False) -
         np.copyto(out, np.argsort(x, axis, kind="stable"))
 
 
-@op(infer=_astype, elementwise=True)
+@movement(infer=_astype, elementwise=True)
 def astype(out: Array, x: Array, *, dtype: str) -> None:
     """x in another dtype. A float is truncated to an integer; one that the dtype cannot hold
     becomes the nearest it has, and nan 0. An integer that is too large wraps around. A bool tells
@@ -360,7 +360,7 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
     convert(out, x)
 
 
-@op(infer=_copy, elementwise=True, copies_only=True)
+@movement(infer=_copy, elementwise=True, copies_only=True)
 def copy(out: Array, x: Array) -> None:
     """The same tensor in memory of its own.
 

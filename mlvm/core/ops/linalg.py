@@ -75,7 +75,7 @@ def matmul(
     np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out, dtype=out.dtype)
 
 
-@op(infer=_batch_contract, flops=_matmul_flops)
+@op(infer=_batch_contract, flops=_matmul_flops, public=False)
 def batch_contract(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:

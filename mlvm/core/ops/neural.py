@@ -86,7 +86,7 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
         y *= part
 
 
-@op(infer=_activation_vjp, links=True)
+@op(infer=_activation_vjp, links=True, public=False)
 def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
     """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
     number = _numbers(x.dtype)
@@ -254,7 +254,7 @@ def _cross_entropy_vjp(g: TensorType, logits: TensorType, labels: TensorType) ->
     return logits
 
 
-@op(infer=_cross_entropy_vjp)
+@op(infer=_cross_entropy_vjp, public=False)
 def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array) -> None:
     """(softmax(logits) - one_hot(labels)) * g[..., None]: the gradient for logits."""
     picked = _picked(logits, labels)
@@ -333,7 +333,7 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
         y += biases[: len(y)]
 
 
-@op(infer=_layer_norm_normalize)
+@op(infer=_layer_norm_normalize, public=False)
 def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) over the last axis: `layer_norm` before scale and bias."""
     rows_out, rows_x = _rows(out), _rows(x)
@@ -343,7 +343,7 @@ def layer_norm_normalize(out: Array, x: Array, *, eps: float) -> None:
         y *= _center(y, rows_x[block], ones, eps)
 
 
-@op(infer=_layer_norm_vjp)
+@op(infer=_layer_norm_vjp, public=False)
 def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) -> None:
     """The gradient of `layer_norm` for x: (h - mean(h) - n mean(h n)) / sqrt(var + eps), where
     h = g * scale and n is x normalised."""
@@ -362,7 +362,7 @@ def layer_norm_vjp(out: Array, g: Array, x: Array, scale: Array, *, eps: float) 
         y *= inverse
 
 
-@op(infer=_layer_norm_scale_vjp)
+@op(infer=_layer_norm_scale_vjp, public=False)
 def layer_norm_scale_vjp(out: Array, g: Array, x: Array, *, eps: float) -> None:
     """The gradient of `layer_norm` for scale: the sum of g * n over all axes but the last, with
     n as in `layer_norm_normalize`."""
@@ -486,7 +486,7 @@ def _patches(
     return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
 
 
-@op(infer=_patches)
+@op(infer=_patches, public=False)
 def patches(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0.0
 ) -> None:
@@ -505,7 +505,7 @@ def _unpatches(x: TensorType, shape: Shape, stride: Pair, padding: Padding) -> T
     return image
 
 
-@op(infer=_unpatches)
+@op(infer=_unpatches, public=False)
 def unpatches(
     out: Array, x: Array, *, shape: tuple[int, ...], stride: Pair, padding: Padding
 ) -> None:

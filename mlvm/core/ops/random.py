@@ -17,13 +17,13 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import internal
 from mlvm.core.rules import broadcast_shapes, require, require_representable
 from mlvm.core.types import Array, DType, TensorType, bool_, i64, u64
 
 _DRAW: Final = 0
-_SPLIT: Final = 1
-_FOLD: Final = 2
+SPLIT: Final = 1
+FOLD: Final = 2
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -31,9 +31,14 @@ _KEY: Final = TensorType(u64, (2,))
 class _Philox(threading.local):
     """A thread's generator. To set its state takes an eighth of the time of making a new one."""
 
-    def __init__(self) -> None:
+    bits: np.random.Philox
+    generator: np.random.Generator
+
+    def __getattr__(self, name: str) -> object:
+        """Make it when it is first used: numpy imports `numpy.random` only then."""
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
+        return threading.local.__getattribute__(self, name)
 
 
 _philox: Final = _Philox()
@@ -77,10 +82,10 @@ def _split_key(key: TensorType, n: int) -> TensorType:
     return TensorType(u64, (n, 2))
 
 
-@op(infer=_split_key)
+@internal(infer=_split_key)
 def split_key(out: Array, key: Array, *, n: int) -> None:
     """n new keys, independent of each other and of the key: u64[n,2]."""
-    out[...] = _start(key, _SPLIT).random_raw(out.size).reshape(out.shape)
+    out[...] = _start(key, SPLIT).random_raw(out.size).reshape(out.shape)
 
 
 def _fold_in(key: TensorType, data: TensorType) -> TensorType:
@@ -91,10 +96,10 @@ def _fold_in(key: TensorType, data: TensorType) -> TensorType:
     return _KEY
 
 
-@op(infer=_fold_in)
+@internal(infer=_fold_in)
 def fold_in(out: Array, key: Array, data: Array) -> None:
     """A new key for each value of the integer scalar `data` (a step, a layer): u64[2]."""
-    out[...] = _start(key, _FOLD, int(data) % 2**64).random_raw(2)
+    out[...] = _start(key, FOLD, int(data) % 2**64).random_raw(2)
 
 
 # --- draws ---------------------------------------------------------------------------
@@ -107,13 +112,13 @@ def _draw_float(key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorTy
     return drawn
 
 
-@op(infer=_draw_float)
+@internal(infer=_draw_float)
 def normal(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
     """Standard normal values, of mean 0 and variance 1."""
     generator(key).standard_normal(dtype=out.dtype.type, out=out)
 
 
-@op(infer=_draw_float)
+@internal(infer=_draw_float)
 def uniform(out: Array, key: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
     """Values evenly distributed over 0 <= u < 1."""
     generator(key).random(dtype=out.dtype.type, out=out)
@@ -128,7 +133,7 @@ def _bernoulli(key: TensorType, p: TensorType, shape: tuple[int, ...]) -> Tensor
     return drawn
 
 
-@op(infer=_bernoulli)
+@internal(infer=_bernoulli)
 def bernoulli(out: Array, key: Array, p: Array, *, shape: tuple[int, ...]) -> None:
     """True with probability p, which broadcasts to `shape`. Needs 0 <= p <= 1."""
     bad = p[~((p >= 0) & (p <= 1))]
@@ -150,7 +155,7 @@ def _randint(
     return drawn
 
 
-@op(infer=_randint)
+@internal(infer=_randint)
 def randint(
     out: Array, key: Array, *, low: int, high: int, shape: tuple[int, ...], dtype: str = "i64"
 ) -> None:
@@ -165,7 +170,7 @@ def _permutation(key: TensorType, n: int) -> TensorType:
     return TensorType(i64, (n,))
 
 
-@op(infer=_permutation)
+@internal(infer=_permutation)
 def permutation(out: Array, key: Array, *, n: int) -> None:
     """The numbers 0 .. n-1 in random order: i64[n]."""
     out[...] = np.arange(n)

@@ -11,7 +11,7 @@ import math
 import numpy as np
 
 from mlvm.core.errors import ShapeError
-from mlvm.core.op import op
+from mlvm.core.op import reduction
 from mlvm.core.ops.layout import require_castable
 from mlvm.core.ops.rows import sum_rows
 from mlvm.core.rules import (
@@ -88,7 +88,7 @@ def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
 # --- sums ----------------------------------------------------------------------------
 
 
-@op(infer=_count_or_accumulate)
+@reduction(infer=_count_or_accumulate)
 def sum(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
@@ -104,7 +104,7 @@ def sum(
     _sum(out, x, axis, keepdims)
 
 
-@op(infer=_mean)
+@reduction(infer=_mean)
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
     rounded one of f64.
@@ -117,7 +117,7 @@ def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> 
     np.divide(total, _count(x, axis), out, casting="same_kind")
 
 
-@op(infer=_count_or_accumulate)
+@reduction(infer=_count_or_accumulate)
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
@@ -130,7 +130,7 @@ def prod(
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
 
 
-@op(infer=_var)
+@reduction(infer=_var)
 def var(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: float = 0.0
 ) -> None:
@@ -154,7 +154,7 @@ def var(
     np.divide(total, n - correction if n > correction else 0, out, casting="same_kind")
 
 
-@op(infer=_cumulate)
+@reduction(infer=_cumulate)
 def cumulative_sum(
     out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
 ) -> None:
@@ -162,7 +162,7 @@ def cumulative_sum(
     np.add.accumulate(x, 0 if axis is None else axis, out.dtype, out)
 
 
-@op(infer=_statistic)
+@reduction(infer=_statistic)
 def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.
 
@@ -184,7 +184,7 @@ def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False
 # --- extremes ------------------------------------------------------------------------
 
 
-@op(infer=_choose)
+@reduction(infer=_choose)
 def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The largest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
 
@@ -194,7 +194,7 @@ def max(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
     np.maximum.reduce(x, axis, out=out, keepdims=keepdims)
 
 
-@op(infer=_choose)
+@reduction(infer=_choose)
 def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The smallest element along `axis`; nan if any is nan. An empty axis raises `ShapeError`.
 
@@ -204,7 +204,7 @@ def min(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
     np.minimum.reduce(x, axis, out=out, keepdims=keepdims)
 
 
-@op(infer=_position)
+@reduction(infer=_position)
 def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
     """Where the largest element is along `axis`, i64: the first of equals, or the first nan.
 
@@ -216,7 +216,7 @@ def argmax(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
     np.argmax(x, axis, out, keepdims=keepdims)
 
 
-@op(infer=_position)
+@reduction(infer=_position)
 def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = False) -> None:
     """Where the smallest element is along `axis`, i64: the first of equals, or the first nan.
 
@@ -231,7 +231,7 @@ def argmin(out: Array, x: Array, *, axis: int | None = None, keepdims: bool = Fa
 # --- decisions -----------------------------------------------------------------------
 
 
-@op(infer=_decide)
+@reduction(infer=_decide)
 def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """Whether no element along `axis` is zero; True of nothing. nan counts as True.
 
@@ -241,7 +241,7 @@ def all(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> N
     np.logical_and.reduce(x, axis, out=out, keepdims=keepdims)
 
 
-@op(infer=_decide)
+@reduction(infer=_decide)
 def any(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """Whether an element along `axis` is not zero; False of nothing. nan counts as True.
 

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -61,12 +60,8 @@ def format_constant(value: Array) -> str:
 
 def format_function(function: Function) -> list[str]:
     """A `.func` line, then an instruction a line; jump targets get labels named by their pc."""
-    targets = {
-        label
-        for opcode, immediates in function.code
-        for kind, label in zip(opcode.immediates, immediates, strict=False)
-        if kind == "label" and isinstance(label, int)
-    }
+    jumps = [immediates for opcode, immediates in function.code if "label" in opcode.immediates]
+    targets = {label for immediates in jumps for label in immediates if isinstance(label, int)}
     counts = f"{_format_plain(function.nparams)} {_format_plain(function.nresults)}"
     lines = [f".func {function.name} {counts}"]
     for pc, instruction in enumerate(function.code):
@@ -235,7 +230,9 @@ class _Body(Body):
     def _instruction(self, token: _Token, words: list[_Token]) -> Instruction:
         opcode = OPCODES.get(token.text)
         if opcode is None:
-            close = difflib.get_close_matches(token.text, OPCODES, n=1)
+            from difflib import get_close_matches  # which few programs need
+
+            close = get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise token.error(f"no instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):

@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, using
+from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
 from mlvm.core.locks import new_lock
@@ -39,12 +39,18 @@ from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_of, refuse_captured
+from mlvm.eager.recording.recorder import (
+    MustMove,
+    Recorder,
+    current_capture,
+    recording_of,
+    refuse_captured,
+)
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from mlvm.eager.tensor.reading import explain
+from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
@@ -127,7 +133,7 @@ class _Feed(NamedTuple):
     arrays: list[tuple[Tensor, Array]]
 
 
-class _Changes:
+class _ChangingNumbers:
     """What is known of the numbers of calls of one structure: which have `changed`, and of which of
     these Python has seen the value, so that they are part of what a program is for."""
 
@@ -136,7 +142,7 @@ class _Changes:
         self.seen: set[int] = set()
 
 
-class _Recording(NamedTuple):
+class _RecordedCall(NamedTuple):
     """What a call of a function did. `tree` is what it returned, with leaves for `results`.
     `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are those
     of the call that a later call may have others of, and `free` which of its numbers these are."""
@@ -151,10 +157,10 @@ class _Recording(NamedTuple):
     free: Sequence[int]
 
 
-class _Entry:
+class _KnownProgram:
     """The program for one signature, and what to launch it with."""
 
-    def __init__(self, planned: Planned, recorded: _Recording, signature: Signature) -> None:
+    def __init__(self, planned: Planned, recorded: _RecordedCall, signature: Signature) -> None:
         record, flow, self.tree, self.results, self.outputs, self.rebound, *_ = recorded
         self.numbers, self.free = recorded.numbers, recorded.free
         self.feed = _Feed(signature.numbers, self.numbers.values, [])
@@ -183,7 +189,7 @@ class _Entry:
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
-    def moves(self, inputs: Sequence[Tensor]) -> bool:
+    def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
         """See to it that nobody else needs the old values of the inputs and the state that a launch
         updates. Whether one of them has moved: the call may have another signature then."""
         moved = False
@@ -200,8 +206,8 @@ class _Entry:
         return [x for queue in self.ahead for x in queue.get(kind=Tensor)]
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether just the inputs are also reached by the function itself that were so when it was
-        recorded, and no view by which it may have reached a state has moved since."""
+        """Whether the program is for these inputs. The function reaches some of them by itself too:
+        the same as at the recording. A view by which it reached a state is one still."""
         return (
             all(inputs[i].root is x for i, x in self.same.items())
             and not any(id(x.root) in self.roots for x in inputs)
@@ -246,21 +252,21 @@ class _Scratch:
         self.nbytes = 0
         self.storage: StorageHandle | None = None
 
-    def reserve(self, vm: VMProtocol, entry: _Entry) -> tuple[TensorHandle, ...]:
-        """The handles of the tensors that the entry has there, on its VM."""
-        nbytes = entry.planned.plan.nbytes
+    def reserve(self, vm: VMProtocol, known: _KnownProgram) -> tuple[TensorHandle, ...]:
+        """The handles of the tensors that the program has there, on its VM."""
+        nbytes = known.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
             self.release()
             self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
-        if entry.storage != self.storage:
-            entry.scratch = tuple(
+        if known.storage != self.storage:
+            known.scratch = tuple(
                 [
                     vm.tensor_from_storage(self.storage, type, offset)
-                    for offset, type in entry.takes_scratch
+                    for offset, type in known.takes_scratch
                 ]
             )
-            entry.storage = self.storage
-        return entry.scratch
+            known.storage = self.storage
+        return known.scratch
 
     def release(self) -> None:
         vm = self._vm()
@@ -287,18 +293,18 @@ class Captured(Generic[P, R]):
         self.fuse = fuse
         self.recompute = recompute
         self._lock = new_lock()  # of what follows, while it changes
-        self._entries: dict[Any, list[_Entry]] = {}
-        self._changes: dict[Any, _Changes] = {}  # of the numbers, by the same keys
+        self._programs: dict[Any, list[_KnownProgram]] = {}
+        self._changes: dict[Any, _ChangingNumbers] = {}  # of the numbers, by the same keys
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
-        self._last: _Entry | None = None
+        self._last: _KnownProgram | None = None
         self._names = CALLED
         self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if recorder.get() is not None:  # it is called inside another captured function
+        if current_capture.get() is not None:  # it is called inside another captured function
             return self.fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
@@ -312,7 +318,7 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
@@ -322,18 +328,19 @@ class Captured(Generic[P, R]):
             given, named = _with_tensors(args), _with_tensors(kwargs)
         while True:
             signature, key = self._signature(arena.vm, given, named)
-            entry, feed = self._find(key, signature)
-            if entry is None or feed is None:
+            found = self._find(key, signature)
+            if found is None:
                 try:
-                    entry = self._record(arena, given, named, signature, key)
-                except Shared as shared:
-                    make_exclusive(shared.x)
+                    known = self._record(arena, given, named, signature, key)
+                except MustMove as error:
+                    make_exclusive(error.x)
                     continue
-                feed = entry.takes(signature.numbers) or entry.feed
-            if not (entry.updates and entry.moves(signature.inputs)):
+                found = known, known.takes(signature.numbers) or known.feed
+            known, feed = found
+            if not (known.updates and known.make_exclusive(signature.inputs)):
                 break
-        self._last = entry
-        return self._replay(entry, feed, arena, signature, loop=loop)
+        self._last = known
+        return self._replay(known, feed, arena, signature, loop=loop)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -343,12 +350,12 @@ class Captured(Generic[P, R]):
     def signatures(self) -> int:
         """How many programs there are: one for each kind of call that was recorded."""
         with self._lock:
-            return sum(map(len, self._entries.values()))
+            return sum(map(len, self._programs.values()))
 
     @property
     def planned(self) -> Planned:
         """The last call's program with its plan. Raises `CaptureError` before the first call."""
-        return self._last_entry().planned
+        return self._last_program().planned
 
     @property
     def program(self) -> Program:
@@ -376,21 +383,20 @@ class Captured(Generic[P, R]):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
         `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
-        entry = self._last_entry()
-        planned = entry.planned
+        known = self._last_program()
+        planned = known.planned
         code = planned.program.main.code
-        if entry.ahead or any(instruction.opcode is Opcode.push_int for instruction in code):
+        if known.ahead or any(instruction.opcode is Opcode.push_int for instruction in code):
             raise CaptureError(f"{self!r} takes from a queue, which no file can hold")
-        if entry.fields or entry.rebound:
-            raise CaptureError(f"{self!r} rebinds {_listed(entry)}, which no file can hold")
+        if known.fields or known.rebound:
+            raise CaptureError(f"{self!r} rebinds {_listed(known)}, which no file can hold")
         leaves: list[_Leaf] = []
-        replace(leaves.append, entry.tree, _Leaf)
-        left = [entry.results[leaf.number] for leaf in leaves]
+        replace(leaves.append, known.tree, _Leaf)
+        left = [known.results[leaf.number] for leaf in leaves]
         results = [x.home.seen_as(x.type) for x in left]
-        with using(entry.states):
-            states = tuple([x.arena.vm.read(x.handle) for x in entry.states])
-        outputs = tuple([output.type for output in entry.outputs])
-        step = SavedStep(planned, entry.inputs, outputs, tuple(results), states)
+        states = tuple(map(values_of, known.states))
+        outputs = tuple([output.type for output in known.outputs])
+        step = SavedStep(planned, known.inputs, outputs, tuple(results), states)
         Path(path).write_bytes(step.to_bytes())
 
     def close(self) -> None:
@@ -406,8 +412,8 @@ class Captured(Generic[P, R]):
                 scratch.release()
 
     def _forget(self) -> None:
-        for known in (self._entries, self._changes, self._rebound, self._looks):
-            known.clear()
+        for each in (self._programs, self._changes, self._rebound, self._looks):
+            each.clear()
 
     def __del__(self) -> None:
         if hasattr(self, "_scratch"):
@@ -417,41 +423,41 @@ class Captured(Generic[P, R]):
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
         return f"<captured {name}, {self.signatures} program{'s' * (self.signatures != 1)}>"
 
-    def _last_entry(self) -> _Entry:
-        entry = self._last
-        if entry is None:
+    def _last_program(self) -> _KnownProgram:
+        known = self._last
+        if known is None:
             raise CaptureError(f"{self!r} has not been called yet")
-        return entry
+        return known
 
     def _signature(self, vm: VMProtocol, args: Any, kwargs: Any) -> tuple[Signature, Any]:
         """The call's signature, and as the key that programs are kept by."""
         arguments = Arguments((*args, *kwargs.values()))
         ids = tuple(arguments.objects)
-        known = self._looks.get(ids)
-        values = known.values() if known is not None else None
-        while known is None or values is None:
+        look = self._looks.get(ids)
+        values = look.values() if look is not None else None
+        while look is None or values is None:
             objects = list(arguments.objects.values())
-            known = Look(self.fn, self._names, self._rebound, objects)
-            values = known.values(checked=False)
-            self._names = known.names
+            look = Look(self.fn, self._names, self._rebound, objects)
+            values = look.values(checked=False)
+            self._names = look.names
             with self._lock:
                 if len(self._looks) >= _MOST_LOOKS:
                     self._looks.clear()
-                self._looks[ids] = known
-        signature = Signature(known, values, arguments)
+                self._looks[ids] = look
+        signature = Signature(look, values, arguments)
         return signature, (id(vm), sharing_of(vm), len(args), *kwargs, *signature.key)
 
-    def _find(self, key: Any, signature: Signature) -> tuple[_Entry | None, _Feed | None]:
-        for entry in self._entries.get(key, ()):
-            if entry.fits(signature.inputs):
-                feed = entry.takes(signature.numbers)
+    def _find(self, key: Any, signature: Signature) -> tuple[_KnownProgram, _Feed] | None:
+        for known in self._programs.get(key, ()):
+            if known.fits(signature.inputs):
+                feed = known.takes(signature.numbers)
                 if feed is not None:
-                    return entry, feed
-        return None, None
+                    return known, feed
+        return None
 
     def _record(
         self, arena: Arena, args: Any, kwargs: Any, signature: Signature, key: Any
-    ) -> _Entry:
+    ) -> _KnownProgram:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
         self._changing.note(signature.look, args, kwargs)
@@ -467,9 +473,9 @@ class Captured(Generic[P, R]):
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
         )
-        entry = _Entry(planned, recorded, signature)
+        known = _KnownProgram(planned, recorded, signature)
         with self._lock:
-            for field, _ in entry.rebound:  # from now on this is as an argument
+            for field, _ in known.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._looks.clear()
         now, key_now = self._signature(arena.vm, args, kwargs)
@@ -477,18 +483,18 @@ class Captured(Generic[P, R]):
             with self._lock:
                 if self.signatures >= _MOST_SIGNATURES:
                     self._forget()
-                if self._find(key, signature)[0] is None:  # or another thread was faster
-                    self._entries.setdefault(key, []).append(entry)
+                if self._find(key, signature) is None:  # or another thread was faster
+                    self._programs.setdefault(key, []).append(known)
         self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
-        return entry
+        return known
 
-    def _free(self, key: Any, signature: Signature) -> tuple[_Changes, list[int]]:
+    def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
         """What changed between calls of this structure, and the numbers that are to be free: those
         that changed, but not those of which Python has seen the value."""
         with self._lock:
-            changes = self._changes.setdefault(key, _Changes())
-            for entry in self._entries.get(key, ())[-1:]:
-                for i, (x, was) in enumerate(zip(signature.numbers, entry.feed.given, strict=True)):
+            changes = self._changes.setdefault(key, _ChangingNumbers())
+            for known in self._programs.get(key, ())[-1:]:
+                for i, (x, was) in enumerate(zip(signature.numbers, known.feed.given, strict=True)):
                     if not is_same(x, was):
                         changes.changed.add(i)
             if ASKS_CLASS in signature.look.names:  # `type(x) is float` would not hold
@@ -496,51 +502,51 @@ class Captured(Generic[P, R]):
             return changes, sorted(changes.changed - changes.seen)
 
     def _replay(
-        self, entry: _Entry, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
+        self, known: _KnownProgram, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
     ) -> Any:
         inputs = signature.inputs
-        programs = [entry.planned.program]
+        programs = [known.planned.program]
         if loop:
-            if entry.rebound:
+            if known.rebound:
                 raise CaptureError(
-                    f"{self!r} rebinds {_listed(entry)}, which a loop of the machine's own cannot "
+                    f"{self!r} rebinds {_listed(known)}, which a loop of the machine's own cannot "
                     f"do; update it in place"
                 )
-            if len(entry.ahead) > 1:
-                raise no_loop(len(entry.ahead))
-            if not entry.ahead:
-                entry.looped = entry.looped or entry.planned.looped()
-                programs.append(entry.looped)
-        outputs = [output.alloc(arena) for output in entry.outputs]
-        self._launch(entry, feed, arena.vm, outputs, programs, [*inputs, *entry.taken()])
-        if loop and entry.ahead:
+            if len(known.ahead) > 1:
+                raise no_loop(len(known.ahead))
+            if not known.ahead:
+                known.looped = known.looped or known.planned.looped()
+                programs.append(known.looped)
+        outputs = [output.alloc(arena) for output in known.outputs]
+        self._launch(known, feed, arena.vm, outputs, programs, [*inputs, *known.taken()])
+        if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
                     self._launch(
-                        entry, feed, arena.vm, outputs, programs, [*inputs, *entry.taken()]
+                        known, feed, arena.vm, outputs, programs, [*inputs, *known.taken()]
                     )
 
-        if entry.rebound:
+        if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
         places: dict[str, Sequence[Allocation]]
-        places = {"input": inputs, "output": outputs, "state": entry.states}
-        results = [result.made(signature.tensors, places) for result in entry.results]
-        for field, number in entry.rebound:
+        places = {"input": inputs, "output": outputs, "state": known.states}
+        results = [result.made(signature.tensors, places) for result in known.results]
+        for field, number in known.rebound:
             field.set(results[number])
 
-        if type(entry.tree) is _Leaf:  # as `replace` below, sooner
-            return results[entry.tree.number]
+        if type(known.tree) is _Leaf:  # as `replace` below, sooner
+            return results[known.tree.number]
 
         def made(part: Any) -> Any:
             if isinstance(part, _Computed):
                 return feed.values[part.place]
             return results[part.number] if isinstance(part, _Leaf) else copy.copy(part)
 
-        return replace(made, entry.tree, (_Leaf, _Computed, *_CHANGEABLE))
+        return replace(made, known.tree, (_Leaf, _Computed, *_CHANGEABLE))
 
     def _launch(
         self,
-        entry: _Entry,
+        known: _KnownProgram,
         feed: _Feed,
         vm: VMProtocol,
         outputs: Sequence[Tensor],
@@ -552,14 +558,14 @@ class Captured(Generic[P, R]):
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch(vm))
         used = [
-            *[_as_type(inputs[i], type) for i, type in entry.takes_input],
-            *[_as_type(outputs[i], type) for i, type in entry.takes_output],
-            *[_as_type(entry.states[i], type) for i, type in entry.takes_state],
+            *[_as_type(inputs[i], type) for i, type in known.takes_input],
+            *[_as_type(outputs[i], type) for i, type in known.takes_output],
+            *[_as_type(known.states[i], type) for i, type in known.takes_state],
         ]
-        token = explaining.set(entry.explain)
+        token = explaining.set(known.explain)
         try:
-            with scratch.lock, using(used):
-                handles = (*[x.handle for x in used], *scratch.reserve(vm, entry))
+            with scratch.lock:
+                handles = (*[x.handle for x in used], *scratch.reserve(vm, known))
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
                 for program in programs:
@@ -567,7 +573,7 @@ class Captured(Generic[P, R]):
         except HandleError as error:
             raise explain(error, vm, used) from None
         except Exception as error:
-            entry.explain(error)
+            known.explain(error)
             raise
         finally:
             explaining.reset(token)
@@ -660,8 +666,8 @@ def measure(
         try:
             recorded = _recorded(fn, args, kwargs, arena, signature)
             break
-        except Shared as shared:
-            make_exclusive(shared.x)
+        except MustMove as error:
+            make_exclusive(error.x)
     policy = policy_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
     return Measured(recorded.record.needed, plan)
@@ -674,7 +680,7 @@ def _recorded(
     arena: Arena,
     signature: Signature,
     free: Sequence[int] = (),
-) -> _Recording:
+) -> _RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""
     prepare_constants(arena.vm)
@@ -710,10 +716,10 @@ def _recorded(
             for field, x in signature.fields:
                 if field.value is stand_in(x):  # it was not rebound
                     field.set(x)
-            left = _Left(record, signature)
-            tree = replace(left.leaf, tree)
+            outcome = _Outcome(record, signature)
+            tree = replace(outcome.leaf, tree)
             tree = replace(lambda x: _Computed(x.place) if x.recorded else plain(x), tree, Number)
-            rebound = left.fields(around)
+            rebound = outcome.fields(around)
         except BaseException:
             around.put_back(failed=True)
             _put_back(lent_fields, failed=True)
@@ -722,9 +728,11 @@ def _recorded(
         _put_back(lent_fields, failed=False)
         lent_fields.clear()
         numbers.see_kept()
-        flow = Flow(record.calls, left.values)
-        found = _Recording(record, flow, tree, left.results, left.outputs, rebound, numbers, free)
-        del left
+        flow = Flow(record.calls, outcome.values)
+        found = _RecordedCall(
+            record, flow, tree, outcome.results, outcome.outputs, rebound, numbers, free
+        )
+        del outcome
         _refuse_kept(record, around)
     return found
 
@@ -756,7 +764,7 @@ def _put_back(lent: Sequence[_LentField], *, failed: bool) -> None:
             field.set(plain(field.value))
 
 
-class _Left:
+class _Outcome:
     """What a function leaves: the tensors that it returns, and those that it rebinds fields to."""
 
     def __init__(self, record: Recorder, signature: Signature) -> None:
@@ -852,9 +860,9 @@ def _refuse_later(result: object) -> NoReturn:
     )
 
 
-def _listed(entry: _Entry) -> str:
+def _listed(known: _KnownProgram) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
-    fields = entry.fields or [field for field, _ in entry.rebound]
+    fields = known.fields or [field for field, _ in known.rebound]
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
 
 

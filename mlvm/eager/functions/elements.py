@@ -29,9 +29,10 @@ from mlvm.eager.tensor.wrapper import public
 def astype(
     x: Tensor, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
 ) -> Tensor:
-    """x in another dtype, on its VM or on `device`. Floats are truncated to integers; bool is
-    whether it is not zero. A tensor of that dtype already is not copied, whatever `copy` says: an
-    update of one of the two does not change the other.
+    """x in another dtype, on its VM or on `device`. Floats are truncated to integers: one that the
+    dtype cannot hold becomes the nearest it has, and nan 0. bool is whether it is not zero. A
+    tensor of that dtype already is not copied, whatever `copy` says: an update of one of the two
+    does not change the other.
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype, and for complex
     numbers that would lose their imaginary parts.

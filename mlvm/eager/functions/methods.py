@@ -15,7 +15,7 @@ from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager.functions import elements, shapes, sums
 from mlvm.eager.functions.arguments import integer
-from mlvm.eager.functions.shapes import matrix_transpose
+from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.functions.sorting import argsort
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
@@ -23,7 +23,6 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 
-@public
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
     return shapes.reshape(x, _one_tuple(shape), copy=copy)
@@ -41,13 +40,11 @@ def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
     return shapes.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 
-@public
 def ravel(x: Tensor, /) -> Tensor:
     """The elements as a vector, in row-major order."""
     return shapes.reshape(x, -1)
 
 
-@public
 def permute(x: Tensor, /, *axes: int | Sequence[int]) -> Tensor:
     """`permute_dims`, as PyTorch spells it: `x.permute(0, 2, 1)`."""
     return shapes.permute_dims(x, _one_tuple(axes))
@@ -181,13 +178,13 @@ def _transposed(x: Tensor) -> Tensor:
     """A two-dimensional tensor, transposed. Raises `NoTranspose` for any other."""
     if x.ndim != 2:
         raise NoTranspose("T is for 2 dimensions; mT swaps the last two").at("T", (x.type,))
-    return matrix_transpose(x)
+    return transposed(x)
 
 
 PROPERTIES: Final[dict[str, Callable[..., Tensor]]] = {
     "T": _transposed,
     "imag": op.imag,
-    "mT": matrix_transpose,
+    "mT": transposed,
     "real": op.real,
 }
 

@@ -19,7 +19,7 @@ from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.creation import full as full
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias, alias_of, one_op
+from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -115,15 +115,22 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
                 [2],
                 [3]], i64[3,1])
     """
-    shape, ndim = type_of(x).shape, x.ndim
+    type_of(x)
+    return transposed(x)
+
+
+def transposed(x: Tensor) -> Tensor:
+    """`x.mT`: the last two axes swapped. Raises `NoTranspose` for fewer than two dimensions."""
+    shape, ndim = x.type.shape, x.type.ndim
     if ndim < 2:
         raise NoTranspose("mT is for 2 dimensions or more").at("mT", (x.type,))
     if shape[-2] == shape[-1] == 1:
         return alias_of(x)
     *rest, rows, columns = shape
     if 1 in (rows, columns):
-        return reshape(x, (*rest, columns, rows))
-    return op.permute_dims(x, axes=(*range(ndim - 2), ndim - 1, ndim - 2))
+        swapped = x.type.with_shape((*rest, columns, rows))
+        return alias(one_op("reshape", shape=swapped.shape), x, swapped)
+    return apply(one_op("permute_dims", axes=(*range(ndim - 2), ndim - 1, ndim - 2)), x)
 
 
 @public

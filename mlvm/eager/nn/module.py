@@ -15,9 +15,9 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
     Buffer,
+    Copies,
     Node,
     Tree,
-    Twins,
     assign_buffers_too,
     children,
     containers,
@@ -100,12 +100,12 @@ class Module(Node):
         wanted = DType.of(dtype)
         if not wanted.is_float:
             raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
-        twins: Twins = []
+        copies: Copies = []
         found: Self = substitute(
-            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, twins
+            lambda x: astype(x, wanted) if x.dtype.is_float else x, self, copies
         )
-        for module, twin in twins:
-            assign_buffers_too(twin, module)
+        for module, copied in copies:
+            assign_buffers_too(copied, module)
         return found
 
     def parameters(self) -> dict[str, Tree]:
@@ -149,21 +149,19 @@ class Module(Node):
     """The types of parameters of which this process has a piece only, by path."""
 
     def _whole(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors, whole. `ml.parallel` makes classes that gather them."""
+        """The tensors, whole. `ml.parallel` makes classes that gather them, and load pieces."""
         return tensors
 
-    def _load(self, tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
-        """Write whole arrays over the tensors."""
-        load(tensors, arrays, what)
+    _load = staticmethod(load)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
         for x in _named_tensors(self, buffers=True).values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
-        twin = memo[id(self)] = copy.copy(self)
-        vars(twin).update(copy.deepcopy(vars(self), memo))
-        return twin
+        copied = memo[id(self)] = copy.copy(self)
+        vars(copied).update(copy.deepcopy(vars(self), memo))
+        return copied
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(

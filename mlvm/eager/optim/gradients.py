@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.types import f32
-from mlvm.eager.control import control
+from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.optimizer import Optimizer
@@ -45,7 +45,7 @@ class Parts(dict[str, Any]):
     """
 
     @staticmethod
-    def all_reduce(tree: Tree, op: Any = "sum") -> None:
+    def _all_reduce(tree: Tree, op: Any = "sum") -> None:
         """Combine pieces over all members: `ml.parallel` puts its own function here."""
         raise NotImplementedError
 
@@ -79,7 +79,7 @@ def global_norm(tree: Tree) -> Tensor:
     parts = [op.sum(op.square(widened(x))) for x in whole]
     if pieces:
         of_pieces = reduce(op.add, [op.sum(op.square(widened(x))) for x in pieces])
-        Parts.all_reduce(of_pieces)
+        Parts._all_reduce(of_pieces)
         parts.append(of_pieces)
     return op.sqrt(reduce(op.add, parts)) if parts else creation.zeros((), dtype=f32)
 
@@ -192,7 +192,7 @@ class LossScale:
         def improve() -> None:
             optimizer.update(grads)
 
-        control.cond(finite, improve, lambda: None)
+        cond(finite, improve, lambda: None)
         good = op.where(finite, self.good_steps + 1.0, 0.0)
         grows = good >= self.growth_interval
         larger = op.where(grows, self.value * self.growth_factor, self.value)
@@ -228,7 +228,7 @@ def all_finite(tree: Tree) -> Tensor:
     if pieces:
         of_pieces = reduce(op.logical_and, [op.all(op.isfinite(x)) for x in pieces])
         here = elements.astype(of_pieces, f32)
-        Parts.all_reduce(here, "min")
+        Parts._all_reduce(here, "min")
         parts.append(here > 0.0)
     return reduce(op.logical_and, parts) if parts else creation.full((), True)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from inspect import Parameter, Signature, formatannotation, signature
+from inspect import Parameter, Signature, formatannotation, get_annotations, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 
@@ -20,7 +20,7 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
@@ -62,7 +62,7 @@ class Group(SimpleNamespace):
 class Whole:
     """What an optimizer has of its parameters, their state and their gradients: all of it.
 
-    `ml.parallel` ends with a line that has it otherwise: members of a group keep pieces.
+    `ml.parallel` has other such classes, for members of a group that keep pieces.
     """
 
     def state_type(self, type: TensorType) -> TensorType:
@@ -101,16 +101,19 @@ class _OfFields:
     count: Tensor
     groups: tuple[Group, ...]
 
-    _kinds: ClassVar[Mapping[str, Any]]
+    _kinds: ClassVar[Mapping[str, Any]] = {}
 
     def __init_subclass__(cls) -> None:
-        kinds = get_type_hints(cls, include_extras=True)
-        cls._kinds = {name: kinds[name] for name in kinds if hasattr(cls, name) and name[0] != "_"}
-        if cls._kinds:
-            cls.__init__ = _constructor(cls, cls._kinds)
+        own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
+        if own and "__init__" not in vars(cls):
+            kinds = get_type_hints(cls, include_extras=True)
+            cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
+            cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
 
 
 def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
+    """The constructor of a class with these fields."""
+
     def constructor(
         self: Any,
         params: Tree,
@@ -133,7 +136,7 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
     ]
     *first, groups, _ = signature(constructor).parameters.values()
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
-    constructor.__signature__ = Signature([*first, *of_fields, groups])
+    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups])
     return constructor
 
 
@@ -144,12 +147,12 @@ class Optimizer(_OfFields):
     updates done. All state is allocated at construction, in the arena of the parameter that it
     belongs to. An update leaves nothing behind in the current arena.
 
-    `groups` are those that were given, and a last one with all other parameters, if there are any.
+    `groups` has the given groups. Parameters that are in none of them are in a last one.
     Hyperparameters may be assigned, to the optimizer or to a group; from the second time on, a
     captured function needs no other program. To assign an unknown one raises `AttributeRefused`.
 
-    Made by a step of `ml.parallel.data_parallel(..., shard=...)`, each member's optimizer keeps the
-    state of its part of the parameters, and with "all" leaves it no more of these.
+    In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
+    of that member's part of the parameters. With "all" the member keeps only that part of them.
 
     `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
     have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
@@ -177,11 +180,12 @@ class Optimizer(_OfFields):
         return super().__new__(cls)
 
     def _begin(self, params: Tree, groups: Groups, options: dict[str, Any]) -> None:
-        """`options` are the hyperparameters of all that is in no group with others."""
+        """Check everything, and make the state. `options` are the hyperparameters that count
+        wherever a group has none of its own."""
         try:
             vars(self).update(self._checked_options(options, options))
         except AttributeRefused as error:
-            error.__traceback__ = None  # it ends at the caller's line, nearly
+            error.__traceback__ = None  # what is wrong is the caller's line
             raise
         self._options = tuple(options)
         self._tree = params
@@ -201,7 +205,7 @@ class Optimizer(_OfFields):
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
-        with arenas[0].allocating():
+        with arenas[0].hosting():
             self._held = self._hold(params)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
@@ -222,7 +226,7 @@ class Optimizer(_OfFields):
         self._types = {path: x.type for path, x in self._leaves.items()}
 
     def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.allocating():
+        with x.arena.hosting():
             type = self._held.state_type(x.type)
             return creation.zeros(type.shape, dtype=type.dtype)
 
@@ -365,7 +369,7 @@ class Optimizer(_OfFields):
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"

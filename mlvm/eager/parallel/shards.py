@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias, TypeVar
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -21,10 +21,10 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.eager.autodiff.autodiff import Pull, taping
+from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.optim.gradients import Parts
+from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
 from mlvm.eager.parallel.collectives import (
     all_gather,
@@ -63,8 +63,6 @@ _COPY: Final = one_op("copy")
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
-
-T = TypeVar("T")
 
 
 @contextmanager
@@ -206,15 +204,14 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
             f"weights are kept in parts by a Module, whose fields are gathered when they are read; "
             f"a {type(model).__name__} cannot do that: take shard='optimizer'"
         )
-    if model._as_dict is Parts:
+    if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    nodes = [
-        each for each in containers(model) if isinstance(each, Node) and each._as_dict is not Parts
-    ]
+    parts = containers(model)
+    nodes = [each for each in parts if isinstance(each, Node) and not is_in_parts(each)]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
-        with x.arena.allocating():
+        with x.arena.hosting():
             pieces[id(x)] = cut(x)
     for node, types in zip(nodes, wholes, strict=True):
         of_node: dict[str, Any] = {}
@@ -370,5 +367,5 @@ def _held(params: Tree) -> Whole:
     return _AllInParts(types) if shard == "all" else _StateInParts(types)
 
 
-Optimizer._hold = staticmethod(_held)
-Parts.all_reduce = staticmethod(all_reduce)
+Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import textwrap
 from typing import Final
 
 from mlvm.core.errors import DTypeError
-from mlvm.core.op import Op
+from mlvm.core.op import REQUIRED, Op
 from mlvm.core.types import TensorType
 
 _WIDTH: Final = 96
@@ -40,11 +40,13 @@ _RESULTS: Final = {
 
 def described(op: Op) -> str:
     """The op's docstring, and in it the shapes, dtypes and errors that its type rule tells."""
-    if op.room == "reduction":
+    if any(each.default is REQUIRED for each in op.attributes.values()):
+        return op.doc
+    if op.reduces and "keepdims" in op.attributes:
         said = _of_reduction(op)
     elif op.elementwise and len(op.inputs) == 1:
         said = _of_one(op)
-    elif op.room == "elementwise" and len(op.inputs) == 2:
+    elif op.elementwise and len(op.inputs) == 2:
         said = _of_two(op)
     else:
         return op.doc

@@ -41,22 +41,26 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
         return value
     if isinstance(value, np.generic):
         value = value.item()
-    if is_array(value):
-        dtype = None if beside is None else listed_beside(value, beside.dtype)
-        if or_index and dtype is not None and beside is not None:
-            own = listed_beside(value, bool_) or bool_
-            dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
-        vm = current_arena().vm.stands_for
-        if not getattr(vm, "on_host", False):
-            raise DTypeError(
-                f"the values of this {kind_of(value)} are here and {vm.name} is elsewhere; send "
-                f"them with asarray"
-            )
-        return tensor_of(value, dtype)
-    if not isinstance(value, (bool, int, float, complex)) or beside is None:
+    if isinstance(value, (bool, int, float, complex)) and beside is not None:
+        return _number(value, beside)
+    if not is_array(value):
         raise DTypeError(
             f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
         )
+    vm = current_arena().vm.stands_for
+    if not getattr(vm, "on_host", False):
+        raise DTypeError(
+            f"the values of this {kind_of(value)} are here and {vm.name} is elsewhere; send them "
+            f"with asarray"
+        )
+    dtype = None if beside is None else listed_beside(value, beside.dtype)
+    if or_index and dtype is not None:
+        own = listed_beside(value, bool_) or bool_
+        dtype = (dtype.real if own.is_float else dtype) if own.is_inexact else None
+    return tensor_of(value, dtype)
+
+
+def _number(value: Scalar, beside: Tensor) -> Tensor:
     try:
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except OperandValueError as error:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import Parameter, Signature
-from typing import Any, Final
+from typing import Any
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.op import OPS, Attribute, Op
@@ -23,59 +23,6 @@ from mlvm.eager.tensor.operands import as_operands
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import told
-
-WITHOUT_FUNCTION: Final = {
-    "batch_contract",
-    "boolean_index",
-    "embed",
-    "index_add",
-    "index_set",
-    "layer_norm_normalize",
-    "mask_scatter",
-    "mask_set",
-    "multiply_add",
-    "nonzero_indices",
-    "patches",
-    "scatter_add",
-    "scatter_add_along_axis",
-    "slice_add",
-    "slice_set",
-    "unpatches",
-}
-"""Ops that only the eager layer itself calls."""
-
-WITH_ANOTHER: Final = {
-    "arange",
-    "argsort",
-    "astype",
-    "avg_pool2d",
-    "broadcast_to",
-    "clip",
-    "concat",
-    "conv2d",
-    "cumulative_sum",
-    "dropout",
-    "dynamic_update",
-    "eye",
-    "full",
-    "linspace",
-    "max_pool2d",
-    "one_hot",
-    "pad",
-    "permute_dims",
-    "reshape",
-    "roll",
-    "softmax_cross_entropy",
-    "sort",
-    "take",
-    "take_along_axis",
-    "where",
-    "zeros",
-}
-"""Ops whose public function, in `creation`, `functions` or `losses`, has a signature of its own."""
-
-ELSEWHERE: Final = {"random", "decompositions", "fft"}
-"""Rooms whose public functions are in a module of their own: `random`, `linalg`, `fft`."""
 
 
 def _derive(op: Op) -> Callable[..., Tensor]:
@@ -113,7 +60,7 @@ def _derive(op: Op) -> Callable[..., Tensor]:
             raise
 
     function.__name__ = function.__qualname__ = op.name
-    function.__doc__ = described(op) if op.name in __all__ else op.doc
+    function.__doc__ = described(op)
     function.__signature__ = _signature(op)  # type: ignore[attr-defined]
     return function
 
@@ -143,7 +90,7 @@ def _require_few(op: Op, operands: Sequence[object]) -> None:
 
 def _signature(op: Op) -> Signature:
     """The Python signature of the op's public function."""
-    scalars = op.room == "elementwise" and len(op.inputs) > 1
+    scalars = op.elementwise and len(op.inputs) > 1
     tensor: Any = "Operand" if scalars else Tensor
     parameters = [Parameter(x, Parameter.POSITIONAL_ONLY, annotation=tensor) for x in op.inputs]
     if op.variadic:
@@ -165,15 +112,12 @@ def _keyword(attribute: Attribute) -> Parameter:
     )
 
 
-def public_names() -> list[str]:
-    """The ops whose function here is the public one."""
-    hidden = WITHOUT_FUNCTION | WITH_ANOTHER
-    return sorted(
-        name
-        for name, op in OPS.items()
-        if name not in hidden and op.room not in ELSEWHERE and not name.endswith("_vjp")
-    )
+__all__ = sorted(name for name, op in OPS.items() if op.public)
 
 
-__all__ = public_names()
-globals().update({name: _derive(op) for name, op in OPS.items()})
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    """The function of an op, which is made when it is first asked for."""
+    if name not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    function = globals()[name] = _derive(OPS[name])
+    return function

@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-class Plan:
+class KernelCall:
     kernel: str
     nparams: int
     units: int
@@ -19,7 +19,7 @@ class Plan:
         work: float = ...,
         scratch: int = ...,
         shared: int = ...,
-        parts: Sequence[Plan] = ...,
+        parts: Sequence[KernelCall] = ...,
     ) -> None: ...
     def run(self, pool: Pool, *arrays: Any) -> bool: ...
 
@@ -50,12 +50,12 @@ class Program:
 class Door:
     observed: bool
     instrumented: bool
-    plan: Any
+    prepare: Any
 
     def __init__(
         self,
         find: object = ...,
-        plan: object = ...,
+        prepare: object = ...,
         lock: object = ...,
         pool: Pool = ...,
         outbox: Outbox = ...,
@@ -71,7 +71,7 @@ class Outbox:
     def __len__(self) -> int: ...
 
 class Bound:
-    def __init__(self, plan: Plan, arrays: tuple[Any, ...]) -> None: ...
+    def __init__(self, call: KernelCall, arrays: tuple[Any, ...]) -> None: ...
 
 class AllocationFields: ...
 class RegionFields: ...
@@ -82,13 +82,32 @@ def apply(call: Any, *operands: Any) -> Any: ...
 def install(**lent: object) -> None: ...
 
 MLVM_ABI_VERSION: int
+MLVM_ANY: int
+ANYWHERE: int
+MOST_HANDLES: int
+MOST_PARAMETERS: int
+CHAIN_MOST_VALUES: int
+CHAIN_MOST_AXES: int
+CHAIN_VALUE: tuple[str, ...]
+COPY_UNIT: int
+RANGE_UNIT: int
+DRAW_UNIT: int
+REDUCTION_WIDEST: int
+ROWS_TOGETHER: int
+ROWS_OF_WORK: int
+GATHER: int
+WHOLE: int
+REPEATED: int
+SPREAD: int
+TEMPORARY: int
 
 def dtypes() -> dict[str, int]: ...
 def simd() -> str: ...
 def limit_made(most: int | None, /) -> int: ...
 def simd_sets() -> dict[str, bool]: ...
 def choose_simd(name: str) -> bool: ...
-def kernels() -> list[str]: ...
+def kernels() -> dict[str, tuple[str, ...]]: ...
+def steps() -> dict[str, int]: ...
 def row(name: str) -> int: ...
 def rows() -> dict[str, float]: ...
 def run_launches(

@@ -1,5 +1,5 @@
-"""Copies of boxes as plans: elements at equal distances along each axis, in the result and in an
-operand. `kernels/layout.c` runs them; most ops of its room are one box or a few."""
+"""Copies of boxes: elements at equal distances along each axis, in the result and in an operand.
+`kernels/layout.c` runs them; most ops of its room are one box or a few."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from mlvm.core.types import Shape
-from mlvm.machines.native._native import Plan
+from mlvm.core.types import Shape, TensorType
+from mlvm.machines.native._native import COPY_UNIT, KernelCall
+from mlvm.machines.native.planner import kernel_call
 
 Strides = tuple[int, ...]
 
@@ -26,9 +27,9 @@ class _Axis(NamedTuple):
     into: int
 
 
-def strides(shape: Shape, itemsize: int) -> Strides:
+def strides(x: TensorType) -> Strides:
     """The distances in bytes between neighbours along each axis of a packed tensor."""
-    return tuple(itemsize * math.prod(shape[i + 1 :]) for i in range(len(shape)))
+    return tuple([x.dtype.itemsize * math.prod(x.shape[i + 1 :]) for i in range(x.ndim)])
 
 
 class Boxes:
@@ -37,7 +38,7 @@ class Boxes:
     def __init__(self, itemsize: int, operands: int = 1) -> None:
         self.itemsize = itemsize
         self.nparams = 1 + operands
-        self._parts: list[Plan] = []
+        self._parts: list[KernelCall | None] = []
 
     def copy(
         self,
@@ -60,10 +61,10 @@ class Boxes:
             run = merged.pop()
             size *= run.length
         if not merged and reads and size > self.itemsize:
-            ints = [size, out_at, in_at, reads]
-            self._add("copy", ints, -(-size // 4096), size / 10)
+            units, work = -(-size // COPY_UNIT), size / 10
+            self._add("copy", units, work, bytes=size, reads=reads, out_at=out_at, in_at=in_at)
             return
-        self._tiles(merged, size, [reads, value, out_at, in_at])
+        self._tiles(merged, size, reads=reads, value=value, out_at=out_at, in_at=in_at)
 
     def add(
         self, shape: Shape, out: Strides, into: Strides, *, out_at: int, reads: int, number: str
@@ -72,7 +73,8 @@ class Boxes:
         parameter `reads` added. `number` is what they are: a float dtype, or an integer's bytes."""
         if 0 not in shape:
             merged, out_at, in_at = _upward(shape, out, into, out_at, 0)
-            self._tiles(merged, self.itemsize, [reads, 0, out_at, in_at], f"box_add_{number}")
+            kernel, size = f"box_add_{number}", self.itemsize
+            self._tiles(merged, size, kernel, reads=reads, out_at=out_at, in_at=in_at)
 
     def fill(self, shape: Shape, out: Strides, value: int, out_at: int = 0) -> None:
         """A box full of that pattern of eight bytes."""
@@ -81,17 +83,18 @@ class Boxes:
     def rest(self, shape: Shape, out: Strides, out_at: int) -> None:
         """A box of the first operand, which has the result's shape and may be the result."""
         merged, out_at, in_at = _upward(shape, out, out, out_at, out_at)
-        self._tiles(merged, self.itemsize, [1, 0, out_at, in_at], f"box_rest_{self.itemsize}")
+        kernel, size = f"box_rest_{self.itemsize}", self.itemsize
+        self._tiles(merged, size, kernel, reads=1, out_at=out_at, in_at=in_at)
 
     def fill_around(
-        self, shape: Shape, start: Shape, length: Shape, step: Strides, value: int | None
+        self, out: TensorType, start: Shape, length: Shape, step: Strides, value: int | None
     ) -> None:
-        """What a window leaves of a result of that shape, full of the pattern, or with None as the
+        """What a window leaves of a result of that type, full of the pattern, or with None as the
         first operand has it. On axis i, the window has length[i] elements at start[i], start[i] +
         step[i], ..."""
-        where = strides(shape, self.itemsize)
-        out_at, inside, outs = 0, [*shape], [*where]
-        for i, (n, first, count, by) in enumerate(zip(shape, start, length, step, strict=True)):
+        where = strides(out)
+        out_at, inside, outs = 0, [*out.shape], [*where]
+        for i, (n, first, count, by) in enumerate(zip(out.shape, start, length, step, strict=True)):
             low, high = sorted((first, first + (count - 1) * by)) if count else (n, n)
             by = abs(by) if count > 1 else 1
             for at, shape_here in (
@@ -109,20 +112,18 @@ class Boxes:
                     self.fill(around, steps, value, out_at + at * where[i])
             out_at, inside[i], outs[i] = out_at + low * where[i], count, by * where[i]
 
-    def plan(self) -> Plan:
-        """All of them."""
-        if len(self._parts) == 1:
-            return self._parts[0]
-        return Plan(
-            "boxes",
-            self.nparams,
-            units=sum(part.units for part in self._parts),
-            work=sum(part.work for part in self._parts),
-            parts=self._parts,
-        )
+    def call(self) -> KernelCall | None:
+        """All of them; None if there is no kernel for one."""
+        parts = [part for part in self._parts if part is not None]
+        if len(parts) < len(self._parts):
+            return None
+        if len(parts) == 1:
+            return parts[0]
+        units, work = sum([part.units for part in parts]), sum([part.work for part in parts])
+        return kernel_call("boxes", self.nparams, units, work, {}, children=parts)
 
     def _tiles(
-        self, axes: list[_Axis], size: int, begin: list[int], named: str | None = None
+        self, axes: list[_Axis], size: int, named: str | None = None, **integers: int
     ) -> None:
         """Elements of `size` bytes along axes that do not merge any further; a `named` kernel's, or
         copied."""
@@ -158,21 +159,28 @@ class Boxes:
         if axes and (high, wide) == (rows.length, columns.length):
             planes = axes.pop()
             deep = min(planes.length, max(1, _TILE // (high * wide * size)))
-        parts = ((planes, deep), (rows, high), (columns, wide))
-        counting = []
-        for axis, part in parts:
-            counting.append(len(axes) if part < axis.length else -1)
+        for name, axis, part in (
+            ("plane", planes, deep),
+            ("row", rows, high),
+            ("column", columns, wide),
+        ):
+            integers |= {f"{name}s": axis.length, f"tile_{name}s": part}
+            integers |= {f"out_{name}": axis.out, f"in_{name}": axis.into}
             if part < axis.length:
+                integers[f"axis_of_{name}s"] = len(axes)
                 tiles = -(-axis.length // part)
                 axes.append(_Axis(tiles, part * axis.out, part * axis.into))
-        ints = [*begin, *[axis.length for axis, _ in parts], *[part for _, part in parts]]
-        ints += [*[axis.out for axis, _ in parts], *[axis.into for axis, _ in parts], len(axes)]
-        ints += [len(axes) if i < 0 else i for i in counting]
-        ints += [number for axis in axes for number in axis]
-        self._add(kernel, ints, math.prod(axis.length for axis in axes), work)
+        naxes = len(axes)
+        for name in ("planes", "rows", "columns"):
+            integers.setdefault(f"axis_of_{name}", naxes)
+        units = math.prod([axis.length for axis in axes])
+        rest = [number for axis in axes for number in axis]
+        self._add(kernel, units, work, rest, naxes=naxes, **integers)
 
-    def _add(self, kernel: str, ints: Sequence[int], units: int, work: float) -> None:
-        self._parts.append(Plan(kernel, self.nparams, ints, units=units, work=work))
+    def _add(
+        self, kernel: str, units: int, work: float, rest: Sequence[int] = (), **integers: int
+    ) -> None:
+        self._parts.append(kernel_call(kernel, self.nparams, units, work, integers, rest=rest))
 
 
 def _upward(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, HostFunctionError, MachineError, MlvmError
 from mlvm.core.machine.callee import UserFunction, Value
@@ -19,10 +19,9 @@ from mlvm.core.machine.run import Call, miscounted
 from mlvm.core.op import NO_ATTRIBUTES, Attributes, canonical
 from mlvm.core.program.program import STAR
 from mlvm.core.types import MAX_NDIM, Array, TensorType
-from mlvm.machines.native._native import Caller
+from mlvm.machines.native._native import MLVM_ANY, Caller
 from mlvm.machines.native.types import DTYPES, Type, native_type
 
-_ANY: Final = -1
 _MOST_CALLERS: Final = 256
 
 
@@ -44,7 +43,7 @@ class CFunction(UserFunction):
     """A host function in C. Its code lies in `library`."""
 
     def __init__(
-        self, name: str, address: int, nparams: int | None, nresults: int | None, library: object
+        self, name: str, address: int, nparams: int | None, nresults: int | None, library: Any
     ) -> None:
         super().__init__(name, nparams, nresults)
         self.address = address
@@ -87,9 +86,9 @@ class CFunction(UserFunction):
                 self.name, ()
             ) from None
         asked = HostCall(announced, attributes)
-        nresults = _ANY if self.nresults is None else self.nresults
+        nresults = MLVM_ANY if self.nresults is None else self.nresults
         return Host(
-            None, attributes, asked, _ANY, nresults, self.address, text, _numbers(attributes)
+            None, attributes, asked, MLVM_ANY, nresults, self.address, text, _numbers(attributes)
         )
 
 
@@ -99,15 +98,15 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
     callee = binding.callee
     if not isinstance(callee, UserFunction) or details.apart:
         return None
-    nresults = _ANY if callee.nresults is None else callee.nresults
+    nresults = MLVM_ANY if callee.nresults is None else callee.nresults
     if details.nresults != STAR:
-        if nresults not in (_ANY, details.nresults) or details.nresults < 0:
+        if nresults not in (MLVM_ANY, details.nresults) or details.nresults < 0:
             return None
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None
     asked = HostCall(callee, details.attributes, lambda left: miscounted(binding, left, details))
     host = Host(
-        binding.call, details.attributes, asked, _ANY if nparams is None else nparams, nresults
+        binding.call, details.attributes, asked, MLVM_ANY if nparams is None else nparams, nresults
     )
     if not isinstance(callee, CFunction):
         return host

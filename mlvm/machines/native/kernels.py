@@ -17,19 +17,18 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
-from mlvm.core.remembered import Remembered
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.machines.native import planners as twins
-from mlvm.machines.native._native import Plan, Pool
-from mlvm.machines.native.planner import TWINS, Twin, Types
-from mlvm.machines.native.planners.chain import chain_plan
+from mlvm.machines.native import planners
+from mlvm.machines.native._native import KernelCall, Pool
+from mlvm.machines.native.planner import PLANNERS, Planner, Types
+from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
-from mlvm.machines.native.planners.linalg import headed_plan
+from mlvm.machines.native.planners.linalg import headed_call
 
-for _room in pkgutil.iter_modules(twins.__path__):
-    importlib.import_module(f"{twins.__name__}.{_room.name}")
+for _room in pkgutil.iter_modules(planners.__path__):
+    importlib.import_module(f"{planners.__name__}.{_room.name}")
 
-_MOST_PLANS: Final = 2048
+_MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
         "concat",
@@ -49,10 +48,10 @@ _MOVES: Final = frozenset(
 
 
 class NativeKernel:
-    """A kernel that runs its twin's plan, or what it stands for where there is none.
+    """A kernel that runs its planner's call, or what it stands for where there is none.
 
-    Values that the plan refuses go to the reference kernel, which says what is wrong with them.
-    Halves that no plan takes are computed with in f32, by the f32's plan.
+    Values that the call refuses go to the reference kernel, which says what is wrong with them.
+    Halves that no call takes are computed with in f32, by the f32's call.
     """
 
     takes_halves = True
@@ -60,19 +59,21 @@ class NativeKernel:
     convert: half.Convert
     """How halves are converted: `native_kernels` says."""
 
-    def __init__(self, op: Op, prepare: Twin, pool: Pool) -> None:
+    def __init__(self, op: Op, planner: Planner, pool: Pool) -> None:
         self._op = op
-        self._prepare = prepare
+        self._planner = planner
         self._pool = pool
-        self._plans: Remembered[Any, Plan | None] = Remembered(_MOST_PLANS)
+        self._calls: dict[Any, KernelCall | None] = {}
 
-    def plan(self, types: Types, attributes: Attributes) -> Plan | None:
-        """The plan for a result and operands of these types; None if the reference kernel runs."""
+    def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
+        """The call for a result and operands of these types; None if the reference kernel runs."""
         key = tuple(types), repr(attributes) if attributes else ""
-        if key not in self._plans:
+        if key not in self._calls:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
             fits = self._fit(types, attributes)
-            self._plans[key] = self._prepare(types, attributes) if fits else None
-        return self._plans[key]
+            self._calls[key] = self._planner(types, attributes) if fits else None
+        return self._calls[key]
 
     def _fit(self, types: Types, attributes: Attributes) -> bool:
         """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a
@@ -89,17 +90,17 @@ class NativeKernel:
 
     def __call__(self, *arrays: Array, **attributes: Any) -> None:
         types = [TensorType.of(x) for x in arrays]
-        plan = self.plan(types, attributes)
-        if plan is not None and plan.run(self._pool, *arrays):
+        call = self.call(types, attributes)
+        if call is not None and call.run(self._pool, *arrays):
             return
         kernel = self._op.kernel
         if any(map(is_half, types)):
-            kernel = partial(half.run, self._op, self if plan is None else kernel, self.convert)
+            kernel = partial(half.run, self._op, self if call is None else kernel, self.convert)
         kernel(*arrays, **attributes)
 
 
 class NativeFused:
-    """The kernel of `fused`: one plan for the whole chain if every link has a row function.
+    """The kernel of `fused`: one call for the whole chain if every link has a row function.
 
     Else its links run one after the other, each by the kernel of its op, and links that have row
     functions together where they follow each other. Temporaries then have the chain's whole shape.
@@ -107,35 +108,37 @@ class NativeFused:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._ways: WeakKeyDictionary[Chain, dict[Any, Plan | _Parts]] = WeakKeyDictionary()
+        self._ways: WeakKeyDictionary[Chain, dict[Any, KernelCall | _Parts]] = WeakKeyDictionary()
 
-    def plan(self, types: Types, attributes: Attributes) -> Plan | None:
-        """The plan of attributes["chain"] for parameters of these types; None if it has parts."""
+    def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
+        """The call of attributes["chain"] for parameters of these types; None if it has parts."""
         chain = attributes["chain"]
         way = self._way(chain, types, tuple(types))
-        return way if isinstance(way, Plan) else None
+        return way if isinstance(way, KernelCall) else None
 
     def __call__(self, *params: Array, chain: Chain) -> None:
         types = [TensorType.of(x) for x in params]
         way = self._way(chain, types, tuple(types))
-        if isinstance(way, Plan):
+        if isinstance(way, KernelCall):
             way.run(self._pool, *params)
         else:
             way.run(self._pool, params)
 
-    def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> Plan | _Parts:
-        ways = self._ways.setdefault(chain, Remembered(MOST_LAYOUTS))
+    def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> KernelCall | _Parts:
+        ways = self._ways.setdefault(chain, {})
         if key not in ways:
+            if len(ways) >= MOST_LAYOUTS:
+                ways.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
-            prepare = headed_plan if chain.links[0].op.name in HEADS else chain_plan
+            prepare = headed_call if chain.links[0].op.name in HEADS else chain_call
             ways[key] = (native and prepare(chain.links, types)) or _Parts(chain, types)
         return ways[key]
 
 
 class _Part(NamedTuple):
-    """A plan for some links of a chain, or the kernel of one; and the numbers of its parameters."""
+    """A call for some links of a chain, or the kernel of one; and the numbers of its parameters."""
 
-    work: Plan | Kernel
+    work: KernelCall | Kernel
     numbers: tuple[int, ...]
     attributes: Attributes
 
@@ -155,7 +158,7 @@ class _Parts:
                 Link(op, place[target], tuple([place[source] for source in sources]), attributes)
                 for op, target, sources, attributes in run
             ]
-            part = _plan_of(links, all_types) if native and len(links) > 1 else None
+            part = _call_of(links, all_types) if native and len(links) > 1 else None
             if part is not None:
                 self._parts.append(part)
                 continue
@@ -171,7 +174,7 @@ class _Parts:
         ]
         for work, numbers, attributes in self._parts:
             operands = [arrays[number] for number in numbers]
-            if isinstance(work, Plan):
+            if isinstance(work, KernelCall):
                 work.run(pool, *operands)
             else:
                 work(*operands, **attributes)
@@ -187,8 +190,8 @@ def _has_row(chain: Chain, link: Link, known: Mapping[int, TensorType]) -> bool:
     )
 
 
-def _plan_of(links: Sequence[Link], types: Types) -> _Part | None:
-    """The plan of links between parameters."""
+def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
+    """The call of links between parameters."""
     targets = [link.target for link in links]
     if len(targets) > len({*targets}):  # a temporary is written again
         return None
@@ -199,14 +202,14 @@ def _plan_of(links: Sequence[Link], types: Types) -> _Part | None:
         Link(op, place[target], tuple([place[source] for source in sources]), attributes)
         for op, target, sources, attributes in links
     ]
-    plan = chain_plan(renumbered, [types[number] for number in numbers])
-    return None if plan is None else _Part(plan, numbers, NO_ATTRIBUTES)
+    call = chain_call(renumbered, [types[number] for number in numbers])
+    return None if call is None else _Part(call, numbers, NO_ATTRIBUTES)
 
 
 def native_kernels(pool: Pool) -> Kernels:
-    """A native kernel for each op that has a twin, and for `fused`. They share the pool's
+    """A native kernel for each op that has a planner, and for `fused`. They share the pool's
     threads."""
-    ops = {name: NativeKernel(OPS[name], prepare, pool) for name, prepare in TWINS.items()}
+    ops = {name: NativeKernel(OPS[name], planner, pool) for name, planner in PLANNERS.items()}
 
     def convert(out: Array, x: Array) -> None:
         ops["astype"](out, x, dtype=DType.of(out.dtype).name)

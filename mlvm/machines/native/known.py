@@ -1,6 +1,6 @@
 """Launches that were met before, by the bytes of their message, and run from it without Python.
 
-A server keeps one table for each client. An entry is a plan and the arrays that it runs on; all are
+A server keeps one table for each client. An entry is a call and the arrays that it runs on; all are
 forgotten when any handle may name another array, or the function table changes.
 """
 
@@ -17,10 +17,9 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import FreeStore
 from mlvm.core.types import TensorType
-from mlvm.machines.native._native import Bound, Pool, run_launches
-from mlvm.machines.native.loop import plan_of
+from mlvm.machines.native._native import MOST_HANDLES, Bound, Pool, run_launches
+from mlvm.machines.native.loop import call_of
 
-_MOST_ARRAYS: Final = 15  # as language/posts.c has room for
 _MOST: Final = 1 << 16
 
 
@@ -79,12 +78,12 @@ class KnownLaunches:
             return
         _, binding, arrays, attributes = steps[0]
         types = [TensorType.of(x) for x in arrays]
-        plan = plan_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
-        if plan is None or len(arrays) > _MOST_ARRAYS:
+        call = call_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
+        if call is None or len(arrays) >= MOST_HANDLES:
             return
         if len(self._bound) >= _MOST or self._functions.version != self._version:
             self._clear()
         self._version = int(self._functions.version)
-        self._bound[body] = Bound(plan, tuple(arrays))
+        self._bound[body] = Bound(call, tuple(arrays))
         self._programs.add(body[:8])
         self._store.caches[id(self._bound)] = self._bound

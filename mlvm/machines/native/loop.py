@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from mlvm.core.errors import OpError
+from mlvm.core.machine import link
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import OUT, Fused, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
@@ -34,16 +35,13 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.native._native import Door, Plan, Pool, Program
+from mlvm.machines.native._native import ANYWHERE, Door, KernelCall, Pool, Program, steps
 from mlvm.machines.native.host import host_of
 from mlvm.machines.native.types import Type, native_type
 
-# The codes of machine/loop.c beside the linker's.
-_RUN: Final = 32
-_BACK: Final = 33
-
-_ANY: Final = (1 << 32) - 1
-"""The bits of a parameter that may lie anywhere over others: nothing is checked."""
+_STEPS: Final = steps()
+_CODES: Final = {getattr(link, name): code for name, code in _STEPS.items() if hasattr(link, name)}
+"""The codes of the loop in C by those of the linker."""
 
 _MOST_STEPS: Final = 1 << 62
 """More than a launch can take in a lifetime."""
@@ -51,10 +49,12 @@ _MOST_STEPS: Final = 1 << 62
 NativeStep = tuple[int, int, Any, Any]
 
 
-def plan_of(kernel: object, types: Sequence[TensorType], attributes: Attributes) -> Plan | None:
+def call_of(
+    kernel: object, types: Sequence[TensorType], attributes: Attributes
+) -> KernelCall | None:
     """What the loop runs in place of the kernel, if it is a native one."""
-    prepare = getattr(kernel, "plan", None)
-    return None if prepare is None else prepare(types, attributes)
+    call = getattr(kernel, "call", None)
+    return None if call is None else call(types, attributes)
 
 
 class Site:
@@ -66,10 +66,12 @@ class Site:
         self.binding = binding
         self.details = details
 
-    def resolve(self, types: Sequence[Type]) -> tuple[Plan | None, Type | None, tuple[int, ...]]:
-        """What to run for parameters of these types: the plan, the type of the result that is made
+    def resolve(
+        self, types: Sequence[Type]
+    ) -> tuple[KernelCall | None, Type | None, tuple[int, ...]]:
+        """What to run for parameters of these types: the call, the type of the result that is made
         for it and, of each parameter that it writes otherwise, which others that may lie exactly
-        over, as bits, or `_ANY`. Without a plan, `perform` does all."""
+        over, as bits, or `ANYWHERE`. Without a call, `perform` does all."""
         given = [type.tensor_type for type in types]
         callee, attributes = self.binding.callee, self.details.attributes
         nothing = None, None, ()
@@ -80,13 +82,13 @@ class Site:
         except OpError:
             return nothing
         if isinstance(callee, OpFresh) and inferred is not None and inferred[0] is not None:
-            plan = plan_of(callee.fill, [inferred[0], *given], attributes)
-            return plan, native_type(inferred[0]), ()
+            call = call_of(callee.fill, [inferred[0], *given], attributes)
+            return call, native_type(inferred[0]), ()
         if isinstance(callee, WritesInto):
             written = range(callee.writes(attributes))
             checked = self.details.apart or self.details.unproven
-            over = [self._over(i, given) if checked else _ANY for i in written]
-            return plan_of(callee.kernel, given, attributes), None, tuple(over)
+            over = [self._over(i, given) if checked else ANYWHERE for i in written]
+            return call_of(callee.kernel, given, attributes), None, tuple(over)
         return nothing
 
     def _over(self, out: int, types: Sequence[TensorType]) -> int:
@@ -157,22 +159,22 @@ class Prepared:
     def _step(self, step: Step) -> NativeStep:
         code, value, number, rest = step
         if code == CALL_ON_ARGS:
-            plan = plan_of(
-                value.callee.kernel, [TensorType.of(x) for x in number], rest or NO_ATTRIBUTES
-            )
-            if plan is not None:
-                return _RUN, 0, plan, number
-            return _BACK, 0, partial(value.kernel, *number, **(rest or NO_ATTRIBUTES)), None
+            attributes = rest or NO_ATTRIBUTES
+            call = call_of(value.callee.kernel, [TensorType.of(x) for x in number], attributes)
+            if call is not None:
+                return _STEPS["RUN"], 0, call, number
+            return _STEPS["BACK"], 0, partial(value.kernel, *number, **attributes), None
+        native = _CODES.get(code, _STEPS["UNKNOWN"])
         if code == CALL:
-            return code, number, Site(value, rest), host_of(value, rest)
+            return native, number, Site(value, rest), host_of(value, rest)
         if code == CALL_FUNCTION:
             if not any(value is known for known in self.called):
                 self.called.append(value)
             index = next(i for i, known in enumerate(self.called, 1) if known is value)
-            return code, index, number, None
+            return native, index, number, None
         if code == PUSH and isinstance(value, np.ndarray):
-            return code, 0, value, native_type(TensorType.of(value))
-        return code, number, 0 if value is None else value, None
+            return native, 0, value, native_type(TensorType.of(value))
+        return native, number, 0 if value is None else value, None
 
 
 def _prepare(
@@ -250,13 +252,13 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         store.caches[id(door)] = door  # is to be cleared once handles change
         return entry.array, entry.type
 
-    def plan(
+    def prepare(
         _: object, name: str, types: Sequence[TensorType], attributes: Attributes
-    ) -> Plan | None:
+    ) -> KernelCall | None:
         functions = functions_of()
         if functions is None:
             return None
         callee = functions.binding(name + OUT).callee
-        return plan_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
+        return call_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
 
-    return Door(find, plan, lock, pool)
+    return Door(find, prepare, lock, pool)

@@ -1,39 +1,73 @@
-"""Twins: what prepares a native kernel for an op's call.
+"""Planners: what prepares a native kernel for an op's call.
 
-    @twin("layer_norm")
-    def layer_norm(types: Types, attributes: Attributes) -> Plan | None:
+    @planner("layer_norm")
+    def layer_norm(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         ...
 
-It takes the types of the result and the operands, and the op's attributes as `Op.bind` returns
-them, and returns a plan of what is to be done; None leaves these types to the reference kernel. A
-plan's units and its work may depend on nothing else, so that its bits depend on nothing else.
+It takes the op's name, the types of the result and the operands, and the op's attributes as
+`Op.bind` returns them, and returns the kernel's call; None leaves these types to the reference
+kernel. A call's units and its work may depend on nothing else, so that its bits depend on nothing
+else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Final, TypeAlias
 
+from mlvm.core import ops as _fill_the_op_table  # noqa: F401
+from mlvm.core.errors import MachineError
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import TensorType
-
-if TYPE_CHECKING:
-    from mlvm.machines.native._native import Plan
+from mlvm.machines.native import _native
+from mlvm.machines.native._native import KernelCall
 
 Types: TypeAlias = Sequence[TensorType]
-Twin: TypeAlias = "Callable[[Types, Attributes], Plan | None]"
+Planner: TypeAlias = Callable[[Types, Attributes], KernelCall | None]
 
-TWINS: Final[dict[str, Twin]] = {}
+PLANNERS: Final[dict[str, Planner]] = {}
 """By op name."""
 
+_INTEGERS: Final = {
+    kernel: tuple([name.lower() for name in names]) for kernel, names in _native.kernels().items()
+}
+"""The names of the integers that a kernel's calls have, which `plan/names.h` explains."""
 
-def twin(*names: str) -> Callable[[Twin], Twin]:
-    """Make the decorated function the twin of these ops."""
 
-    def declare(prepare: Twin) -> Twin:
+def planner(
+    *names: str,
+) -> Callable[[Callable[[str, Types, Attributes], KernelCall | None]], Planner]:
+    """Make the decorated function the planner of these ops."""
+
+    def declare(plan: Callable[[str, Types, Attributes], KernelCall | None]) -> Planner:
         for name in names:
-            assert name in OPS, name
-            TWINS[name] = prepare
-        return prepare
+            PLANNERS[OPS[name].name] = partial(plan, name)
+        return PLANNERS[name]
 
     return declare
+
+
+def kernel_call(
+    kernel: str,
+    nparams: int,
+    units: int,
+    work: float,
+    integers: Mapping[str, int],
+    floats: Sequence[float] = (),
+    *,
+    scratch: int = 0,
+    shared: int = 0,
+    children: Sequence[KernelCall] = (),
+    rest: Iterable[int] = (),
+) -> KernelCall | None:
+    """A call of the kernel of that name; None if there is none. `work` is in nanoseconds on one
+    thread, `scratch` and `shared` in bytes. `rest` are integers in any number after those with
+    names, of which those that are not given are 0."""
+    names = _INTEGERS.get(kernel)
+    if names is None:
+        return None
+    if not integers.keys() <= {*names}:
+        raise MachineError(f"calls of {kernel} have the integers {names}, not {[*integers]}")
+    ints = [*[integers.get(name, 0) for name in names], *rest]
+    return KernelCall(kernel, nparams, ints, floats, units, work, scratch, shared, children)

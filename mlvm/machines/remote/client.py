@@ -342,8 +342,10 @@ class RemoteVM(WireVM):
 
     def _farewell(self) -> str | None:
         """Why the server has ended the connection, if it has said so."""
-        if self._lock.acquire(blocking=False):  # else another thread hears it
-            try:
+        mine: list[bool] = []
+        try:
+            mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
+            if mine[0]:  # else another thread hears it
                 with suppress(MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
@@ -351,7 +353,8 @@ class RemoteVM(WireVM):
                         told = read_error(reader) if kind is Kind.error else None
                         if isinstance(told, ConnectionLost):
                             return str(told)
-            finally:
+        finally:
+            if mine == [True]:  # no call, after which Ctrl-C might come
                 self._lock.release()
         return None
 
@@ -378,7 +381,7 @@ def open_post_door(vm: RemoteVM) -> Door:
     """The short way of eager calls to that VM. It does not keep the VM alive."""
     of_vm = weakref.ref(vm)
 
-    def plan(program: Program, *_: object) -> int | None:
+    def prepare(program: Program, *_: object) -> int | None:
         vm = of_vm()
         loaded = vm.loaded(program) if vm is not None else None
         return None if loaded is None or loaded.outputs else loaded.number
@@ -389,5 +392,5 @@ def open_post_door(vm: RemoteVM) -> Door:
             vm.flush()
 
     assert EXTENSION is not None
-    door: Door = EXTENSION.Door(plan=plan, outbox=vm._outbox, flush=flush)
+    door: Door = EXTENSION.Door(prepare=prepare, outbox=vm._outbox, flush=flush)
     return door

@@ -267,11 +267,6 @@ class Outgoing(Writer):
 class Received(Reader):
     """A reader of what follows a message's header."""
 
-    @property
-    def left(self) -> int:
-        """How many bytes are left."""
-        return self._end - self._at
-
     def rest(self) -> memoryview:
         """All bytes that are left."""
         return self._take(self.left)

@@ -17,6 +17,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Function
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import (
     ADD_INTO,
     FACTORIAL,
@@ -35,25 +36,23 @@ from tests.core.programs import (
 # --- frames ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("function", "stack"),
-    [
-        (".func f 2 0 | return 0", [9]),
-        (".func f 2 1 | push_int 5 | return 1", [9, 5]),
-        (".func f 2 3 | push_int 5 | push_int 6 | push_int 7 | return 3", [9, 5, 6, 7]),
-        (".func f 2 1 | push_int 5 | push_int 6 | push_int 7 | return 1", [9, 7]),
-        (".func f 2 2 | get -2 | get -1 | return 2", [9, 1, 2]),
-        (".func f 2 2 | get -1 | get -2 | return 2", [9, 2, 1]),
-        (".func f 2 * | get -1 | return 1", [9, 2]),
-        (".func f 2 1 | push_int 8 | set -2 | get -2 | return 1", [9, 8]),
-        (".func f 2 1 | push_int 8 | get -1 | set 0 | get 0 | return 1", [9, 2]),
-        ('.func f 2 * | push_const c | push_str "negative" | cfunc * * | return 1', [9, -C]),
-        (".func f 2 0 | call g | return 0 | .func g 0 0 | return 0", [9]),
-        (".func f 2 1 | get -2 | call g | return 1 | .func g 1 1 | get -1 | return 1", [9, 1]),
-        (".func f 1 1 | get -1 | return 1", [9, 1, 2]),
-        (".func f 0 1 | push_int 3 | return 1", [9, 1, 2, 3]),
-        (".func f 3 1 | get -3 | return 1", [9]),
-    ],
+@cases(
+    "function, stack",
+    (".func f 2 0 | return 0", [9]),
+    (".func f 2 1 | push_int 5 | return 1", [9, 5]),
+    (".func f 2 3 | push_int 5 | push_int 6 | push_int 7 | return 3", [9, 5, 6, 7]),
+    (".func f 2 1 | push_int 5 | push_int 6 | push_int 7 | return 1", [9, 7]),
+    (".func f 2 2 | get -2 | get -1 | return 2", [9, 1, 2]),
+    (".func f 2 2 | get -1 | get -2 | return 2", [9, 2, 1]),
+    (".func f 2 * | get -1 | return 1", [9, 2]),
+    (".func f 2 1 | push_int 8 | set -2 | get -2 | return 1", [9, 8]),
+    (".func f 2 1 | push_int 8 | get -1 | set 0 | get 0 | return 1", [9, 2]),
+    ('.func f 2 * | push_const c | push_str "negative" | cfunc * * | return 1', [9, -C]),
+    (".func f 2 0 | call g | return 0 | .func g 0 0 | return 0", [9]),
+    (".func f 2 1 | get -2 | call g | return 1 | .func g 1 1 | get -1 | return 1", [9, 1]),
+    (".func f 1 1 | get -1 | return 1", [9, 1, 2]),
+    (".func f 0 1 | push_int 3 | return 1", [9, 1, 2, 3]),
+    (".func f 3 1 | get -3 | return 1", [9]),
 )
 def test_results_move_down_to_where_the_parameters_were(function: str, stack: list[Any]) -> None:
     program = main_of("push_int 9 | push_int 1 | push_int 2 | call f", function)
@@ -80,10 +79,7 @@ def test_the_callers_locals_are_as_they_were() -> None:
     assert run(program) == [1, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("callee", "stack"),
-    [("halt", []), ("push_int 5 | get -1 | halt", [5, 2]), ("call g | halt", [])],
-)
+@cases("callee, stack", ("halt", []), ("push_int 5 | get -1 | halt", [5, 2]), ("call g | halt", []))
 def test_halt_in_a_function_leaves_what_is_above_its_base(callee: str, stack: list[Any]) -> None:
     functions = f".func f 1 1 | {callee} | .func g 0 0 | push_int 7 | push_int 8 | halt"
     program = main_of("push_int 1 | push_int 2 | call f", functions)
@@ -119,8 +115,7 @@ def test_a_loop(n: int) -> None:
     assert both(SUM_TO, np.array(n)) == [n * (n + 1) // 2]
 
 
-def test_a_loop_that_writes_its_argument() -> None:
-    vm = VM()
+def test_a_loop_that_writes_its_argument(vm: VM) -> None:
     x = put(vm, np.array(100, np.float32))
     assert vm.launch(assemble(HALVE), [x]) == []
     assert vm.read(x) == np.float32(100 / 128)
@@ -129,8 +124,7 @@ def test_a_loop_that_writes_its_argument() -> None:
 # --- limits ---------------------------------------------------------------------------
 
 
-def test_calls_may_lie_as_deep_as_the_limit() -> None:
-    vm = VM()
+def test_calls_may_lie_as_deep_as_the_limit(vm: VM) -> None:
     program = assemble(FACTORIAL.replace("multiply", "add"))  # n + 1, without overflow
     n = put(vm, np.array(MAX_DEPTH - 1))
     assert vm.launch(program, [n]) == [np.arange(MAX_DEPTH).sum() + 1]
@@ -151,8 +145,7 @@ ENDLESS = assemble("""
 """)
 
 
-def test_an_endless_loop_ends_with_its_steps() -> None:
-    vm = VM()
+def test_an_endless_loop_ends_with_its_steps(vm: VM) -> None:
     with pytest.raises(LimitExceeded, match="more than the steps it is allowed") as caught:
         vm.launch(ENDLESS, max_steps=1000)
     assert caught.value.__notes__[0] == "at main, pc 0: jump L0; stack: empty"
@@ -207,22 +200,18 @@ def counted_steps(text: str, n: int) -> int:
 
 @pytest.mark.parametrize("text", [FACTORIAL, PARITY, SUM_TO], ids=["factorial", "parity", "sum"])
 @pytest.mark.parametrize("n", [0, 1, 2, 5])
-def test_the_limit_counts_instructions_exactly(text: str, n: int) -> None:
+def test_the_limit_counts_instructions_exactly(text: str, n: int, vm: VM) -> None:
     """Across jumps taken and not, calls and returns: N pass with N and fail with N - 1."""
     steps = counted_steps(text, n)
     expected = both(text, np.array(n))
     assert both(text, np.array(n), max_steps=steps) == expected
-    vm = VM()
     x = put(vm, np.array(n))
     for few in (steps - 1, steps // 2, 1, 0):
-        with pytest.raises(LimitExceeded):
-            vm.launch(assemble(text), [x], max_steps=few)
+        refuses(LimitExceeded, "", vm.launch, assemble(text), [x], max_steps=few)
     assert vm.launch(assemble(text), [x]) == expected
 
 
-def test_the_limit_counts_what_the_linker_folds() -> None:
-    vm = VM()
+def test_the_limit_counts_what_the_linker_folds(vm: VM) -> None:
     handles = [put(vm, f32s(i)) for i in range(3)]
     assert vm.launch(ADD_INTO, handles, max_steps=6) == []
-    with pytest.raises(LimitExceeded):
-        vm.launch(ADD_INTO, handles, max_steps=5)
+    refuses(LimitExceeded, "", vm.launch, ADD_INTO, handles, max_steps=5)

@@ -13,6 +13,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import refuses
 from tests.core.programs import NEGATIVE, C, f32s, main_of, put
 
 
@@ -20,8 +21,7 @@ def store_into(handle: int, value: str) -> Program:
     return main_of(f"{value} | push_int {handle} | store_global")
 
 
-def test_a_handle_names_what_is_stored_under_it() -> None:
-    vm = VM()
+def test_a_handle_names_what_is_stored_under_it(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
     assert vm.launch(NEGATIVE, [x]) == [-1]
     vm.launch(store_into(x, f'push_int {y} | load_global | push_str "negative" | cfunc 1 1'))
@@ -30,20 +30,17 @@ def test_a_handle_names_what_is_stored_under_it() -> None:
     assert vm.consumed_size_in_mib() * 2**20 == 8
 
 
-def test_a_stored_tensor_may_be_of_another_type() -> None:
-    vm = VM()
+def test_a_stored_tensor_may_be_of_another_type(vm: VM) -> None:
     x = put(vm, f32s(1, 2))
     assert vm.launch(NEGATIVE, [x])[0].tolist() == [-1, -2]
     vm.launch(store_into(x, 'push_const one | push_str "logical_not" | cfunc 1 1'))
     assert vm.type_of(x) is TensorType("bool", (1, 1))
     assert vm.consumed_size_in_mib() * 2**20 == 1
-    with pytest.raises(DTypeError):
-        vm.launch(NEGATIVE, [x])
+    refuses(DTypeError, "", vm.launch, NEGATIVE, [x])
     vm.write(x, np.array([[True]]))
 
 
-def test_what_a_launch_has_loaded_stays_as_it_was() -> None:
-    vm = VM()
+def test_what_a_launch_has_loaded_stays_as_it_was(vm: VM) -> None:
     x = put(vm, f32s(1, 2))
     program = main_of(
         f"load_arg 0 | push_int {x} | load_global | push_const zero | push_int {x} | store_global"
@@ -54,8 +51,7 @@ def test_what_a_launch_has_loaded_stays_as_it_was() -> None:
     assert fourth == 0
 
 
-def test_a_stored_constant_is_copied() -> None:
-    vm = VM()
+def test_a_stored_constant_is_copied(vm: VM) -> None:
     x = put(vm, f32s(0))
     program = store_into(x, "push_const c")
     vm.launch(program)
@@ -66,8 +62,7 @@ def test_a_stored_constant_is_copied() -> None:
     assert vm.borrow(x).ctypes.data % 64 == 0
 
 
-def test_one_storage_under_two_handles() -> None:
-    vm = VM()
+def test_one_storage_under_two_handles(vm: VM) -> None:
     x, y = put(vm, f32s(1, 2)), put(vm, f32s(3, 4, 5))
     vm.launch(store_into(y, f"push_int {x} | load_global"))
     assert vm.consumed_size_in_mib() * 2**20 == 8
@@ -80,9 +75,8 @@ def test_one_storage_under_two_handles() -> None:
     assert vm.consumed_size_in_mib() == 0
 
 
-def test_a_global_grows_in_a_loop() -> None:
+def test_a_global_grows_in_a_loop(vm: VM) -> None:
     """Each round doubles it: only the last one is held, and counted, in the end."""
-    vm = VM()
     x, n = put(vm, f32s(1)), put(vm, np.array(6))
     program = assemble(f"""
         .const one i64[] 1
@@ -111,13 +105,11 @@ def test_a_global_grows_in_a_loop() -> None:
     assert vm.consumed_size_in_mib() * 2**20 == 64 * 4 + 8
 
 
-def test_a_failed_launch_keeps_what_it_had_stored() -> None:
+def test_a_failed_launch_keeps_what_it_had_stored(vm: VM) -> None:
     """Stores are effects, as writes are: those before the error stay, and are counted."""
-    vm = VM()
     x = put(vm, f32s(1))
     program = main_of(f"push_const c | push_int {x} | store_global | push_int 0 | load_global")
-    with pytest.raises(HandleError):
-        vm.launch(program)
+    refuses(HandleError, "", vm.launch, program)
     np.testing.assert_array_equal(vm.read(x), C)
     assert vm.consumed_size_in_mib() * 2**20 == 8
     storage = vm.alloc_storage(4)

@@ -20,6 +20,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import f32s, put, straight
 
 VECTOR = TensorType(f32, (2,))
@@ -126,18 +127,16 @@ def test_a_parameter_is_the_tensor_itself_and_may_be_a_result() -> None:
     assert vm.read(x) == 9
 
 
-@pytest.mark.parametrize(
+@cases(
     "array",
-    [
-        np.arange(6, dtype=np.float32).reshape(2, 3).T,
-        np.arange(99, dtype=np.float32)[1:],
-        np.broadcast_to(f32s(1), (3, 2)),
-        np.frombuffer(bytes(8), np.int32),
-        np.ma.masked_array([1.0, 2.0], [False, True]),
-        np.zeros((0, 3), np.int8),
-        np.array(True),
-        np.float32(2),
-    ],
+    np.arange(6, dtype=np.float32).reshape(2, 3).T,
+    np.arange(99, dtype=np.float32)[1:],
+    np.broadcast_to(f32s(1), (3, 2)),
+    np.frombuffer(bytes(8), np.int32),
+    np.ma.masked_array([1.0, 2.0], [False, True]),
+    np.zeros((0, 3), np.int8),
+    np.array(True),
+    np.float32(2),
     ids=["transposed", "askew", "broadcast", "read-only", "masked", "empty", "0-d", "scalar"],
 )
 def test_any_array_can_be_a_result_and_is_copied(array: Any) -> None:
@@ -177,8 +176,7 @@ def test_what_is_no_value_is_no_result(value: Any) -> None:
 @pytest.mark.parametrize("dtype", [np.longdouble, ">f4", object, "U1"])
 def test_a_result_is_of_a_dtype_that_there_is(dtype: Any) -> None:
     vm = host(lambda frame: frame.push(np.zeros(2, dtype)))
-    with pytest.raises(DTypeError, match=r"f\(\): no dtype for"):
-        vm.launch(call_f())
+    refuses(DTypeError, r"f\(\): no dtype for", vm.launch, call_f())
 
 
 @pytest.mark.parametrize("i", [-1, 2, 100])
@@ -191,12 +189,10 @@ def test_a_parameter_that_there_is_not(i: int) -> None:
 def test_announced_counts_are_held_before_and_after() -> None:
     vm = host(nothing, nparams=2, nresults=1)
     x = put(vm, f32s(1))
-    with pytest.raises(MachineError, match="f takes 2 parameters, was given 1"):
-        vm.launch(call_f(1), [x])
+    refuses(MachineError, "f takes 2 parameters, was given 1", vm.launch, call_f(1), [x])
     with pytest.raises(ProgramError, match="main, pc 3: cfunc 2 2: f leaves 1 results, not 2"):
         vm.launch(call_f(2, 2), [x, x])
-    with pytest.raises(MachineError, match="f: announced 1 results, left 0"):
-        vm.launch(call_f(2, 1), [x, x])
+    refuses(MachineError, "f: announced 1 results, left 0", vm.launch, call_f(2, 1), [x, x])
 
 
 def test_the_programs_own_count_is_held_too() -> None:
@@ -226,12 +222,9 @@ def test_a_late_push_is_no_result() -> None:
 
 
 @pytest.mark.parametrize("fn", [None, 5, "f"])
-def test_what_cannot_be_called_is_not_registered(fn: Any) -> None:
-    vm = VM()
-    with pytest.raises(MachineError, match="f: a function is wanted, not"):
-        vm.register("f", fn)
-    with pytest.raises(UnknownFunction):
-        vm.launch(call_f())
+def test_what_cannot_be_called_is_not_registered(fn: Any, vm: VM) -> None:
+    refuses(MachineError, "f: a function is wanted, not", vm.register, "f", fn)
+    refuses(UnknownFunction, "", vm.launch, call_f())
 
 
 def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> None:
@@ -256,12 +249,9 @@ def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> No
             call g
             halt
     """)
-    with pytest.raises(ZeroDivisionError) as caught:
-        vm.launch(program, [x])
-    assert caught.value is error
-    assert caught.value.__notes__[0] == (
-        "at main > g, pc 3: cfunc 1 1; stack: f32[2], Int 3, f32[2]"
-    )
+    caught = refuses(ZeroDivisionError, "", vm.launch, program, [x])
+    assert caught is error
+    assert caught.__notes__[0] == ("at main > g, pc 3: cfunc 1 1; stack: f32[2], Int 3, f32[2]")
     assert vm.consumed_size_in_mib() == before
     np.testing.assert_array_equal(vm.read(x), [1, 2])
     vm.register("f", lambda frame: frame.push(frame.param(0)))
@@ -271,21 +261,17 @@ def test_an_error_of_a_host_function_names_the_place_and_changes_nothing() -> No
 # --- replacing and removing -----------------------------------------------------------
 
 
-def test_a_program_sees_another_function_of_the_name_with_its_next_launch() -> None:
-    vm = VM()
+def test_a_program_sees_another_function_of_the_name_with_its_next_launch(vm: VM) -> None:
     program = call_f(0, 1)
     for i in range(3):
         vm.register("f", lambda frame, i=i: frame.push(f32s(i)))  # type: ignore[misc]
         assert vm.launch(program) == vm.launch(program) == [i]
     vm.remove("f")
     for _ in range(2):
-        with pytest.raises(UnknownFunction, match="no function 'f'"):
-            vm.launch(program)
-    with pytest.raises(UnknownFunction, match="no function 'f'"):
-        vm.remove("f")
+        refuses(UnknownFunction, "no function 'f'", vm.launch, program)
+    refuses(UnknownFunction, "no function 'f'", vm.remove, "f")
     vm.register("f", nothing, nresults=0)
-    with pytest.raises(ProgramError, match="f leaves 0 results, not 1"):
-        vm.launch(program)
+    refuses(ProgramError, "f leaves 0 results, not 1", vm.launch, program)
 
 
 def test_registering_over_an_op_is_for_that_vm_alone() -> None:
@@ -297,14 +283,12 @@ def test_registering_over_an_op_is_for_that_vm_alone() -> None:
     assert vm.launch(program, args[0]) == [100]
     assert other.launch(program, args[1]) == [3]
     vm.remove("add")
-    with pytest.raises(UnknownFunction):
-        vm.launch(program, args[0])
+    refuses(UnknownFunction, "", vm.launch, program, args[0])
     assert other.launch(program, args[1]) == [3]
 
 
-def test_a_kernel_called_on_the_arguments_can_be_replaced() -> None:
+def test_a_kernel_called_on_the_arguments_can_be_replaced(vm: VM) -> None:
     """The linker's shortest step, which calls a kernel and not a function, sees it too."""
-    vm = VM()
     out, x = put(vm, f32s(0)), put(vm, f32s(5))
     program = Program.of_op("negative.out", 2, {}, 0)
     vm.launch(program, [out, x])
@@ -329,14 +313,12 @@ CHANGES_THE_TABLE = """
 """
 
 
-@pytest.mark.parametrize(
-    ("replacement", "error"),
-    [
-        (lambda frame: frame.push("s"), "negative takes Tensors, not [(]Str 's'[)]"),
-        (nothing, "add left 0 results where 1 are announced"),
-        (lambda frame: (frame.push(1), frame.push(2)), "add left 2 results where 1 are announced"),
-        (None, "function 'add' was removed"),
-    ],
+@cases(
+    "replacement, error",
+    (lambda frame: frame.push("s"), "negative takes Tensors, not [(]Str 's'[)]"),
+    (nothing, "add left 0 results where 1 are announced"),
+    (lambda frame: (frame.push(1), frame.push(2)), "add left 2 results where 1 are announced"),
+    (None, "function 'add' was removed"),
     ids=["kind", "none", "two", "removed"],
 )
 def test_what_was_proven_is_checked_when_the_table_changes_under_a_running_program(
@@ -351,20 +333,17 @@ def test_what_was_proven_is_checked_when_the_table_changes_under_a_running_progr
     vm = VM()
     vm.register("change", change, nparams=0, nresults=0)
     args = [put(vm, f32s(1)), put(vm, f32s(2))]
-    with pytest.raises((MachineError, UnknownFunction), match=error):
-        vm.launch(assemble(CHANGES_THE_TABLE), args)
+    refuses((MachineError, UnknownFunction), error, vm.launch, assemble(CHANGES_THE_TABLE), args)
     assert vm.launch(Program.of_op("negative", 1, {}, 1), args[:1]) == [-1]
 
 
-def test_a_running_program_sees_a_good_replacement_with_its_next_call() -> None:
-    vm = VM()
+def test_a_running_program_sees_a_good_replacement_with_its_next_call(vm: VM) -> None:
     vm.register("change", lambda _: vm.register("add", lambda frame: frame.push(frame.param(1))))
     args = [put(vm, f32s(1)), put(vm, f32s(2))]
     assert vm.launch(assemble(CHANGES_THE_TABLE), args) == [-2]
 
 
-def test_main_may_be_entered_again_after_its_kernel_is_gone() -> None:
-    vm = VM()
+def test_main_may_be_entered_again_after_its_kernel_is_gone(vm: VM) -> None:
     vm.register("change", lambda _: vm.remove("negative.out"))
     program = assemble("""
         .func main 0 *
@@ -378,8 +357,7 @@ def test_main_may_be_entered_again_after_its_kernel_is_gone() -> None:
             halt
     """)
     out, x = put(vm, f32s(0)), put(vm, f32s(5))
-    with pytest.raises(UnknownFunction, match=r"'negative.out' was removed"):
-        vm.launch(program, [out, x])
+    refuses(UnknownFunction, r"'negative.out' was removed", vm.launch, program, [out, x])
     assert vm.read(out) == -5
 
 
@@ -407,16 +385,14 @@ def test_a_host_function_launches_the_program_that_called_it() -> None:
     assert vm.consumed_size_in_mib() == before
 
 
-def test_an_error_within_passes_both_launches_and_names_both_places() -> None:
+def test_an_error_within_passes_both_launches_and_names_both_places(vm: VM) -> None:
     def outer(frame: Frame) -> None:
         vm.launch(call_f())
 
-    vm = VM()
     vm.register("g", outer)
     vm.register("f", lambda frame: frame.push(frame.param(0)))
-    with pytest.raises(MachineError, match="f: no parameter 0") as caught:
-        vm.launch(Program.of_op("g", 0, {}, 0))
-    places = [note for note in caught.value.__notes__ if note.startswith("at ")]
+    caught = refuses(MachineError, "f: no parameter 0", vm.launch, Program.of_op("g", 0, {}, 0))
+    places = [note for note in caught.__notes__ if note.startswith("at ")]
     assert places == [
         "at main, pc 1: cfunc 0 *; stack: empty",
         "at main, pc 1: cfunc 0 0; stack: empty",
@@ -424,8 +400,7 @@ def test_an_error_within_passes_both_launches_and_names_both_places() -> None:
     assert vm.launch(straight("halt")) == []
 
 
-def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch() -> None:
-    vm = VM()
+def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch(vm: VM) -> None:
     vm.register("end", lambda _: vm.dealloc_tensor(x))
     x = put(vm, f32s(1, 2))
     program = assemble("""
@@ -438,19 +413,16 @@ def test_a_tensor_that_ends_during_a_launch_stays_for_the_launch() -> None:
     [out] = vm.launch(program, [x])
     np.testing.assert_array_equal(out, [1, 2])
     assert vm.consumed_size_in_mib() == 0
-    with pytest.raises(HandleError, match="ended by dealloc_tensor"):
-        vm.launch(program, [x])
+    refuses(HandleError, "ended by dealloc_tensor", vm.launch, program, [x])
 
 
-def test_launches_within_each_other_end_in_a_typed_error() -> None:
-    vm = VM()
+def test_launches_within_each_other_end_in_a_typed_error(vm: VM) -> None:
     program = Program.of_op("again", 0, {}, 0)
 
     def again(frame: Frame) -> None:
         vm.launch(program)
 
     vm.register("again", again)
-    with pytest.raises(LimitExceeded, match="launches lie within each other"):
-        vm.launch(program)
+    refuses(LimitExceeded, "launches lie within each other", vm.launch, program)
     [two] = vm.launch(assemble(".const two i64[] 2\n.func main 0 *\npush_const two\nhalt\n"))
     assert two == 2

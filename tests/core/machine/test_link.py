@@ -17,6 +17,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases
 from tests.core.programs import ADD_INTO, f32s, put, straight
 
 TABLE = FunctionTable()
@@ -50,15 +51,13 @@ def test_a_kernel_on_all_arguments_in_order_becomes_one_step() -> None:
 CALL_01 = 'load_arg 0\n load_arg 1\n push_str "negative.out"\n cfunc 2 0\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "arguments"),
-    [
-        ('load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt', (1, 0)),
-        (f"{CALL_01} load_arg 2\n halt", (0, 1)),
-        (f"load_arg 2\n {CALL_01} halt", (0, 1)),
-        (f"again:\n {CALL_01} jump again", (0, 1)),
-        (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
-    ],
+@cases(
+    "text, arguments",
+    ('load_arg 1\n load_arg 0\n push_str "negative.out"\n cfunc 2 0\n halt', (1, 0)),
+    (f"{CALL_01} load_arg 2\n halt", (0, 1)),
+    (f"load_arg 2\n {CALL_01} halt", (0, 1)),
+    (f"again:\n {CALL_01} jump again", (0, 1)),
+    (f"load_arg 2\n jump_if_false on\n halt\n on:\n {CALL_01} halt", (0, 1)),
     ids=["order", "before another", "after another", "a loop", "a jump to the first"],
 )
 def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(
@@ -68,16 +67,14 @@ def test_a_kernel_on_arguments_is_one_step_wherever_it_stands(
     assert [step[2] for step in steps if NAMES[step[0]] == "CALL_ON_ARGS"] == [arguments]
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        'load_arg 0\n push_str "negative.out"\n load_arg 1\n pop 1\n halt',
-        f"{CALL_01} call main\n halt",
-        "load_arg 2\n jump_if_false on\n load_arg 0\n jump go\n on:\n load_arg 0\n go:\n "
-        'load_arg 1\n push_str "negative.out"\n cfunc 2 0\n halt',
-        'load_arg 0\n load_arg 1\n push_str "abs"\n cfunc 1 1\n push_str "negative.out"\n '
-        "cfunc * 0\n halt",
-    ],
+    'load_arg 0\n push_str "negative.out"\n load_arg 1\n pop 1\n halt',
+    f"{CALL_01} call main\n halt",
+    "load_arg 2\n jump_if_false on\n load_arg 0\n jump go\n on:\n load_arg 0\n go:\n "
+    'load_arg 1\n push_str "negative.out"\n cfunc 2 0\n halt',
+    'load_arg 0\n load_arg 1\n push_str "abs"\n cfunc 1 1\n push_str "negative.out"\n '
+    "cfunc * 0\n halt",
     ids=["no call", "called again", "a jump between", "all above base"],
 )
 def test_what_is_not_called_on_arguments_alone(text: str) -> None:
@@ -98,7 +95,7 @@ def test_bound_calls_hold_the_arrays_of_one_launch() -> None:
         bind(code, (overlapping[:2], overlapping[1:], f32s(1, 1)), Workspace(), checked=True)
 
 
-def test_a_jump_between_name_and_call_keeps_them_apart() -> None:
+def test_a_jump_between_name_and_call_keeps_them_apart(vm: VM) -> None:
     program = assemble("""
         .func main 0 *
             load_arg 0
@@ -114,7 +111,6 @@ def test_a_jump_between_name_and_call_keeps_them_apart() -> None:
     """)
     code = checked(program, VECTOR, TensorType(f32))
     assert kinds(code).count("CALL_NAMED") == 1
-    vm = VM()
     x, yes, no = put(vm, f32s(1, -2)), put(vm, f32s(1)), put(vm, f32s(0))
     assert [list(vm.launch(program, [x, c])[0]) for c in (yes, no)] == [[-1, 2], [1, 2]]
 
@@ -193,12 +189,10 @@ def test_functions_are_linked_to_each_other() -> None:
     assert odd.steps[1][1].steps[1][1] is odd
 
 
-@pytest.mark.parametrize(
-    ("attributes", "bound"),
-    [
-        ({"axis": [0]}, {"axis": (0,), "keepdims": False, "dtype": None}),
-        ({}, {"axis": None, "keepdims": False, "dtype": None}),
-    ],
+@cases(
+    "attributes, bound",
+    ({"axis": [0]}, {"axis": (0,), "keepdims": False, "dtype": None}),
+    ({}, {"axis": None, "keepdims": False, "dtype": None}),
 )
 def test_attributes_are_bound(attributes: dict[str, Any], bound: dict[str, Any]) -> None:
     code = link(Program.of_op("sum", 1, attributes, 1), TABLE)

@@ -24,6 +24,7 @@ from mlvm.core.program.program import STAR, Function, Instruction, Program
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import (
     ADD_INTO,
     TABLE,
@@ -174,47 +175,44 @@ def test_load_global_names_a_tensor_of_the_store() -> None:
     program = straight(("push_int", handle), "load_global", "halt")
     assert run(program, store=store)[0] is store.entry(handle).array
     store.dealloc_tensor(handle)
-    with pytest.raises(HandleError, match=r"f32\[2\], ended by dealloc_tensor"):
-        run(program, store=store)
+    refuses(HandleError, r"f32\[2\], ended by dealloc_tensor", run, program, store=store)
 
 
-@pytest.mark.parametrize(
+@cases(
     "program",
-    [Program.of_op("pow", 2, {}, 1), Program.of_op("pow.out", 3, {}, 0)],
+    Program.of_op("pow", 2, {}, 1),
+    Program.of_op("pow.out", 3, {}, 0),
     ids=["fresh", "into"],
 )
 def test_a_kernels_own_error_names_the_function_and_its_operands(program: Program) -> None:
     """A user of the op knows neither `.out` nor the tensor that is written to."""
     operands = [np.array([-1, -2]) for _ in range(nargs_of(program))]
-    with pytest.raises(OperandValueError) as caught:
-        run(program, *operands)
-    assert caught.value.op == "pow"
-    assert caught.value.operands == (TensorType("i64", (2,)),) * 2
+    caught = refuses(OperandValueError, "", run, program, *operands)
+    assert caught.op == "pow"
+    assert caught.operands == (TensorType("i64", (2,)),) * 2
 
 
 # --- each instruction -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "stack"),
-    [
-        ("", []),
-        ("push_int -5 | push_int 0", [-5, 0]),
-        ('push_str "" | push_str "a \\"b\\"; é"', ["", 'a "b"; é']),
-        ("push_const c | push_const c", [C, C]),
-        ("push_int 1 | push_int 2 | get 0 | get 1 | get 2", [1, 2, 1, 2, 1]),
-        ("push_int 1 | push_int 2 | set 0", [2]),
-        ("push_int 1 | push_int 2 | push_int 3 | set 1", [1, 3]),
-        ('push_int 1 | push_str "s" | set 0', ["s"]),
-        ("push_int 1 | push_int 2 | push_int 3 | pop 2", [1]),
-        ("push_int 1 | pop 0", [1]),
-        ("jump end | push_int 1 | end: | push_int 2", [2]),
-        ("push_int 0 | jump_if_false end | halt | end: | push_int 2", [2]),
-        ('push_int -1 | jump_if_false end | push_str "s" | pop 1 | end:', []),
-        ('push_const c | push_const c | push_str "add" | cfunc 2 1', [2 * C]),
-        ('push_const c | push_const c | push_str "add" | cfunc * *', [2 * C]),
-        ('push_int 1 | push_const c | push_str "negative" | cfunc 1 *', [1, -C]),
-    ],
+@cases(
+    "body, stack",
+    ("", []),
+    ("push_int -5 | push_int 0", [-5, 0]),
+    ('push_str "" | push_str "a \\"b\\"; é"', ["", 'a "b"; é']),
+    ("push_const c | push_const c", [C, C]),
+    ("push_int 1 | push_int 2 | get 0 | get 1 | get 2", [1, 2, 1, 2, 1]),
+    ("push_int 1 | push_int 2 | set 0", [2]),
+    ("push_int 1 | push_int 2 | push_int 3 | set 1", [1, 3]),
+    ('push_int 1 | push_str "s" | set 0', ["s"]),
+    ("push_int 1 | push_int 2 | push_int 3 | pop 2", [1]),
+    ("push_int 1 | pop 0", [1]),
+    ("jump end | push_int 1 | end: | push_int 2", [2]),
+    ("push_int 0 | jump_if_false end | halt | end: | push_int 2", [2]),
+    ('push_int -1 | jump_if_false end | push_str "s" | pop 1 | end:', []),
+    ('push_const c | push_const c | push_str "add" | cfunc 2 1', [2 * C]),
+    ('push_const c | push_const c | push_str "add" | cfunc * *', [2 * C]),
+    ('push_int 1 | push_const c | push_str "negative" | cfunc 1 *', [1, -C]),
 )
 def test_what_is_left_on_the_stack(body: str, stack: list[Any]) -> None:
     program = main_of(body)
@@ -222,16 +220,14 @@ def test_what_is_left_on_the_stack(body: str, stack: list[Any]) -> None:
     np.testing.assert_equal(run(program), stack)
 
 
-@pytest.mark.parametrize(
-    ("condition", "jumps"),
-    [
-        ("push_int 0", True),
-        ("push_int 1", False),
-        ("push_int -7", False),
-        ("push_const zero", True),
-        ("push_const one", False),
-        ("push_const nan", False),
-    ],
+@cases(
+    "condition, jumps",
+    ("push_int 0", True),
+    ("push_int 1", False),
+    ("push_int -7", False),
+    ("push_const zero", True),
+    ("push_const one", False),
+    ("push_const nan", False),
 )
 def test_a_condition_is_false_if_it_is_zero(condition: str, jumps: bool) -> None:
     program = main_of(f"push_int 0 | {condition} | jump_if_false end | push_int 1 | set 0 | end:")
@@ -240,8 +236,7 @@ def test_a_condition_is_false_if_it_is_zero(condition: str, jumps: bool) -> None
 
 
 @pytest.mark.parametrize("array", [f32s(1, 2), f32s(), np.zeros((2, 0), np.int32)])
-def test_a_condition_has_one_element(array: Array) -> None:
-    vm = VM()
+def test_a_condition_has_one_element(array: Array, vm: VM) -> None:
     program = assemble("""
         .func main 0 *
             load_arg 0
@@ -257,8 +252,7 @@ def test_a_condition_has_one_element(array: Array) -> None:
     assert size != 1
 
 
-def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten() -> None:
-    vm = VM()
+def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten(vm: VM) -> None:
     gone: list[weakref.ref[Any]] = []
 
     def fail(frame: Frame) -> None:
@@ -270,8 +264,7 @@ def test_an_error_keeps_no_tensor_alive_once_it_is_forgotten() -> None:
     gc.collect()
     gc.disable()
     try:
-        with pytest.raises(ValueError, match="on purpose"):
-            vm.launch(Program.of_op("fail", 0, {}, 0))
+        refuses(ValueError, "on purpose", vm.launch, Program.of_op("fail", 0, {}, 0))
         assert gone[0]() is None
     finally:
         gc.enable()

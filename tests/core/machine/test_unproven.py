@@ -18,6 +18,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.callee import Value
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import C, f32s, main_of, put
 
 
@@ -31,36 +32,34 @@ def vm_that_gives(value: Value) -> VM:
 ANY = 'push_str "any" | cfunc 0 1'
 
 
-@pytest.mark.parametrize(
-    ("value", "body", "error", "text"),
-    [
-        ("s", "load_global", HandleError, "tensor handle 's' is no handle"),
-        (C, "load_global", HandleError, "is no handle"),
-        (0, "load_global", HandleError, "tensor handle 0 names nothing in this VM"),
-        (5, "push_int {x} | store_global", MachineError, "a Tensor is wanted to store, not Int 5"),
-        ("s", "push_int {x} | store_global", MachineError, "wanted to store, not Str 's'"),
-        ("s", f"set 0 | push_const c | {ANY} | store_global", HandleError, "is no handle"),
-        (5, "cfunc 0 0", MachineError, "a function's name is a Str, not Int 5"),
-        (C, "cfunc 0 0", MachineError, r"a function's name is a Str, not f32\[2\]"),
-        ("negativ", "cfunc 0 0", UnknownFunction, "no function 'negativ'; did you mean negative"),
-        ("negative", "cfunc 0 1", ShapeError, r"negative\(\): takes 1 tensors, was given 0"),
-        ("sum", 'cfunc 0 1 {"colour": 1}', AttributeRefused, "no attribute 'colour'"),
-        ("s", "jump_if_false end | end:", MachineError, "a condition is an Int or .*not Str 's'"),
-        (C, "jump_if_false end | end:", MachineError, r"of one element, not f32\[2\]"),
-        (5, 'push_str "negative" | cfunc 1 1', MachineError, r"takes Tensors, not \(Int 5\)"),
-        (
-            f32s(1, 2, 3),
-            'push_const c | push_str "add" | cfunc 2 1',
-            ShapeError,
-            r"add\(f32\[3\], f32\[2\]\): shapes do not broadcast",
-        ),
-        (
-            f32s(1),
-            'push_const c | push_const c | push_str "add.out" | cfunc 3 0',
-            ShapeError,
-            r"the result is f32\[2\] and does not fit into f32\[1\]",
-        ),
-    ],
+@cases(
+    "value, body, error, text",
+    ("s", "load_global", HandleError, "tensor handle 's' is no handle"),
+    (C, "load_global", HandleError, "is no handle"),
+    (0, "load_global", HandleError, "tensor handle 0 names nothing in this VM"),
+    (5, "push_int {x} | store_global", MachineError, "a Tensor is wanted to store, not Int 5"),
+    ("s", "push_int {x} | store_global", MachineError, "wanted to store, not Str 's'"),
+    ("s", f"set 0 | push_const c | {ANY} | store_global", HandleError, "is no handle"),
+    (5, "cfunc 0 0", MachineError, "a function's name is a Str, not Int 5"),
+    (C, "cfunc 0 0", MachineError, r"a function's name is a Str, not f32\[2\]"),
+    ("negativ", "cfunc 0 0", UnknownFunction, "no function 'negativ'; did you mean negative"),
+    ("negative", "cfunc 0 1", ShapeError, r"negative\(\): takes 1 tensors, was given 0"),
+    ("sum", 'cfunc 0 1 {"colour": 1}', AttributeRefused, "no attribute 'colour'"),
+    ("s", "jump_if_false end | end:", MachineError, "a condition is an Int or .*not Str 's'"),
+    (C, "jump_if_false end | end:", MachineError, r"of one element, not f32\[2\]"),
+    (5, 'push_str "negative" | cfunc 1 1', MachineError, r"takes Tensors, not \(Int 5\)"),
+    (
+        f32s(1, 2, 3),
+        'push_const c | push_str "add" | cfunc 2 1',
+        ShapeError,
+        r"add\(f32\[3\], f32\[2\]\): shapes do not broadcast",
+    ),
+    (
+        f32s(1),
+        'push_const c | push_const c | push_str "add.out" | cfunc 3 0',
+        ShapeError,
+        r"the result is f32\[2\] and does not fit into f32\[1\]",
+    ),
 )
 def test_what_was_not_known_is_looked_at(
     value: Value, body: str, error: type[MlvmError], text: str
@@ -70,18 +69,16 @@ def test_what_was_not_known_is_looked_at(
     program = main_of(f"push_int 0 | {ANY} | {body.replace('{x}', str(x))}")
     before = vm.consumed_size_in_mib()
     for _ in range(2):
-        with pytest.raises(error, match=text) as caught:
-            vm.launch(program)
-        assert caught.value.__notes__[0].startswith("at main, pc ")
+        caught = refuses(error, text, vm.launch, program)
+        assert caught.__notes__[0].startswith("at main, pc ")
     assert vm.consumed_size_in_mib() == before
     np.testing.assert_array_equal(vm.read(x), [1, 2])
     vm.register("any", lambda frame: frame.push(x))
     assert vm.launch(main_of(f"{ANY} | load_global"))[0].tolist() == [1, 2]
 
 
-def test_a_tensor_of_the_free_store_is_checked_before_an_op_writes_to_it() -> None:
+def test_a_tensor_of_the_free_store_is_checked_before_an_op_writes_to_it(vm: VM) -> None:
     """No silent broadcast into or from a tensor whose type the verifier could not know."""
-    vm = VM()
     x, y = put(vm, f32s(1, 2)), put(vm, f32s(5))
     program = main_of(
         f"push_int {x} | load_global | push_int {y} | load_global | push_const zero"
@@ -119,8 +116,7 @@ def test_a_kernels_own_error_names_a_function_whose_name_was_computed() -> None:
         vm.launch(program, [n])
 
 
-def test_constants_cannot_be_written_to_whatever_way_they_take() -> None:
-    vm = VM()
+def test_constants_cannot_be_written_to_whatever_way_they_take(vm: VM) -> None:
     vm.register("same", lambda frame: frame.push(frame.param(0)))
     x = put(vm, f32s(1, 2))
     for way in (

@@ -29,6 +29,7 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import f32s, instruction, main_of, put, straight
 
 TABLE = FunctionTable()
@@ -41,143 +42,140 @@ X: Code = (("load_arg", 0),)
 NEGATIVE: Code = (("push_str", "negative"), ("cfunc", 1, 1))
 
 
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        ((), "main: the end is reached without halt"),
-        ((("push_int", 2**63),), "n must be an integer of 64 bits, not 9223372036854775808"),
-        ((("push_int", -(2**63) - 1),), "n must be an integer of 64 bits, not -92"),
-        ((("push_int", 10**5000), "load_global"), "n must be an integer of 64 bits, not <int too"),
-        ((("pop", 10**5000),), "n must be a count >= 0, not <int too"),
-        ((("get", 10**5000),), "i must be a slot's number, not <int too"),
-        ((("jump", 10**5000),), "label must be a pc below 1, not <int too"),
-        ((("push_str", "add"), ("cfunc", 10**5000, 1)), "nparams must be a count >= 0 or *, not <"),
-        (X, "main: the end is reached without halt"),
-        ((("halt", 1),), "main, pc 0: halt 1: takes no immediates"),
-        ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
-        ((("cfunc", 1),), "main, pc 0: cfunc 1: takes nparams nresults attrs?"),
-        ((("cfunc", 1, 1, {}, 0),), "takes nparams nresults attrs?"),
-        ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
-        ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
-        ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
-        (
-            (("push_const", "c"),),
-            "main, pc 0: push_const c: name must be a constant, of none, not 'c'",
-        ),
-        ((("push_const", ["c"]),), "name must be a constant, of none, not ['c']"),
-        ((("load_arg", -1),), "load_arg -1: i must be an argument's number >= 0, not -1"),
-        ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
-        ((*X, ("load_arg", 1)), "main, pc 1: load_arg 1: the launch has 1 arguments"),
-        (("load_global",), "main, pc 0: load_global: needs 1 values above base; there are 0"),
-        ((*X, "load_global"), "Int is wanted on top of the stack, not f32[2]"),
-        ((("push_str", "5"), "load_global"), "Int is wanted on top of the stack, not Str"),
-        ((("pop", -1),), "pop -1: n must be a count >= 0, not -1"),
-        ((*X, ("pop", 2)), "pc 1: pop 2: needs 2 values above base; there are 1"),
-        ((("cfunc", 0, 0),), "cfunc 0 0: needs 1 values above base; there are 0"),
-        ((*X, ("cfunc", 0, 1)), "Str is wanted on top of the stack, not f32[2]"),
-        (
-            (*X, ("push_str", "add"), ("cfunc", 2, 1)),
-            "cfunc 2 1: needs 2 values above base; there are 1",
-        ),
-        (
-            (("push_str", "add"), ("cfunc", -1, 1)),
-            "cfunc -1 1: nparams must be a count >= 0 or *, not -1",
-        ),
-        ((("push_str", "add"), ("cfunc", 2, None)), "nresults must be a count >= 0 or *, not None"),
-        (
-            (*X, ("push_str", "negative"), ("cfunc", 1, 2)),
-            "main, pc 2: cfunc 1 2: negative leaves 1 results, not 2",
-        ),
-        (
-            (*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)),
-            "attrs must be attributes by name, not 5",
-        ),
-        (
-            (*X, ("push_int", 5), ("push_str", "add"), ("cfunc", 2, 1)),
-            "add takes Tensors, not (f32[2], Int)",
-        ),
-        (
-            (("push_str", "add"), ("push_str", "negative"), ("cfunc", "*", 1)),
-            "negative takes Tensors, not (Str)",
-        ),
-        (
-            (*X, ("push_str", "negative"), ("cfunc", 1, 1, {5: 6})),
-            'cfunc 1 1 {"5": 6}: attrs must be attributes by name, not ',
-        ),
-        (("store_global",), "store_global: needs 1 values above base; there are 0"),
-        (
-            (("push_int", 5), "store_global"),
-            "pc 1: store_global: needs 1 values above base; there are 0",
-        ),
-        (
-            (("push_int", 5), ("push_int", 5), "store_global"),
-            "main, pc 2: store_global: a Tensor is wanted on top of the stack, not Int",
-        ),
-        (
-            (*X, *X, "store_global"),
-            "store_global: an Int is wanted on top of the stack, not f32[2]",
-        ),
-        ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
-        (
-            (("get", 0),),
-            "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above",
-        ),
-        ((*X, ("get", 1)), "slot 1 is not there: 0 parameters lie below base, 1 values above"),
-        ((*X, ("get", -1)), "get -1: slot -1 is not there"),
-        ((*X, ("set", 0)), "set 0: slot 0 is not there"),
-        ((("set", 0),), "set 0: needs 1 values above base; there are 0"),
-        ((("call", "f"),), "main, pc 0: call f: func must be a function, of main, not 'f'"),
-        ((("call", ["f"]),), "func must be a function, of main, not ['f']"),
-        ((("return", 0),), "return 0: main has no caller to return to; it ends with halt"),
-        ((("return", "*"),), "return *: n must be a count >= 0, not '*'"),
-        ((("jump", 1),), "jump L1: label must be a pc below 1, not 1"),
-        ((("jump", -1),), "label must be a pc below 1, not -1"),
-        ((("jump", "L"),), "label must be a pc below 1, not 'L'"),
-        ((("jump_if_false", 0),), "jump_if_false L0: needs 1 values above base; there are 0"),
-        (
-            (("push_str", "s"), ("jump_if_false", 0)),
-            "pc 1: jump_if_false L0: a condition is an Int or a Tensor of one element, not Str",
-        ),
-        ((*X, ("jump_if_false", 0)), "a Tensor of one element, not f32[2]"),
-        # where paths meet
-        (
-            (("push_int", 1), ("jump_if_false", 3), ("push_int", 1), "halt"),
-            "main, pc 2: push_int 1: the stack has 0 or 1 values at pc 3, depending on the path",
-        ),
-        (
-            (("push_int", 1), ("jump", 0)),
-            "main, pc 1: jump L0: the stack has 0 or 1 values at pc 0, depending on the path",
-        ),
-        (
-            (*X, ("push_int", 1), ("jump_if_false", 5), ("push_str", "s"), ("set", 0), "halt"),
-            "main, pc 4: set 0: slot 0 is f32[2] or Str at pc 5, depending on the path",
-        ),
-        (
-            (("push_int", 1), *X, ("set", 0), ("push_int", 0), ("jump", 1)),
-            "the stack has 1 or 2 values at pc 1",
-        ),
-        # more values than are known
-        (
-            (("push_str", "open"), ("cfunc", 0, "*"), ("jump", 0)),
-            "main, pc 2: jump L0: the stack's height is not known here",
-        ),
-        (
-            (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("jump_if_false", 0)),
-            "main, pc 3: jump_if_false L0: the stack's height is not known here",
-        ),
-        (
-            (("push_str", "open"), ("cfunc", 0, "*"), ("get", 0)),
-            "main, pc 2: get 0: slot 0 is not there",
-        ),
-        (
-            (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("pop", 2)),
-            "main, pc 3: pop 2: needs 2 values above base; there are 1 known",
-        ),
-    ],
+@cases(
+    "code, error",
+    ((), "main: the end is reached without halt"),
+    ((("push_int", 2**63),), "n must be an integer of 64 bits, not 9223372036854775808"),
+    ((("push_int", -(2**63) - 1),), "n must be an integer of 64 bits, not -92"),
+    ((("push_int", 10**5000), "load_global"), "n must be an integer of 64 bits, not <int too"),
+    ((("pop", 10**5000),), "n must be a count >= 0, not <int too"),
+    ((("get", 10**5000),), "i must be a slot's number, not <int too"),
+    ((("jump", 10**5000),), "label must be a pc below 1, not <int too"),
+    ((("push_str", "add"), ("cfunc", 10**5000, 1)), "nparams must be a count >= 0 or *, not <"),
+    (X, "main: the end is reached without halt"),
+    ((("halt", 1),), "main, pc 0: halt 1: takes no immediates"),
+    ((("push_int",), "halt"), "main, pc 0: push_int: takes n"),
+    ((("cfunc", 1),), "main, pc 0: cfunc 1: takes nparams nresults attrs?"),
+    ((("cfunc", 1, 1, {}, 0),), "takes nparams nresults attrs?"),
+    ((("push_int", "5"),), "main, pc 0: push_int 5: n must be an integer of 64 bits, not '5'"),
+    ((("push_int", True),), "push_int True: n must be an integer of 64 bits, not True"),
+    ((("push_str", 5),), "push_str 5: s must be a string, not 5"),
+    (
+        (("push_const", "c"),),
+        "main, pc 0: push_const c: name must be a constant, of none, not 'c'",
+    ),
+    ((("push_const", ["c"]),), "name must be a constant, of none, not ['c']"),
+    ((("load_arg", -1),), "load_arg -1: i must be an argument's number >= 0, not -1"),
+    ((("load_arg", "x"),), "i must be an argument's number >= 0, not 'x'"),
+    ((*X, ("load_arg", 1)), "main, pc 1: load_arg 1: the launch has 1 arguments"),
+    (("load_global",), "main, pc 0: load_global: needs 1 values above base; there are 0"),
+    ((*X, "load_global"), "Int is wanted on top of the stack, not f32[2]"),
+    ((("push_str", "5"), "load_global"), "Int is wanted on top of the stack, not Str"),
+    ((("pop", -1),), "pop -1: n must be a count >= 0, not -1"),
+    ((*X, ("pop", 2)), "pc 1: pop 2: needs 2 values above base; there are 1"),
+    ((("cfunc", 0, 0),), "cfunc 0 0: needs 1 values above base; there are 0"),
+    ((*X, ("cfunc", 0, 1)), "Str is wanted on top of the stack, not f32[2]"),
+    (
+        (*X, ("push_str", "add"), ("cfunc", 2, 1)),
+        "cfunc 2 1: needs 2 values above base; there are 1",
+    ),
+    (
+        (("push_str", "add"), ("cfunc", -1, 1)),
+        "cfunc -1 1: nparams must be a count >= 0 or *, not -1",
+    ),
+    ((("push_str", "add"), ("cfunc", 2, None)), "nresults must be a count >= 0 or *, not None"),
+    (
+        (*X, ("push_str", "negative"), ("cfunc", 1, 2)),
+        "main, pc 2: cfunc 1 2: negative leaves 1 results, not 2",
+    ),
+    (
+        (*X, ("push_str", "negative"), ("cfunc", 1, 1, 5)),
+        "attrs must be attributes by name, not 5",
+    ),
+    (
+        (*X, ("push_int", 5), ("push_str", "add"), ("cfunc", 2, 1)),
+        "add takes Tensors, not (f32[2], Int)",
+    ),
+    (
+        (("push_str", "add"), ("push_str", "negative"), ("cfunc", "*", 1)),
+        "negative takes Tensors, not (Str)",
+    ),
+    (
+        (*X, ("push_str", "negative"), ("cfunc", 1, 1, {5: 6})),
+        'cfunc 1 1 {"5": 6}: attrs must be attributes by name, not ',
+    ),
+    (("store_global",), "store_global: needs 1 values above base; there are 0"),
+    (
+        (("push_int", 5), "store_global"),
+        "pc 1: store_global: needs 1 values above base; there are 0",
+    ),
+    (
+        (("push_int", 5), ("push_int", 5), "store_global"),
+        "main, pc 2: store_global: a Tensor is wanted on top of the stack, not Int",
+    ),
+    (
+        (*X, *X, "store_global"),
+        "store_global: an Int is wanted on top of the stack, not f32[2]",
+    ),
+    ((("get", "0"),), "get 0: i must be a slot's number, not '0'"),
+    (
+        (("get", 0),),
+        "get 0: slot 0 is not there: 0 parameters lie below base, 0 values above",
+    ),
+    ((*X, ("get", 1)), "slot 1 is not there: 0 parameters lie below base, 1 values above"),
+    ((*X, ("get", -1)), "get -1: slot -1 is not there"),
+    ((*X, ("set", 0)), "set 0: slot 0 is not there"),
+    ((("set", 0),), "set 0: needs 1 values above base; there are 0"),
+    ((("call", "f"),), "main, pc 0: call f: func must be a function, of main, not 'f'"),
+    ((("call", ["f"]),), "func must be a function, of main, not ['f']"),
+    ((("return", 0),), "return 0: main has no caller to return to; it ends with halt"),
+    ((("return", "*"),), "return *: n must be a count >= 0, not '*'"),
+    ((("jump", 1),), "jump L1: label must be a pc below 1, not 1"),
+    ((("jump", -1),), "label must be a pc below 1, not -1"),
+    ((("jump", "L"),), "label must be a pc below 1, not 'L'"),
+    ((("jump_if_false", 0),), "jump_if_false L0: needs 1 values above base; there are 0"),
+    (
+        (("push_str", "s"), ("jump_if_false", 0)),
+        "pc 1: jump_if_false L0: a condition is an Int or a Tensor of one element, not Str",
+    ),
+    ((*X, ("jump_if_false", 0)), "a Tensor of one element, not f32[2]"),
+    # where paths meet
+    (
+        (("push_int", 1), ("jump_if_false", 3), ("push_int", 1), "halt"),
+        "main, pc 2: push_int 1: the stack has 0 or 1 values at pc 3, depending on the path",
+    ),
+    (
+        (("push_int", 1), ("jump", 0)),
+        "main, pc 1: jump L0: the stack has 0 or 1 values at pc 0, depending on the path",
+    ),
+    (
+        (*X, ("push_int", 1), ("jump_if_false", 5), ("push_str", "s"), ("set", 0), "halt"),
+        "main, pc 4: set 0: slot 0 is f32[2] or Str at pc 5, depending on the path",
+    ),
+    (
+        (("push_int", 1), *X, ("set", 0), ("push_int", 0), ("jump", 1)),
+        "the stack has 1 or 2 values at pc 1",
+    ),
+    # more values than are known
+    (
+        (("push_str", "open"), ("cfunc", 0, "*"), ("jump", 0)),
+        "main, pc 2: jump L0: the stack's height is not known here",
+    ),
+    (
+        (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("jump_if_false", 0)),
+        "main, pc 3: jump_if_false L0: the stack's height is not known here",
+    ),
+    (
+        (("push_str", "open"), ("cfunc", 0, "*"), ("get", 0)),
+        "main, pc 2: get 0: slot 0 is not there",
+    ),
+    (
+        (("push_str", "open"), ("cfunc", 0, "*"), ("push_int", 1), ("pop", 2)),
+        "main, pc 3: pop 2: needs 2 values above base; there are 1 known",
+    ),
 )
 def test_a_malformed_program_is_refused_with_its_place(code: Code, error: str) -> None:
-    with pytest.raises(ProgramError, match=re.escape(error)):
-        verify(straight(*code), TABLE, [VECTOR])
+    refuses(ProgramError, re.escape(error), verify, straight(*code), TABLE, [VECTOR])
 
 
 def test_an_unknown_function_is_refused_with_its_place() -> None:
@@ -191,8 +189,7 @@ def test_an_unknown_function_is_refused_with_its_place() -> None:
 
 def test_an_attribute_is_refused_whatever_the_types() -> None:
     program = straight(*X, ("push_str", "sum"), ("cfunc", 1, 1, {"axes": 0}), "halt")
-    with pytest.raises(AttributeRefused, match=r"sum\(\): no attribute 'axes'"):
-        verify(program, TABLE)
+    refuses(AttributeRefused, r"sum\(\): no attribute 'axes'", verify, program, TABLE)
 
 
 def test_operands_are_checked_where_their_types_are_known() -> None:
@@ -200,9 +197,8 @@ def test_operands_are_checked_where_their_types_are_known() -> None:
     program = straight(*X, *NEGATIVE, ("load_arg", 1), ("push_str", "add"), ("cfunc", 2, 1), "halt")
     verify(program, TABLE)
     verify(program, TABLE, [VECTOR, VECTOR])
-    with pytest.raises(DTypeError) as caught:
-        verify(program, TABLE, [TensorType("u64"), TensorType("i32")])
-    assert (caught.value.op, caught.value.operands[0]) == ("add", TensorType("u64"))
+    caught = refuses(DTypeError, "", verify, program, TABLE, [TensorType("u64"), TensorType("i32")])
+    assert (caught.op, caught.operands[0]) == ("add", TensorType("u64"))
     with pytest.raises(ShapeError, match=r"add\(f32\[2\], f32\[3\]\): shapes do not broadcast"):
         verify(program, TABLE, [VECTOR, TensorType(f32, (3,))])
 
@@ -232,8 +228,7 @@ def test_star_takes_everything_and_accepts_any_number_of_results() -> None:
     program = straight(*X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
     verify(program, TABLE, [VECTOR])
     program = straight(*X, *X, *X, ("push_str", "add"), ("cfunc", "*", "*"), "halt")
-    with pytest.raises(ShapeError, match="takes 2 tensors, was given 3"):
-        verify(program, TABLE, [VECTOR])
+    refuses(ShapeError, "takes 2 tensors, was given 3", verify, program, TABLE, [VECTOR])
 
 
 def test_nothing_after_halt_is_looked_at() -> None:
@@ -295,34 +290,31 @@ VARIES = (
 )
 
 
-@pytest.mark.parametrize(
-    ("body", "functions"),
-    [
-        ('push_int 0 | jump_if_false end | push_str "open" | cfunc 0 * | end:', ""),
-        ("push_int 1 | call f", VARIES),
-        ("push_int 5 | push_int 0 | call f | get 0 | pop 1 | get 0 | set 0", VARIES),
-        ('push_int 5 | push_int 1 | call f | push_str "open" | cfunc * 0 | push_int 1', VARIES),
-        ("push_int 0 | call f | call g", VARIES + "| .func g 0 * | push_int 1 | return 1"),
-        ("call g", VARIES + "| .func g 0 * | push_int 1 | call f | push_int 1 | return 1"),
-        (
-            "push_const c | push_int 0 | jump_if_false other"
-            '| push_str "abs" | jump go | other: | push_str "negative" | go: | cfunc 1 *',
-            "",
-        ),
-    ],
+@cases(
+    "body, functions",
+    ('push_int 0 | jump_if_false end | push_str "open" | cfunc 0 * | end:', ""),
+    ("push_int 1 | call f", VARIES),
+    ("push_int 5 | push_int 0 | call f | get 0 | pop 1 | get 0 | set 0", VARIES),
+    ('push_int 5 | push_int 1 | call f | push_str "open" | cfunc * 0 | push_int 1', VARIES),
+    ("push_int 0 | call f | call g", VARIES + "| .func g 0 * | push_int 1 | return 1"),
+    ("call g", VARIES + "| .func g 0 * | push_int 1 | call f | push_int 1 | return 1"),
+    (
+        "push_const c | push_int 0 | jump_if_false other"
+        '| push_str "abs" | jump go | other: | push_str "negative" | go: | cfunc 1 *',
+        "",
+    ),
 )
 def test_the_height_may_be_unknown_where_nothing_depends_on_it(body: str, functions: str) -> None:
     verify(main_of(body, functions), TABLE)
 
 
-def test_values_whose_number_only_running_tells_are_taken_together() -> None:
+def test_values_whose_number_only_running_tells_are_taken_together(vm: VM) -> None:
     program = main_of(
         'load_arg 0 | call parts | push_str "concat" | cfunc * 1',
         ".func parts 1 * | get -1 | jump_if_false few"
         "| push_const c | push_const c | push_const c | return 3"
         "| few: | push_const c | return 1",
     )
-    vm = VM()
     for condition, times in ((0, 1), (1, 3)):
         [joined] = vm.launch(program, [put(vm, np.array(condition))])
         np.testing.assert_array_equal(joined, [10, 20] * times)
@@ -331,42 +323,39 @@ def test_values_whose_number_only_running_tells_are_taken_together() -> None:
 # --- functions ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("body", "functions", "error"),
-    [
-        ("call f", ".func f 0 1 | return 0", "f, pc 0: return 0: f leaves 1 results, not 0"),
-        ("call f", ".func f 0 1 | return 1", "f, pc 0: return 1: needs 1 values above base"),
-        ("call f", ".func f 0 * | push_int 1", "f: the end is reached without halt or return"),
-        ("push_int 1 | call f", ".func f 1 0 | pop 1 | return 0", "f, pc 0: pop 1: needs 1 values"),
-        ("push_int 1 | call f", ".func f 1 0 | get -2 | return 0", "slot -2 is not there: 1 param"),
-        ("push_int 1 | call f", ".func f 2 0 | return 0", "main, pc 1: call f: needs 2 values"),
-        ("call f", ".func f 0 0 | get 0 | return 0", "f, pc 0: get 0: slot 0 is not there"),
-        (
-            "push_int 1 | call f",
-            ".func f 1 1 | get -1 | jump_if_false other | push_int 1 | return 1"
-            '| other: | push_str "s" | return 1',
-            "slot 0 is Int or Str at the return, depending on the path",
-        ),
-        (
-            "push_int 1 | call f | pop 1",
-            ".func f 1 * | get -1 | jump_if_false other | push_int 1 | return 1| other: | return 0",
-            "main, pc 2: pop 1: needs 1 values above base; there are 0 known",
-        ),
-        (
-            'push_int 1 | call f | push_str "s" | call f',
-            ".func f 1 0 | get -1 | jump_if_false end | end: | return 0",
-            "f, pc 1: jump_if_false L2: a condition is an Int or a Tensor of one element, not Str",
-        ),
-        (
-            "push_const c | call f",
-            '.func f 1 0 | get -1 | push_const c | push_str "negative.out" | cfunc 2 0 | return 0',
-            "f, pc 3: cfunc 2 0: negative.out would write to a constant",
-        ),
-    ],
+@cases(
+    "body, functions, error",
+    ("call f", ".func f 0 1 | return 0", "f, pc 0: return 0: f leaves 1 results, not 0"),
+    ("call f", ".func f 0 1 | return 1", "f, pc 0: return 1: needs 1 values above base"),
+    ("call f", ".func f 0 * | push_int 1", "f: the end is reached without halt or return"),
+    ("push_int 1 | call f", ".func f 1 0 | pop 1 | return 0", "f, pc 0: pop 1: needs 1 values"),
+    ("push_int 1 | call f", ".func f 1 0 | get -2 | return 0", "slot -2 is not there: 1 param"),
+    ("push_int 1 | call f", ".func f 2 0 | return 0", "main, pc 1: call f: needs 2 values"),
+    ("call f", ".func f 0 0 | get 0 | return 0", "f, pc 0: get 0: slot 0 is not there"),
+    (
+        "push_int 1 | call f",
+        ".func f 1 1 | get -1 | jump_if_false other | push_int 1 | return 1"
+        '| other: | push_str "s" | return 1',
+        "slot 0 is Int or Str at the return, depending on the path",
+    ),
+    (
+        "push_int 1 | call f | pop 1",
+        ".func f 1 * | get -1 | jump_if_false other | push_int 1 | return 1| other: | return 0",
+        "main, pc 2: pop 1: needs 1 values above base; there are 0 known",
+    ),
+    (
+        'push_int 1 | call f | push_str "s" | call f',
+        ".func f 1 0 | get -1 | jump_if_false end | end: | return 0",
+        "f, pc 1: jump_if_false L2: a condition is an Int or a Tensor of one element, not Str",
+    ),
+    (
+        "push_const c | call f",
+        '.func f 1 0 | get -1 | push_const c | push_str "negative.out" | cfunc 2 0 | return 0',
+        "f, pc 3: cfunc 2 0: negative.out would write to a constant",
+    ),
 )
 def test_a_function_is_followed_from_its_calls(body: str, functions: str, error: str) -> None:
-    with pytest.raises(ProgramError, match=re.escape(error)):
-        verify(main_of(body, functions), TABLE)
+    refuses(ProgramError, re.escape(error), verify, main_of(body, functions), TABLE)
 
 
 def test_operands_are_checked_in_the_function_that_gets_them() -> None:
@@ -427,16 +416,14 @@ def test_recursion_ends_where_no_more_is_learnt() -> None:
     assert verify(program, TABLE).unproven == {("grow", 5), ("main", 3)}
 
 
-@pytest.mark.parametrize(
-    ("function", "error"),
-    [
-        (Function("f", -1, 0, ()), "f: nparams must be >= 0, not -1"),
-        (Function("f", None, 0, ()), "f: nparams must be >= 0, not None"),  # type: ignore[arg-type]
-        (Function("f", "*", 0, ()), "f: nparams must be >= 0, not '*'"),  # type: ignore[arg-type]
-        (Function("f", 0, -1, ()), "f: nresults must be >= 0 or *, not -1"),
-        (Function("f", 0, "x", ()), "f: nresults must be >= 0 or *, not 'x'"),  # type: ignore[arg-type]
-        (Function("f", True, 0, ()), "f: nparams must be >= 0, not True"),
-    ],
+@cases(
+    "function, error",
+    (Function("f", -1, 0, ()), "f: nparams must be >= 0, not -1"),
+    (Function("f", None, 0, ()), "f: nparams must be >= 0, not None"),  # type: ignore[arg-type]
+    (Function("f", "*", 0, ()), "f: nparams must be >= 0, not '*'"),  # type: ignore[arg-type]
+    (Function("f", 0, -1, ()), "f: nresults must be >= 0 or *, not -1"),
+    (Function("f", 0, "x", ()), "f: nresults must be >= 0 or *, not 'x'"),  # type: ignore[arg-type]
+    (Function("f", True, 0, ()), "f: nparams must be >= 0, not True"),
 )
 def test_a_function_has_counts(function: Function, error: str) -> None:
     with pytest.raises(ProgramError, match=re.escape(error)):

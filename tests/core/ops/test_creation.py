@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
 steps = st.integers(-5, 5).filter(bool)
@@ -47,25 +48,23 @@ def test_linspace_reaches_both_ends(start: float, stop: float, num: int) -> None
     np.testing.assert_allclose(np.diff(result), (stop - start) / (num - 1), atol=1e-13)
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes", "error", "message"),
-    [
-        ("arange", {"step": 0}, AttributeRefused, "step must not be 0"),
-        ("arange", {"stop": math.inf}, AttributeRefused, "stop must be finite, not inf"),
-        ("arange", {"start": math.nan}, AttributeRefused, "start must be finite, not nan"),
-        ("arange", {"start": 10**400}, AttributeRefused, "start: int | float was given 1000"),
-        ("arange", {"step": 5e-324, "dtype": "f64"}, AttributeRefused, "too many steps"),
-        ("arange", {"step": 0.5}, AttributeRefused, "i8 must be integers, not 0, 5, 0.5"),
-        ("arange", {"stop": 300}, AttributeRefused, "299 is not a value of i8 (-128 .. 127)"),
-        ("arange", {"start": -1, "dtype": "u8"}, AttributeRefused, "-1 is not a value of u8"),
-        ("arange", {"dtype": "bool"}, DTypeError, "dtype bool is not allowed"),
-        ("arange", {"dtype": "int8"}, DTypeError, "no dtype 'int8'"),
-        ("linspace", {"num": -1}, AttributeRefused, "num must be >= 0, not -1"),
-        ("linspace", {"stop": math.inf}, AttributeRefused, "stop must be finite"),
-        ("linspace", {"dtype": "i32"}, DTypeError, "dtype i32 is not allowed"),
-        ("eye", {"rows": -1}, ShapeError, "integers >= 0"),
-        ("eye", {"dtype": "f8"}, DTypeError, "no dtype 'f8'"),
-    ],
+@cases(
+    "name, attributes, error, message",
+    ("arange", {"step": 0}, AttributeRefused, "step must not be 0"),
+    ("arange", {"stop": math.inf}, AttributeRefused, "stop must be finite, not inf"),
+    ("arange", {"start": math.nan}, AttributeRefused, "start must be finite, not nan"),
+    ("arange", {"start": 10**400}, AttributeRefused, "start: int | float was given 1000"),
+    ("arange", {"step": 5e-324, "dtype": "f64"}, AttributeRefused, "too many steps"),
+    ("arange", {"step": 0.5}, AttributeRefused, "i8 must be integers, not 0, 5, 0.5"),
+    ("arange", {"stop": 300}, AttributeRefused, "299 is not a value of i8 (-128 .. 127)"),
+    ("arange", {"start": -1, "dtype": "u8"}, AttributeRefused, "-1 is not a value of u8"),
+    ("arange", {"dtype": "bool"}, DTypeError, "dtype bool is not allowed"),
+    ("arange", {"dtype": "int8"}, DTypeError, "no dtype 'int8'"),
+    ("linspace", {"num": -1}, AttributeRefused, "num must be >= 0, not -1"),
+    ("linspace", {"stop": math.inf}, AttributeRefused, "stop must be finite"),
+    ("linspace", {"dtype": "i32"}, DTypeError, "dtype i32 is not allowed"),
+    ("eye", {"rows": -1}, ShapeError, "integers >= 0"),
+    ("eye", {"dtype": "f8"}, DTypeError, "no dtype 'f8'"),
 )
 def test_refused(
     name: str, attributes: dict[str, Any], error: type[Exception], message: str
@@ -76,12 +75,10 @@ def test_refused(
         "eye": {"rows": 2, "columns": 3, "dtype": "f32"},
     }
     evaluate(name, **good[name])
-    with pytest.raises(error, match=re.escape(message)):
-        evaluate(name, **{**good[name], **attributes})
+    refuses(error, re.escape(message), evaluate, name, **{**good[name], **attributes})
 
 
 def test_full_takes_a_scalar() -> None:
     with pytest.raises(ShapeError, match="must be a scalar, not of 1 dimensions"):
         evaluate("full", np.ones(1), shape=(2,))
-    with pytest.raises(ShapeError, match="integers >= 0"):
-        evaluate("full", np.array(1.0), shape=(-2,))
+    refuses(ShapeError, "integers >= 0", evaluate, "full", np.array(1.0), shape=(-2,))

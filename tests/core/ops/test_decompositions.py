@@ -17,6 +17,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType
+from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
 RNG = np.random.default_rng(21)
@@ -185,50 +186,45 @@ def test_eigenvalues_of_a_matrix_with_inf_or_nan_are_nan() -> None:
         assert np.isnan(evaluate(name, x)).all(-1).tolist() == [False, True, True]
 
 
-@pytest.mark.parametrize(
-    ("name", "operands", "reason"),
-    [
-        ("inv", [np.ones((2, 2))], "a matrix is singular"),
-        ("inv", [np.stack([np.eye(2), np.zeros((2, 2))])], "a matrix is singular"),
-        ("solve", [np.ones((2, 2)), np.ones(2)], "a matrix is singular"),
-        ("cholesky", [-np.eye(2)], "a matrix is not positive definite"),
-        ("svd", [np.full((2, 2), np.nan)], "the iteration does not converge"),
-        ("svdvals", [np.full((2, 2), np.nan)], "the iteration does not converge"),
-        ("pinv", [np.full((2, 2), np.nan), np.array(0.1)], "the iteration does not converge"),
-    ],
+@cases(
+    "name, operands, reason",
+    ("inv", [np.ones((2, 2))], "a matrix is singular"),
+    ("inv", [np.stack([np.eye(2), np.zeros((2, 2))])], "a matrix is singular"),
+    ("solve", [np.ones((2, 2)), np.ones(2)], "a matrix is singular"),
+    ("cholesky", [-np.eye(2)], "a matrix is not positive definite"),
+    ("svd", [np.full((2, 2), np.nan)], "the iteration does not converge"),
+    ("svdvals", [np.full((2, 2), np.nan)], "the iteration does not converge"),
+    ("pinv", [np.full((2, 2), np.nan), np.array(0.1)], "the iteration does not converge"),
 )
 def test_no_result(name: str, operands: list[Array], reason: str) -> None:
-    with pytest.raises(LinAlgError, match=reason) as caught:
-        evaluate(name, *operands)
-    assert isinstance(caught.value, np.linalg.LinAlgError)
-    assert isinstance(caught.value, OperandValueError)
+    caught = refuses(LinAlgError, reason, evaluate, name, *operands)
+    assert isinstance(caught, np.linalg.LinAlgError)
+    assert isinstance(caught, OperandValueError)
 
 
-@pytest.mark.parametrize(
-    ("name", "types", "attributes", "error", "message"),
-    [
-        ("inv", ["f32[2]"], {}, ShapeError, "inv(f32[2]): needs matrices, in 2 dimensions"),
-        ("det", ["f32[2,3]"], {}, ShapeError, "needs square matrices, not 2 by 3"),
-        ("eigh", ["f32[2,3]"], {}, ShapeError, "needs square matrices"),
-        ("det_vjp", ["f32[]", "f32[3,2,2]"], {}, ShapeError, "g must be f32[3], as det(x) is"),
-        ("cholesky", ["i64[2,2]"], {}, DTypeError, "dtype i64 is not allowed"),
-        ("svd", ["bool[2,2]"], {}, DTypeError, "dtype bool is not allowed"),
-        ("solve", ["f32[2,2]", "f32[]"], {}, ShapeError, "needs 1 dimension or more"),
-        (
-            "solve",
-            ["f32[2,2]", "f32[3]"],
-            {},
-            ShapeError,
-            "2 equations have a right-hand side of 3",
-        ),
-        ("solve", ["f32[2,2]", "f32[2,3,1]"], {}, ShapeError, "right-hand side of 3 rows"),
-        ("solve", ["f32[2,2,2]", "f32[3,2,1]"], {}, ShapeError, "do not broadcast"),
-        ("solve", ["f32[2,2]", "i32[2]"], {}, DTypeError, "dtype i32 is not allowed"),
-        ("qr", ["f32[2,2]"], {"mode": "r"}, AttributeRefused, "was given 'r'"),
-        ("svd", ["f32[2,2]"], {"full_matrices": 1}, AttributeRefused, "full_matrices"),
-        ("pinv", ["f32[2,2]", "f32[3]"], {}, ShapeError, "rtol of shape (3,) does not broadcast"),
-        ("pinv", ["f32[2,2]", "i64[]"], {}, DTypeError, "dtype i64 is not allowed"),
-    ],
+@cases(
+    "name, types, attributes, error, message",
+    ("inv", ["f32[2]"], {}, ShapeError, "inv(f32[2]): needs matrices, in 2 dimensions"),
+    ("det", ["f32[2,3]"], {}, ShapeError, "needs square matrices, not 2 by 3"),
+    ("eigh", ["f32[2,3]"], {}, ShapeError, "needs square matrices"),
+    ("det_vjp", ["f32[]", "f32[3,2,2]"], {}, ShapeError, "g must be f32[3], as det(x) is"),
+    ("cholesky", ["i64[2,2]"], {}, DTypeError, "dtype i64 is not allowed"),
+    ("svd", ["bool[2,2]"], {}, DTypeError, "dtype bool is not allowed"),
+    ("solve", ["f32[2,2]", "f32[]"], {}, ShapeError, "needs 1 dimension or more"),
+    (
+        "solve",
+        ["f32[2,2]", "f32[3]"],
+        {},
+        ShapeError,
+        "2 equations have a right-hand side of 3",
+    ),
+    ("solve", ["f32[2,2]", "f32[2,3,1]"], {}, ShapeError, "right-hand side of 3 rows"),
+    ("solve", ["f32[2,2,2]", "f32[3,2,1]"], {}, ShapeError, "do not broadcast"),
+    ("solve", ["f32[2,2]", "i32[2]"], {}, DTypeError, "dtype i32 is not allowed"),
+    ("qr", ["f32[2,2]"], {"mode": "r"}, AttributeRefused, "was given 'r'"),
+    ("svd", ["f32[2,2]"], {"full_matrices": 1}, AttributeRefused, "full_matrices"),
+    ("pinv", ["f32[2,2]", "f32[3]"], {}, ShapeError, "rtol of shape (3,) does not broadcast"),
+    ("pinv", ["f32[2,2]", "i64[]"], {}, DTypeError, "dtype i64 is not allowed"),
 )
 def test_refused(
     name: str, types: list[str], attributes: dict[str, Any], error: type[Exception], message: str
@@ -238,16 +234,14 @@ def test_refused(
         op.infer([TensorType.parse(each) for each in types], op.bind(attributes))
 
 
-@pytest.mark.parametrize(
-    ("call", "types", "flops"),
-    [
-        ("inv", ["f32[5,4,4]"], 5 * 128),
-        ("solve", ["f32[3,3]", "f32[3,2]"], 18 + 2 * 3 * 6),
-        ("qr", ["f32[6,3]"], 2 * 2 * 9 * 5),
-        ("svd", ["f32[2,4]"], 4 * 16 * 2 + 22 * 8),
-        ("svdvals", ["f32[2,4]"], 4 * 4 * 4),
-        ("eig", ["f32[2,2]"], 200),
-    ],
+@cases(
+    "call, types, flops",
+    ("inv", ["f32[5,4,4]"], 5 * 128),
+    ("solve", ["f32[3,3]", "f32[3,2]"], 18 + 2 * 3 * 6),
+    ("qr", ["f32[6,3]"], 2 * 2 * 9 * 5),
+    ("svd", ["f32[2,4]"], 4 * 16 * 2 + 22 * 8),
+    ("svdvals", ["f32[2,4]"], 4 * 4 * 4),
+    ("eig", ["f32[2,2]"], 200),
 )
 def test_flops(call: str, types: list[str], flops: int) -> None:
     op, operands = OPS[call], [TensorType.parse(each) for each in types]

@@ -10,6 +10,7 @@ import pytest
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.op import OPS
 from mlvm.core.types import TensorType
+from tests.brief import cases
 
 
 def inferred(name: str, type: str, **attributes: Any) -> str:
@@ -25,20 +26,18 @@ def test_types() -> None:
     assert inferred("irfft", "f64[3]", n=4) == "f64[4]"
 
 
-@pytest.mark.parametrize(
-    ("name", "type", "attributes", "error", "message"),
-    [
-        ("fft", "i64[2]", {}, DTypeError, "fft(i64[2]): dtype i64 is not allowed"),
-        ("rfft", "c64[2]", {}, DTypeError, "dtype c64 is not allowed"),
-        ("fft", "f32[2,0]", {}, ShapeError, "axis 1 is empty: there is nothing to transform"),
-        ("rfft", "f32[0]", {}, ShapeError, "axis 0 is empty"),
-        ("ifft", "c64[2]", {"axes": (1,)}, AttributeRefused, "axis 1 is out of range"),
-        ("ifft", "c64[2]", {"axes": (0, -1)}, AttributeRefused, "names an axis twice"),
-        ("fft", "c64[2]", {"norm": "unitary"}, AttributeRefused, "was given 'unitary'"),
-        ("irfft", "c64[3]", {"n": 6}, AttributeRefused, "6 real elements come from 4, and axis 0"),
-        ("irfft", "c64[1]", {"n": 0}, AttributeRefused, "0 real elements"),
-        ("irfft", "c64[1]", {}, AttributeRefused, "'n' is missing"),
-    ],
+@cases(
+    "name, type, attributes, error, message",
+    ("fft", "i64[2]", {}, DTypeError, "fft(i64[2]): dtype i64 is not allowed"),
+    ("rfft", "c64[2]", {}, DTypeError, "dtype c64 is not allowed"),
+    ("fft", "f32[2,0]", {}, ShapeError, "axis 1 is empty: there is nothing to transform"),
+    ("rfft", "f32[0]", {}, ShapeError, "axis 0 is empty"),
+    ("ifft", "c64[2]", {"axes": (1,)}, AttributeRefused, "axis 1 is out of range"),
+    ("ifft", "c64[2]", {"axes": (0, -1)}, AttributeRefused, "names an axis twice"),
+    ("fft", "c64[2]", {"norm": "unitary"}, AttributeRefused, "was given 'unitary'"),
+    ("irfft", "c64[3]", {"n": 6}, AttributeRefused, "6 real elements come from 4, and axis 0"),
+    ("irfft", "c64[1]", {"n": 0}, AttributeRefused, "0 real elements"),
+    ("irfft", "c64[1]", {}, AttributeRefused, "'n' is missing"),
 )
 def test_refused(
     name: str, type: str, attributes: dict[str, Any], error: Any, message: str
@@ -47,14 +46,12 @@ def test_refused(
         inferred(name, type, **attributes)
 
 
-@pytest.mark.parametrize(
-    ("name", "type", "attributes", "flops"),
-    [
-        ("fft", "c64[3,8]", {}, 5 * 24 * 3),
-        ("ifft", "c64[4,8]", {"axes": (0, 1)}, 5 * 32 * 5),
-        ("rfft", "f32[3,8]", {}, 180),
-        ("irfft", "c64[3,5]", {"n": 8}, 180),
-    ],
+@cases(
+    "name, type, attributes, flops",
+    ("fft", "c64[3,8]", {}, 5 * 24 * 3),
+    ("ifft", "c64[4,8]", {"axes": (0, 1)}, 5 * 32 * 5),
+    ("rfft", "f32[3,8]", {}, 180),
+    ("irfft", "c64[3,5]", {"n": 8}, 180),
 )
 def test_flops(name: str, type: str, attributes: dict[str, Any], flops: int) -> None:
     op, operand = OPS[name], TensorType.parse(type)

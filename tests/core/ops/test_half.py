@@ -22,6 +22,7 @@ from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64, promo
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from tests.brief import Before
 from tests.core.ops.cases import CASES, Case
 
 HALVES = (f16, bf16)
@@ -203,7 +204,7 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
         operands, attributes = halved(case, dtype)
         type = op.infer([TensorType.of(x) for x in operands], op.bind(attributes))
         wide = [half.widened(x) if half.is_half(x) else x for x in operands]
-        computed = "f64" if op.room == "creation" else "f32"
+        computed = "f64" if not op.inputs else "f32"
         if "dtype" in attributes and name != "astype":
             attributes_in_f32 = {**attributes, "dtype": computed}
         else:
@@ -418,22 +419,14 @@ def test_kernels_of_ones_own_get_f32() -> None:
 
 
 def test_an_instrument_sees_the_halves_themselves() -> None:
-    class Watch:
-        def __init__(self) -> None:
-            self.seen: list[list[str]] = []
-
-        def before(self, name: str, params: Sequence[Any], attributes: Any) -> None:
-            self.seen.append([str(TensorType.of(x)) for x in params])
-
-        def after(self, *_: Any) -> None:
-            pass
-
     x = half.cast(np.array([1.5]), bf16)
+    seen: list[list[str]] = []
+    watch = Before(lambda _, xs: seen.append([str(TensorType.of(x)) for x in xs]))
     for vm in MACHINES:
-        watch = Watch()
+        seen.clear()
         with vm.instrumented(watch):
             launched(vm, "add", [x, x])
-        assert watch.seen[0] == ["bf16[1]"] * 3
+        assert seen[0] == ["bf16[1]"] * 3
 
 
 @pytest.mark.parametrize("vm", MACHINES, ids=lambda vm: vm.name)

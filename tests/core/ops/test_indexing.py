@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OperandValueError, ShapeError
 from mlvm.core.types import Array
+from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
 RNG = np.random.default_rng(10)
@@ -110,14 +111,12 @@ def test_one_hot_is_a_selection() -> None:
 # --- indices out of range -------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("indices", "message"),
-    [
-        (np.array([0, 3, 4]), "index 3 at position [1] is out of range for length 3"),
-        (np.array([[0, 1], [-4, 9]]), "index -4 at position [1, 0] is out of range for length 3"),
-        (np.array(3, np.int8), "index 3 at position [] is out of range"),
-        (np.array([2**64 - 1], np.uint64), "index 18446744073709551615 at position [0]"),
-    ],
+@cases(
+    "indices, message",
+    (np.array([0, 3, 4]), "index 3 at position [1] is out of range for length 3"),
+    (np.array([[0, 1], [-4, 9]]), "index -4 at position [1, 0] is out of range for length 3"),
+    (np.array(3, np.int8), "index 3 at position [] is out of range"),
+    (np.array([2**64 - 1], np.uint64), "index 18446744073709551615 at position [0]"),
 )
 def test_the_error_names_the_first_bad_index(indices: Array, message: str) -> None:
     with pytest.raises(OperandValueError, match=re.escape(message)):
@@ -129,8 +128,7 @@ def test_the_error_names_the_first_bad_index(indices: Array, message: str) -> No
 def test_indices_along_an_axis_out_of_range() -> None:
     x, indices = np.zeros((2, 3)), np.array([[0], [-4]])
     message = re.escape("index -4 at position [1, 0] is out of range for length 3")
-    with pytest.raises(OperandValueError, match=message):
-        evaluate("take_along_axis", x, indices, axis=1)
+    refuses(OperandValueError, message, evaluate, "take_along_axis", x, indices, axis=1)
     with pytest.raises(OperandValueError, match=message):
         evaluate("scatter_add_along_axis", x[:, :1], indices, axis=1, length=3)
 
@@ -153,68 +151,66 @@ def test_an_empty_axis_has_no_index() -> None:
 X, AT, MASK = np.zeros((2, 3)), np.zeros(2, int), np.ones(2, bool)
 
 
-@pytest.mark.parametrize(
-    ("name", "inputs", "attributes", "error", "message"),
-    [
-        ("take", (X, X), {"axis": 0}, DTypeError, "must be integer"),
-        ("take", (X, MASK), {"axis": 0}, DTypeError, "must be integer"),
-        ("take", (X, AT), {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
-        ("take", (X, AT), {}, AttributeRefused, "attribute 'axis' is missing"),
-        (
-            "scatter_add",
-            (X, np.zeros(3, int)),
-            {"axis": 0, "length": 4},
-            ShapeError,
-            "the indices' shape (3,) from axis 0 on, not (2,)",
-        ),
-        (
-            "scatter_add",
-            (np.zeros(2), np.zeros((2, 1), int)),
-            {"axis": 0, "length": 4},
-            ShapeError,
-            "updates need the 2 axes of indices, and have 1",
-        ),
-        (
-            "scatter_add",
-            (X, AT),
-            {"axis": 0, "length": -1},
-            AttributeRefused,
-            "length must be >= 0",
-        ),
-        ("scatter_add", (X > 0, AT), {"axis": 0, "length": 1}, DTypeError, "bool is not allowed"),
-        ("scatter_add", (X, AT), {"axis": -3, "length": 1}, AttributeRefused, "out of range"),
-        ("take_along_axis", (X, AT), {"axis": 0}, ShapeError, "the same shape but for axis 0"),
-        (
-            "take_along_axis",
-            (X, np.zeros((1, 3), int)),
-            {"axis": 1},
-            ShapeError,
-            "the same shape but for axis 1",
-        ),
-        (
-            "scatter_add_along_axis",
-            (X, AT),
-            {"axis": 0, "length": 2},
-            ShapeError,
-            "must be of the same shape",
-        ),
-        ("one_hot", (X,), {"num_classes": 2}, DTypeError, "must be integer"),
-        ("one_hot", (AT,), {"num_classes": -1}, AttributeRefused, "num_classes must be >= 0"),
-        ("one_hot", (AT,), {"num_classes": 2, "dtype": "int8"}, DTypeError, "no dtype 'int8'"),
-        ("boolean_index", (X, AT), {}, DTypeError, "must be bool"),
-        ("boolean_index", (X, np.ones(3, bool)), {}, ShapeError, "mask of shape (3,) does not"),
-        ("boolean_index", (np.zeros(2), X > 0), {}, ShapeError, "does not cover"),
-        ("mask_scatter", (X, MASK), {"shape": (3, 3)}, ShapeError, "does not cover"),
-        ("mask_scatter", (X, MASK), {"shape": (2, 4)}, ShapeError, "must be of shape (4,)"),
-        ("mask_scatter", (np.zeros(()), MASK), {"shape": (2,)}, ShapeError, "must be of shape ()"),
-        (
-            "mask_scatter",
-            (np.zeros((1, 3)), MASK),
-            {"shape": (2, 3)},
-            OperandValueError,
-            "the mask has 2 places for 1 updates",
-        ),
-    ],
+@cases(
+    "name, inputs, attributes, error, message",
+    ("take", (X, X), {"axis": 0}, DTypeError, "must be integer"),
+    ("take", (X, MASK), {"axis": 0}, DTypeError, "must be integer"),
+    ("take", (X, AT), {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
+    ("take", (X, AT), {}, AttributeRefused, "attribute 'axis' is missing"),
+    (
+        "scatter_add",
+        (X, np.zeros(3, int)),
+        {"axis": 0, "length": 4},
+        ShapeError,
+        "the indices' shape (3,) from axis 0 on, not (2,)",
+    ),
+    (
+        "scatter_add",
+        (np.zeros(2), np.zeros((2, 1), int)),
+        {"axis": 0, "length": 4},
+        ShapeError,
+        "updates need the 2 axes of indices, and have 1",
+    ),
+    (
+        "scatter_add",
+        (X, AT),
+        {"axis": 0, "length": -1},
+        AttributeRefused,
+        "length must be >= 0",
+    ),
+    ("scatter_add", (X > 0, AT), {"axis": 0, "length": 1}, DTypeError, "bool is not allowed"),
+    ("scatter_add", (X, AT), {"axis": -3, "length": 1}, AttributeRefused, "out of range"),
+    ("take_along_axis", (X, AT), {"axis": 0}, ShapeError, "the same shape but for axis 0"),
+    (
+        "take_along_axis",
+        (X, np.zeros((1, 3), int)),
+        {"axis": 1},
+        ShapeError,
+        "the same shape but for axis 1",
+    ),
+    (
+        "scatter_add_along_axis",
+        (X, AT),
+        {"axis": 0, "length": 2},
+        ShapeError,
+        "must be of the same shape",
+    ),
+    ("one_hot", (X,), {"num_classes": 2}, DTypeError, "must be integer"),
+    ("one_hot", (AT,), {"num_classes": -1}, AttributeRefused, "num_classes must be >= 0"),
+    ("one_hot", (AT,), {"num_classes": 2, "dtype": "int8"}, DTypeError, "no dtype 'int8'"),
+    ("boolean_index", (X, AT), {}, DTypeError, "must be bool"),
+    ("boolean_index", (X, np.ones(3, bool)), {}, ShapeError, "mask of shape (3,) does not"),
+    ("boolean_index", (np.zeros(2), X > 0), {}, ShapeError, "does not cover"),
+    ("mask_scatter", (X, MASK), {"shape": (3, 3)}, ShapeError, "does not cover"),
+    ("mask_scatter", (X, MASK), {"shape": (2, 4)}, ShapeError, "must be of shape (4,)"),
+    ("mask_scatter", (np.zeros(()), MASK), {"shape": (2,)}, ShapeError, "must be of shape ()"),
+    (
+        "mask_scatter",
+        (np.zeros((1, 3)), MASK),
+        {"shape": (2, 3)},
+        OperandValueError,
+        "the mask has 2 places for 1 updates",
+    ),
 )
 def test_refused(
     name: str,
@@ -223,5 +219,4 @@ def test_refused(
     error: type[MlvmError],
     message: str,
 ) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        evaluate(name, *inputs, **attributes)
+    refuses(error, re.escape(message), evaluate, name, *inputs, **attributes)

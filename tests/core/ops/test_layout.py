@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
+from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
 RNG = np.random.default_rng(9)
@@ -97,8 +98,7 @@ def test_broadcast_to_is_numpys_or_refused(shape: tuple[int, ...], to: tuple[int
     except ValueError:
         expected = None
     if expected is None:
-        with pytest.raises(ShapeError, match="not broadcast"):
-            evaluate("broadcast_to", x, shape=to)
+        refuses(ShapeError, "not broadcast", evaluate, "broadcast_to", x, shape=to)
     else:
         np.testing.assert_array_equal(evaluate("broadcast_to", x, shape=to), expected)
 
@@ -151,31 +151,27 @@ def test_astype() -> None:
     assert evaluate("astype", np.array([0.0, NAN, 0.1]), dtype="bool").tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes"),
-    [
-        ("flip", {}),
-        ("roll", {"shift": 1}),
-        ("pad", {"widths": ()}),
-        ("slice", {"start": (), "length": (), "step": ()}),
-        ("embed", {"shape": (), "start": (), "step": ()}),
-    ],
+@cases(
+    "name, attributes",
+    ("flip", {}),
+    ("roll", {"shift": 1}),
+    ("pad", {"widths": ()}),
+    ("slice", {"start": (), "length": (), "step": ()}),
+    ("embed", {"shape": (), "start": (), "step": ()}),
 )
 def test_of_a_scalar(name: str, attributes: dict[str, Any]) -> None:
     assert evaluate(name, np.array(2.0), **attributes) == 2.0
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes"),
-    [
-        ("flip", {}),
-        ("roll", {"shift": 1, "axis": 0}),
-        ("tril", {}),
-        ("triu", {"k": 1}),
-        ("sort", {}),
-        ("argsort", {"axis": 0, "descending": True}),
-        ("concat", {}),
-    ],
+@cases(
+    "name, attributes",
+    ("flip", {}),
+    ("roll", {"shift": 1, "axis": 0}),
+    ("tril", {}),
+    ("triu", {"k": 1}),
+    ("sort", {}),
+    ("argsort", {"axis": 0, "descending": True}),
+    ("concat", {}),
 )
 def test_of_nothing(name: str, attributes: dict[str, Any]) -> None:
     assert evaluate(name, np.zeros((0, 3)), **attributes).shape == (0, 3)
@@ -186,72 +182,71 @@ def test_of_nothing(name: str, attributes: dict[str, Any]) -> None:
 WINDOW: dict[str, Any] = {"start": (0, 0), "length": (2, 3), "step": (1, 1)}
 
 
-@pytest.mark.parametrize(
-    ("name", "attributes", "error", "message"),
-    [
-        ("reshape", {"shape": (4,)}, ShapeError, "6 elements do not fill the shape (4,) of 4"),
-        ("reshape", {"shape": (-1, 2)}, ShapeError, "integers >= 0"),
-        ("reshape", {"shape": 6}, AttributeRefused, "shape: tuple[int, ...] was given 6"),
-        ("permute_dims", {"axes": (0, 0)}, AttributeRefused, "names an axis twice"),
-        ("permute_dims", {"axes": (0,)}, AttributeRefused, "each of the 2 dimensions"),
-        ("permute_dims", {"axes": (0, 2)}, AttributeRefused, "axis 2 is out of range"),
-        ("broadcast_to", {"shape": (3,)}, ShapeError, "(2, 3) does not broadcast to (3,)"),
-        ("broadcast_to", {"shape": (2, 2, 4)}, ShapeError, "axis -1 has lengths 3 and 4"),
-        ("broadcast_to", {"shape": (2, 1)}, ShapeError, "does not broadcast"),
-        ("concat", {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
-        ("flip", {"axis": -3}, AttributeRefused, "axis -3 is out of range"),
-        ("roll", {"shift": (1, 2)}, AttributeRefused, "as many axes, not axis None"),
-        ("roll", {"shift": (1, 2), "axis": 0}, AttributeRefused, "as many axes, not axis 0"),
-        ("pad", {"widths": ((1, 1),)}, AttributeRefused, "1 pairs for 2 dimensions"),
-        ("pad", {"widths": ((1, 1), (0, -1))}, AttributeRefused, "must be >= 0"),
-        ("slice", {**WINDOW, "step": (1, 0)}, AttributeRefused, "the step of axis 1 must not be 0"),
-        ("slice", {**WINDOW, "start": (0,)}, AttributeRefused, "not 1, 2 and 2"),
-        (
-            "slice",
-            {**WINDOW, "start": (0, 1)},
-            AttributeRefused,
-            "axis 1 of length 3 has no 3 elements from 1 by 1",
-        ),
-        ("slice", {**WINDOW, "step": (1, -1)}, AttributeRefused, "no 3 elements from 0 by -1"),
-        ("slice", {**WINDOW, "start": (-1, 0)}, AttributeRefused, "no 2 elements from -1 by 1"),
-        ("slice", {**WINDOW, "length": (-1, 0)}, AttributeRefused, "no -1 elements"),
-        (
-            "embed",
-            {"shape": (2, 4), "start": (0, 0), "step": (1, 2)},
-            AttributeRefused,
-            "axis 1 of length 4 has no 3 elements from 0 by 2",
-        ),
-        ("embed", {"shape": (2,), "start": (0,), "step": (1,)}, AttributeRefused, "1, 2 and 1"),
-        ("sort", {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
-        ("argsort", {"axis": -3}, AttributeRefused, "axis -3 is out of range"),
-        ("astype", {"dtype": "float32"}, DTypeError, "no dtype 'float32'"),
-    ],
+@cases(
+    "name, attributes, error, message",
+    ("reshape", {"shape": (4,)}, ShapeError, "6 elements do not fill the shape (4,) of 4"),
+    ("reshape", {"shape": (-1, 2)}, ShapeError, "integers >= 0"),
+    ("reshape", {"shape": 6}, AttributeRefused, "shape: tuple[int, ...] was given 6"),
+    ("permute_dims", {"axes": (0, 0)}, AttributeRefused, "names an axis twice"),
+    ("permute_dims", {"axes": (0,)}, AttributeRefused, "each of the 2 dimensions"),
+    ("permute_dims", {"axes": (0, 2)}, AttributeRefused, "axis 2 is out of range"),
+    ("broadcast_to", {"shape": (3,)}, ShapeError, "(2, 3) does not broadcast to (3,)"),
+    ("broadcast_to", {"shape": (2, 2, 4)}, ShapeError, "axis -1 has lengths 3 and 4"),
+    ("broadcast_to", {"shape": (2, 1)}, ShapeError, "does not broadcast"),
+    ("concat", {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
+    ("flip", {"axis": -3}, AttributeRefused, "axis -3 is out of range"),
+    ("roll", {"shift": (1, 2)}, AttributeRefused, "as many axes, not axis None"),
+    ("roll", {"shift": (1, 2), "axis": 0}, AttributeRefused, "as many axes, not axis 0"),
+    ("pad", {"widths": ((1, 1),)}, AttributeRefused, "1 pairs for 2 dimensions"),
+    ("pad", {"widths": ((1, 1), (0, -1))}, AttributeRefused, "must be >= 0"),
+    ("slice", {**WINDOW, "step": (1, 0)}, AttributeRefused, "the step of axis 1 must not be 0"),
+    ("slice", {**WINDOW, "start": (0,)}, AttributeRefused, "not 1, 2 and 2"),
+    (
+        "slice",
+        {**WINDOW, "start": (0, 1)},
+        AttributeRefused,
+        "axis 1 of length 3 has no 3 elements from 1 by 1",
+    ),
+    ("slice", {**WINDOW, "step": (1, -1)}, AttributeRefused, "no 3 elements from 0 by -1"),
+    ("slice", {**WINDOW, "start": (-1, 0)}, AttributeRefused, "no 2 elements from -1 by 1"),
+    ("slice", {**WINDOW, "length": (-1, 0)}, AttributeRefused, "no -1 elements"),
+    (
+        "embed",
+        {"shape": (2, 4), "start": (0, 0), "step": (1, 2)},
+        AttributeRefused,
+        "axis 1 of length 4 has no 3 elements from 0 by 2",
+    ),
+    ("embed", {"shape": (2,), "start": (0,), "step": (1,)}, AttributeRefused, "1, 2 and 1"),
+    ("sort", {"axis": 2}, AttributeRefused, "axis 2 is out of range"),
+    ("argsort", {"axis": -3}, AttributeRefused, "axis -3 is out of range"),
+    ("astype", {"dtype": "float32"}, DTypeError, "no dtype 'float32'"),
 )
 def test_refused(
     name: str, attributes: dict[str, Any], error: type[MlvmError], message: str
 ) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        evaluate(name, np.zeros((2, 3)), **attributes)
+    refuses(error, re.escape(message), evaluate, name, np.zeros((2, 3)), **attributes)
 
 
-@pytest.mark.parametrize(
-    ("xs", "error", "message"),
-    [
-        ([], ShapeError, "takes 1 tensor or more, was given none"),
-        ([np.zeros(())], AttributeRefused, "axis 0 is out of range for 0 dimensions"),
-        ([np.zeros((2, 3)), np.zeros((2, 4))], ShapeError, "equal but for axis 0"),
-        ([np.zeros((2, 3)), np.zeros(3)], ShapeError, "equal but for axis 0"),
-        ([np.zeros(3, np.uint64), np.zeros(3, int)], DTypeError, "u64 and i64 do not promote"),
-    ],
+@cases(
+    "xs, error, message",
+    ([], ShapeError, "takes 1 tensor or more, was given none"),
+    ([np.zeros(())], AttributeRefused, "axis 0 is out of range for 0 dimensions"),
+    ([np.zeros((2, 3)), np.zeros((2, 4))], ShapeError, "equal but for axis 0"),
+    ([np.zeros((2, 3)), np.zeros(3)], ShapeError, "equal but for axis 0"),
+    ([np.zeros(3, np.uint64), np.zeros(3, int)], DTypeError, "u64 and i64 do not promote"),
 )
 def test_concat_refuses(xs: list[Array], error: type[MlvmError], message: str) -> None:
-    with pytest.raises(error, match=message):
-        evaluate("concat", *xs)
+    refuses(error, message, evaluate, "concat", *xs)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "value"),
-    [(np.uint8, -1), (np.uint8, 256), (np.int32, 0.5), (np.int32, INF), (np.bool_, 2), ("i8", NAN)],
+@cases(
+    "dtype, value",
+    (np.uint8, -1),
+    (np.uint8, 256),
+    (np.int32, 0.5),
+    (np.int32, INF),
+    (np.bool_, 2),
+    ("i8", NAN),
 )
 def test_pad_with_a_value_the_dtype_does_not_have(dtype: Any, value: float) -> None:
     with pytest.raises(AttributeRefused, match=r"is not a value of \w+ \("):
@@ -260,10 +255,7 @@ def test_pad_with_a_value_the_dtype_does_not_have(dtype: Any, value: float) -> N
 
 def test_triangles_and_orders_refuse() -> None:
     for name in ("tril", "triu"):
-        with pytest.raises(ShapeError, match="needs 2 dimensions or more, x has 1"):
-            evaluate(name, np.zeros(3))
+        refuses(ShapeError, "needs 2 dimensions or more, x has 1", evaluate, name, np.zeros(3))
     for name in ("sort", "argsort"):
-        with pytest.raises(DTypeError, match="dtype bool is not allowed"):
-            evaluate(name, np.array([True]))
-        with pytest.raises(AttributeRefused, match="out of range for 0 dimensions"):
-            evaluate(name, np.array(1.0))
+        refuses(DTypeError, "dtype bool is not allowed", evaluate, name, np.array([True]))
+        refuses(AttributeRefused, "out of range for 0 dimensions", evaluate, name, np.array(1.0))

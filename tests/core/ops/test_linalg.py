@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.types import Array
+from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
 RNG = np.random.default_rng(8)
@@ -85,46 +86,39 @@ def test_nothing_to_contract_gives_zeros() -> None:
 T: dict[str, Any] = {"transpose_x": True}
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "attributes", "error", "message"),
-    [
-        ((2, 3), (4, 5), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
-        ((2, 3), (3, 5), T, ShapeError, "the contracted axes differ: 2 in x, 3 in y"),
-        ((3,), (4,), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
-        ((), (4,), {}, ShapeError, "multiply takes scalars"),
-        ((4,), (), {}, ShapeError, "multiply takes scalars"),
-        ((2, 4, 3), (5, 3, 2), {}, ShapeError, "axis -1 has lengths 2 and 5"),
-        ((3,), (3, 2), T, AttributeRefused, "transpose_x needs 2 dimensions or more, x has 1"),
-        ((2, 3), (3,), {"transpose_y": True}, AttributeRefused, "transpose_y needs 2"),
-        ((2, 3), (3, 2), {"transpose_x": 1}, AttributeRefused, "transpose_x: bool"),
-    ],
+@cases(
+    "x, y, attributes, error, message",
+    ((2, 3), (4, 5), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
+    ((2, 3), (3, 5), T, ShapeError, "the contracted axes differ: 2 in x, 3 in y"),
+    ((3,), (4,), {}, ShapeError, "the contracted axes differ: 3 in x, 4 in y"),
+    ((), (4,), {}, ShapeError, "multiply takes scalars"),
+    ((4,), (), {}, ShapeError, "multiply takes scalars"),
+    ((2, 4, 3), (5, 3, 2), {}, ShapeError, "axis -1 has lengths 2 and 5"),
+    ((3,), (3, 2), T, AttributeRefused, "transpose_x needs 2 dimensions or more, x has 1"),
+    ((2, 3), (3,), {"transpose_y": True}, AttributeRefused, "transpose_y needs 2"),
+    ((2, 3), (3, 2), {"transpose_x": 1}, AttributeRefused, "transpose_x: bool"),
 )
 def test_matmul_refuses(
     x: Any, y: Any, attributes: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=re.escape(message)):
-        evaluate("matmul", np.zeros(x), np.zeros(y), **attributes)
+    refuses(error, re.escape(message), evaluate, "matmul", np.zeros(x), np.zeros(y), **attributes)
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        ((3,), (3,), "the same batch axes"),
-        ((2, 4, 3), (4, 3), "the same batch axes"),
-        ((2, 4, 3), (1, 3, 4), "the same batch axes"),
-        ((2, 4, 3), (2, 4, 3), "the contracted axes differ: 3 in x, 4 in y"),
-    ],
+@cases(
+    "x, y, message",
+    ((3,), (3,), "the same batch axes"),
+    ((2, 4, 3), (4, 3), "the same batch axes"),
+    ((2, 4, 3), (1, 3, 4), "the same batch axes"),
+    ((2, 4, 3), (2, 4, 3), "the contracted axes differ: 3 in x, 4 in y"),
 )
 def test_batch_contract_refuses(x: Any, y: Any, message: str) -> None:
-    with pytest.raises(ShapeError, match=message):
-        evaluate("batch_contract", np.zeros(x), np.zeros(y))
+    refuses(ShapeError, message, evaluate, "batch_contract", np.zeros(x), np.zeros(y))
 
 
 @pytest.mark.parametrize("name", ["matmul", "batch_contract"])
 def test_dtypes(name: str) -> None:
     x = np.ones((2, 2))
-    with pytest.raises(DTypeError, match="dtype bool is not allowed"):
-        evaluate(name, x > 0, x > 0)
+    refuses(DTypeError, "dtype bool is not allowed", evaluate, name, x > 0, x > 0)
     with pytest.raises(DTypeError, match="u64 and i32 do not promote"):
         evaluate(name, x.astype(np.uint64), x.astype(np.int32))
     for dtype in (np.int32, np.bool_, np.complex64):  # computed in the dtype that they promote to

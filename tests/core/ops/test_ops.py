@@ -7,6 +7,7 @@ import pytest
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import OPS
+from tests.brief import refuses
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.evaluate import evaluate
 
@@ -47,9 +48,7 @@ def test_every_case_is_of_an_op() -> None:
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_refuses_an_unknown_attribute_and_too_few_tensors(name: str) -> None:
-    with pytest.raises(AttributeRefused, match="colour"):
-        evaluate(name, colour=3)
+    refuses(AttributeRefused, "colour", evaluate, name, colour=3)
     op = OPS[name]
     if op.inputs and not op.variadic:
-        with pytest.raises(ShapeError, match=rf"{name}\(\): takes {len(op.inputs)} tensors"):
-            op.infer([], {})
+        refuses(ShapeError, rf"{name}\(\): takes {len(op.inputs)} tensors", op.infer, [], {})

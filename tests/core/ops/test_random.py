@@ -11,6 +11,7 @@ import pytest
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.types import Array
+from tests.brief import cases
 from tests.core.ops.cases.case import Case
 from tests.core.ops.cases.random import CASES
 from tests.core.ops.evaluate import evaluate
@@ -166,17 +167,15 @@ _SEVEN = {"low": 0, "high": 7, **_DRAW}
 
 
 @pytest.mark.parametrize("key", [np.zeros(2), np.zeros(2, np.int64), np.zeros((1, 2), np.uint64)])
-@pytest.mark.parametrize(
-    ("name", "inputs", "attributes"),
-    [
-        ("normal", (), _DRAW),
-        ("uniform", (), _DRAW),
-        ("bernoulli", (0.5,), _DRAW),
-        ("randint", (), _SEVEN),
-        ("permutation", (), {"n": 3}),
-        ("split_key", (), {"n": 3}),
-        ("fold_in", (3,), {}),
-    ],
+@cases(
+    "name, inputs, attributes",
+    ("normal", (), _DRAW),
+    ("uniform", (), _DRAW),
+    ("bernoulli", (0.5,), _DRAW),
+    ("randint", (), _SEVEN),
+    ("permutation", (), {"n": 3}),
+    ("split_key", (), {"n": 3}),
+    ("fold_in", (3,), {}),
 )
 def test_what_is_no_key_is_refused(
     name: str, inputs: tuple[Any, ...], attributes: dict[str, Any], key: Array
@@ -185,28 +184,26 @@ def test_what_is_no_key_is_refused(
         evaluate(name, key, *inputs, **attributes)
 
 
-@pytest.mark.parametrize(
-    ("error", "message", "name", "inputs", "attributes"),
-    [
-        (AttributeRefused, "n = -1", "permutation", (), {"n": -1}),
-        (AttributeRefused, "n = -2", "split_key", (), {"n": -2}),
-        (AttributeRefused, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
-        (AttributeRefused, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
-        (AttributeRefused, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
-        (AttributeRefused, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
-        (AttributeRefused, "'shape' is missing", "normal", (), {}),
-        (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
-        (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
-        (DTypeError, "no dtype 'f8'", "uniform", (), {**_DRAW, "dtype": "f8"}),
-        (ShapeError, "-1", "normal", (), {"shape": (-1,)}),
-        (ShapeError, "does not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (3, 1)}),
-        (ShapeError, "do not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (4,)}),
-        (DTypeError, "must be float", "bernoulli", (1,), _DRAW),
-        (OperandValueError, "1.5 is not a probability", "bernoulli", ([0.5, 1.5],), _DRAW),
-        (OperandValueError, "nan is not a probability", "bernoulli", (np.nan,), _DRAW),
-        (DTypeError, "must be integer", "fold_in", (1.0,), {}),
-        (ShapeError, "must be a scalar", "fold_in", ([1, 2],), {}),
-    ],
+@cases(
+    "error, message, name, inputs, attributes",
+    (AttributeRefused, "n = -1", "permutation", (), {"n": -1}),
+    (AttributeRefused, "n = -2", "split_key", (), {"n": -2}),
+    (AttributeRefused, "low = 7 .* high = 7", "randint", (), {**_SEVEN, "low": 7}),
+    (AttributeRefused, "256 .*u8", "randint", (), {**_SEVEN, "high": 257, "dtype": "u8"}),
+    (AttributeRefused, "-1 .*u16", "randint", (), {**_SEVEN, "low": -1, "dtype": "u16"}),
+    (AttributeRefused, "given 7.5", "randint", (), {**_SEVEN, "high": 7.5}),
+    (AttributeRefused, "'shape' is missing", "normal", (), {}),
+    (DTypeError, "f32 is not allowed", "randint", (), {**_SEVEN, "dtype": "f32"}),
+    (DTypeError, "i32 is not allowed", "normal", (), {**_DRAW, "dtype": "i32"}),
+    (DTypeError, "no dtype 'f8'", "uniform", (), {**_DRAW, "dtype": "f8"}),
+    (ShapeError, "-1", "normal", (), {"shape": (-1,)}),
+    (ShapeError, "does not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (3, 1)}),
+    (ShapeError, "do not broadcast", "bernoulli", ([0.5] * 3,), {"shape": (4,)}),
+    (DTypeError, "must be float", "bernoulli", (1,), _DRAW),
+    (OperandValueError, "1.5 is not a probability", "bernoulli", ([0.5, 1.5],), _DRAW),
+    (OperandValueError, "nan is not a probability", "bernoulli", (np.nan,), _DRAW),
+    (DTypeError, "must be integer", "fold_in", (1.0,), {}),
+    (ShapeError, "must be a scalar", "fold_in", ([1, 2],), {}),
 )
 def test_bad_input_is_refused(
     error: type[Exception],

@@ -17,6 +17,7 @@ from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import f32s, put, straight
 
 
@@ -85,11 +86,10 @@ def test_every_instruction_has_a_method_with_its_immediates() -> None:
         assert names == wanted, opcode
 
 
-def test_the_example_of_the_module_counts_down() -> None:
+def test_the_example_of_the_module_counts_down(vm: VM) -> None:
     _, _, code = inspect.cleandoc(str(module.__doc__)).partition("\n\n")
     namespace: dict[str, Any] = {"np": np, "ProgramBuilder": ProgramBuilder}
     exec(textwrap.dedent(code), namespace)
-    vm = VM()
     [output] = vm.launch(namespace["program"], [put(vm, np.array(3))])
     assert output.tolist() == 0
 
@@ -127,34 +127,28 @@ def nest(b: ProgramBuilder) -> None:
         pass
 
 
-@pytest.mark.parametrize(
-    ("step", "text"),
-    [
-        (
-            lambda b: b.label("a").label("b").jump("c"),
-            "no label 'c' in function 'main'; there are: a, b",
-        ),
-        (lambda b: b.jump_if_false("c"), "no label 'c' in function 'main'; there are: none"),
-        (lambda b: b.label("a").label("a"), "label 'a' is defined twice in function 'main'"),
-        (nest, "function 'inner' begins inside function 'main'"),
-        (lambda b: b.build(), "function 'main' is not finished"),
-        (lambda b: b.constant("c", f32s(1)).constant("c", f32s(1)), "'c' is defined twice"),
-        (lambda b: b.constant("c", [1.0]), "constant 'c' must be an array, not a list"),
-    ],
+@cases(
+    "step, text",
+    (
+        lambda b: b.label("a").label("b").jump("c"),
+        "no label 'c' in function 'main'; there are: a, b",
+    ),
+    (lambda b: b.jump_if_false("c"), "no label 'c' in function 'main'; there are: none"),
+    (lambda b: b.label("a").label("a"), "label 'a' is defined twice in function 'main'"),
+    (nest, "function 'inner' begins inside function 'main'"),
+    (lambda b: b.build(), "function 'main' is not finished"),
+    (lambda b: b.constant("c", f32s(1)).constant("c", f32s(1)), "'c' is defined twice"),
+    (lambda b: b.constant("c", [1.0]), "constant 'c' must be an array, not a list"),
 )
 def test_errors_inside_a_function(step: Callable[[Any], object], text: str) -> None:
-    with pytest.raises(ProgramError, match=text):
-        built(step)
+    refuses(ProgramError, text, built, step)
 
 
 def test_errors_outside_of_a_function() -> None:
     b = ProgramBuilder()
-    with pytest.raises(ProgramError, match="push_int stands outside of a function"):
-        b.push_int(1)
-    with pytest.raises(ProgramError, match="label 'x' stands outside of a function"):
-        b.label("x")
-    with pytest.raises(ProgramError, match="no function 'main' among none"):
-        b.build()
+    refuses(ProgramError, "push_int stands outside of a function", b.push_int, 1)
+    refuses(ProgramError, "label 'x' stands outside of a function", b.label, "x")
+    refuses(ProgramError, "no function 'main' among none", b.build)
     with b.function("f"):
         b.halt()
     with pytest.raises(ProgramError, match="function 'f' is defined twice"), b.function("f"):
@@ -181,5 +175,4 @@ def test_a_function_that_raises_is_not_there() -> None:
 def test_constants_and_names_are_checked_by_the_program() -> None:
     with pytest.raises(DTypeError, match="no dtype for"):
         built(lambda b: b.constant("c", np.zeros(2, np.longdouble)))
-    with pytest.raises(ProgramError, match="a constant's name"):
-        built(lambda b: b.constant("1", f32s(1)))
+    refuses(ProgramError, "a constant's name", built, lambda b: b.constant("1", f32s(1)))

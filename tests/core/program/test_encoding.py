@@ -19,6 +19,7 @@ from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import STAR, Count, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import f32s, instruction, straight
 from tests.mutations import assert_well_refused, framed
 
@@ -103,17 +104,15 @@ def test_a_value_comes_back_with_its_kind(value: Any) -> None:
     assert repr(again) == repr(value)
 
 
-@pytest.mark.parametrize(
-    ("value", "as_read"),
-    [
-        (-0.0, -0.0),
-        (math.nan, math.nan),
-        (np.float32(0.5), 0.5),
-        (np.int64(-3), -3),
-        (np.bool_(True), True),
-        (1 - 2**2039, 1 - 2**2039),
-        (TensorType(f32, (2, 0)), TensorType(f32, (2, 0))),
-    ],
+@cases(
+    "value, as_read",
+    (-0.0, -0.0),
+    (math.nan, math.nan),
+    (np.float32(0.5), 0.5),
+    (np.int64(-3), -3),
+    (np.bool_(True), True),
+    (1 - 2**2039, 1 - 2**2039),
+    (TensorType(f32, (2, 0)), TensorType(f32, (2, 0))),
 )
 def test_other_values(value: Any, as_read: Any) -> None:
     assert repr(there_and_back(value)) == repr(as_read)
@@ -149,20 +148,17 @@ def nested(depth: int) -> Any:
     return value
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (object, "no encoding for <class 'object'>"),
-        (1j, "no encoding for 1j"),
-        ({1: 2}, "a text is wanted, not 1"),
-        (2**2040, "an integer of 256 bytes is too large"),
-        (f32s(1), "no encoding for array"),
-        (nested(MAX_NESTING + 1), "nested more than 64 deep"),
-    ],
+@cases(
+    "value, text",
+    (object, "no encoding for <class 'object'>"),
+    (1j, "no encoding for 1j"),
+    ({1: 2}, "a text is wanted, not 1"),
+    (2**2040, "an integer of 256 bytes is too large"),
+    (f32s(1), "no encoding for array"),
+    (nested(MAX_NESTING + 1), "nested more than 64 deep"),
 )
 def test_values_without_an_encoding(value: Any, text: str) -> None:
-    with pytest.raises(EncodingError, match=text):
-        straight(("push_str", value)).to_bytes()
+    refuses(EncodingError, text, lambda: straight(("push_str", value)).to_bytes())
 
 
 def test_the_deepest_value() -> None:
@@ -174,10 +170,8 @@ def test_fields_refuse_other_values() -> None:
         Writer().integer("x")  # type: ignore[arg-type]
     with pytest.raises(EncodingError, match="a tensor type is wanted, not 'f32'"):
         Writer().type("f32")  # type: ignore[arg-type]
-    with pytest.raises(EncodingError, match="too many for one field"):
-        Writer().count(2**32)
-    with pytest.raises(DTypeError, match="no dtype for dtype"):
-        Writer().array(np.zeros(2, np.longdouble))
+    refuses(EncodingError, "too many for one field", lambda: Writer().count(2**32))
+    refuses(DTypeError, "no dtype for dtype", lambda: Writer().array(np.zeros(2, np.longdouble)))
 
 
 # --- bytes that are no program -------------------------------------------------------
@@ -222,51 +216,47 @@ def of_constant(array: bytes) -> bytes:
     return with_header(b"\1\0\0\0" + main + b"\1\0\0\0" + text("c") + array)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"", "a header has 16 bytes; there are 0"),
-        (DATA[:15], "a header has 16 bytes; there are 15"),
-        (with_header(b"", magic=b"ELF\0"), r"starts with b'MLVM', not b'ELF\\x00'"),
-        (with_header(b"", version=2), "format version 2 is not known; this is version 1"),
-        (with_header(b"", kind=2), r"of kind program \(1\) is wanted, not 2"),
-        (with_header(b"", kind=77), r"of kind program \(1\) is wanted, not 77"),
-        (DATA[:-1], r"header announces \d+ bytes; \d+ follow it"),
-        (DATA + b"\0", r"header announces \d+ bytes; \d+ follow it"),
-        (with_header(DATA[HEADER:] + b"\0"), f"byte {len(DATA)}: 1 bytes too many"),
-        (with_header(b""), "byte 16: 4 bytes are wanted; 0 are left"),
-        (with_header(b"\xff\xff\xff\xff"), "4294967295 items or bytes are announced; 0 bytes"),
-        (with_header(b"\1\0\0\0\2\0\0\0\xff\xfe"), r"b'\\xff\\xfe' is not UTF-8"),
-        (with_header(b"\1\0\0\0" + text("main") + b"\1\xffi\1\0" + bytes(8)), "0 or more param"),
-        (with_header(b"\1\0\0\0" + text("main") + b"\1\0n" + bytes(8)), "results, or .*not None"),
-        (with_header(b"\1\0\0\0" + text("main") + b"\1\0t" + bytes(8)), "results, or .*not True"),
-        (of_code(b"\1\0\0\0" + text("jmp") + bytes(4)), "no instruction 'jmp'"),
-        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0x"), "no value has the tag b'x'"),
-        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f8")), "no dtype 'f8'"),
-        (
-            of_code(
-                b"\1\0\0\0" + text("pop") + b"\1\0\0\0{\2\0\0\0" + 2 * (text("a") + b"n") + bytes(4)
-            ),
-            "'a' is given twice",
+@cases(
+    "data, message",
+    (b"", "a header has 16 bytes; there are 0"),
+    (DATA[:15], "a header has 16 bytes; there are 15"),
+    (with_header(b"", magic=b"ELF\0"), r"starts with b'MLVM', not b'ELF\\x00'"),
+    (with_header(b"", version=2), "format version 2 is not known; this is version 1"),
+    (with_header(b"", kind=2), r"of kind program \(1\) is wanted, not 2"),
+    (with_header(b"", kind=77), r"of kind program \(1\) is wanted, not 77"),
+    (DATA[:-1], r"header announces \d+ bytes; \d+ follow it"),
+    (DATA + b"\0", r"header announces \d+ bytes; \d+ follow it"),
+    (with_header(DATA[HEADER:] + b"\0"), f"byte {len(DATA)}: 1 bytes too many"),
+    (with_header(b""), "byte 16: 4 bytes are wanted; 0 are left"),
+    (with_header(b"\xff\xff\xff\xff"), "4294967295 items or bytes are announced; 0 bytes"),
+    (with_header(b"\1\0\0\0\2\0\0\0\xff\xfe"), r"b'\\xff\\xfe' is not UTF-8"),
+    (with_header(b"\1\0\0\0" + text("main") + b"\1\xffi\1\0" + bytes(8)), "0 or more param"),
+    (with_header(b"\1\0\0\0" + text("main") + b"\1\0n" + bytes(8)), "results, or .*not None"),
+    (with_header(b"\1\0\0\0" + text("main") + b"\1\0t" + bytes(8)), "results, or .*not True"),
+    (of_code(b"\1\0\0\0" + text("jmp") + bytes(4)), "no instruction 'jmp'"),
+    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0x"), "no value has the tag b'x'"),
+    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0D" + text("f8")), "no dtype 'f8'"),
+    (
+        of_code(
+            b"\1\0\0\0" + text("pop") + b"\1\0\0\0{\2\0\0\0" + 2 * (text("a") + b"n") + bytes(4)
         ),
-        (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0" + 99 * b"[\1\0\0\0"), "more than 64 deep"),
-        (of_constant(text("f32") + b"\1\0\0\0\1\5"), "20 bytes are wanted; 0 are left"),
-        (of_constant(text("f32") + b"\1\0\0\0\1\xff"), r"integers >= 0, not \[-1\]"),
-        (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes are wanted; 0"),
-        (of_constant(text("f32") + b"\1\0\0\0\x09" + 8 * b"\xff" + b"\0"), "is larger than"),
-        (of_constant(text("f32") + b"\x41\0\0\0" + 65 * b"\1\1" + bytes(4)), "at most 64 dim"),
-        (of_constant(text("bool") + b"\0\0\0\0\2"), "a bool is 0 or 1"),
-    ],
+        "'a' is given twice",
+    ),
+    (of_code(b"\1\0\0\0" + text("pop") + b"\1\0\0\0" + 99 * b"[\1\0\0\0"), "more than 64 deep"),
+    (of_constant(text("f32") + b"\1\0\0\0\1\5"), "20 bytes are wanted; 0 are left"),
+    (of_constant(text("f32") + b"\1\0\0\0\1\xff"), r"integers >= 0, not \[-1\]"),
+    (of_constant(text("u8") + b"\1\0\0\0\x08" + 7 * b"\0" + b"\x40"), "bytes are wanted; 0"),
+    (of_constant(text("f32") + b"\1\0\0\0\x09" + 8 * b"\xff" + b"\0"), "is larger than"),
+    (of_constant(text("f32") + b"\x41\0\0\0" + 65 * b"\1\1" + bytes(4)), "at most 64 dim"),
+    (of_constant(text("bool") + b"\0\0\0\0\2"), "a bool is 0 or 1"),
 )
 def test_bytes_that_are_no_program(data: bytes, message: str) -> None:
-    with pytest.raises(EncodingError, match=message):
-        Program.from_bytes(data)
+    refuses(EncodingError, message, Program.from_bytes, data)
 
 
 @pytest.mark.parametrize("data", [None, "MLVM", 3, [77]])
 def test_what_is_no_bytes(data: Any) -> None:
-    with pytest.raises(EncodingError, match="bytes are wanted, not a"):
-        Program.from_bytes(data)
+    refuses(EncodingError, "bytes are wanted, not a", Program.from_bytes, data)
 
 
 def test_bytes_of_any_kind_are_read() -> None:
@@ -276,16 +266,13 @@ def test_bytes_of_any_kind_are_read() -> None:
 
 def test_what_the_constructor_refuses() -> None:
     empty = with_header(bytes(8))
-    with pytest.raises(ProgramError, match="no function 'main'"):
-        Program.from_bytes(empty)
+    refuses(ProgramError, "no function 'main'", Program.from_bytes, empty)
 
 
 def test_every_beginning_is_refused() -> None:
     for n in range(len(DATA)):
-        with pytest.raises(EncodingError):
-            Program.from_bytes(DATA[:n])
-        with pytest.raises(EncodingError):
-            Program.from_bytes(with_header(DATA[HEADER : max(n, HEADER)]))
+        refuses(EncodingError, "", Program.from_bytes, DATA[:n])
+        refuses(EncodingError, "", Program.from_bytes, with_header(DATA[HEADER : max(n, HEADER)]))
 
 
 @given(st.lists(st.tuples(st.integers(0, len(DATA) - 1), st.integers(0, 255)), min_size=1))
@@ -320,5 +307,4 @@ def check(data: bytes) -> None:
 
 def test_reading_does_not_go_past_the_end() -> None:
     reader = Reader(b"\5ab", 0)
-    with pytest.raises(EncodingError, match="byte 1: 5 bytes are wanted; 2 are left"):
-        reader.integer()
+    refuses(EncodingError, "byte 1: 5 bytes are wanted; 2 are left", reader.integer)

@@ -13,6 +13,7 @@ import pytest
 from mlvm.core.errors import DTypeError, ProgramError
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import Array
+from tests.brief import cases, refuses
 from tests.core.programs import f32s, instruction, straight
 
 HALT = instruction("halt")
@@ -50,13 +51,10 @@ def test_of_op_pushes_the_arguments_calls_and_halts() -> None:
 
 
 def test_there_is_one_main() -> None:
-    with pytest.raises(ProgramError, match="no function 'main' among none"):
-        Program([])
+    refuses(ProgramError, "no function 'main' among none", Program, [])
     other = Function("other", 0, 0, (HALT,))
-    with pytest.raises(ProgramError, match="no function 'main' among other"):
-        Program([other])
-    with pytest.raises(ProgramError, match="function 'other' is defined twice"):
-        Program([other, other])
+    refuses(ProgramError, "no function 'main' among other", Program, [other])
+    refuses(ProgramError, "function 'other' is defined twice", Program, [other, other])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "1st", ".x", "f;", 'f"', "main\n", 5, None])
@@ -87,20 +85,17 @@ def test_constants_are_copied_read_only_and_packed() -> None:
 
 
 def test_a_constant_is_of_a_dtype_that_there_is() -> None:
-    with pytest.raises(DTypeError, match="no dtype for dtype"):
-        with_constants({"c": np.zeros(2, np.longdouble)})
+    refuses(DTypeError, "no dtype for dtype", with_constants, {"c": np.zeros(2, np.longdouble)})
 
 
-@pytest.mark.parametrize(
-    ("x", "y", "equal"),
-    [
-        (f32s(1, 2), f32s(1, 2), True),
-        (f32s(np.nan), f32s(np.nan), True),
-        (f32s(0.0), f32s(-0.0), False),
-        (f32s(1, 2), f32s(1, 3), False),
-        (f32s(1, 2), f32s(1, 2).reshape(2, 1), False),
-        (np.zeros(2, np.int32), np.zeros(2, np.float32), False),
-    ],
+@cases(
+    "x, y, equal",
+    (f32s(1, 2), f32s(1, 2), True),
+    (f32s(np.nan), f32s(np.nan), True),
+    (f32s(0.0), f32s(-0.0), False),
+    (f32s(1, 2), f32s(1, 3), False),
+    (f32s(1, 2), f32s(1, 2).reshape(2, 1), False),
+    (np.zeros(2, np.int32), np.zeros(2, np.float32), False),
 )
 def test_constants_are_compared_by_type_and_bytes(x: Array, y: Array, equal: bool) -> None:
     first, second = with_constants({"c": x}), with_constants({"c": y})

@@ -14,13 +14,14 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, GradientError, ShapeError
-from mlvm.eager.autodiff import autodiff
-from mlvm.eager.autodiff.autodiff import Tape, grad, value_and_grad, vjp
+from mlvm.eager.autodiff import tape as tapes
+from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.functions.creation import ones, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import default_vm, recording
+from mlvm.eager.tensor.context import current_tape, default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import live_tapes
 from tests.threads import in_threads
@@ -29,7 +30,7 @@ from tests.threads import in_threads
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert recording.get() is None
+    assert current_tape.get() is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
 
 
@@ -273,7 +274,7 @@ def test_parts_of_a_tensor_add_up_in_one_cotangent(name: str, wide: int) -> None
 
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_have_gradients_of_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     x = tensor(_rng.normal(size=(TURNS + 2, 5)) * 0.3)
     ml.testing.check_gradients(lambda x: _of_parts(PARTS[name], x), x, order=3)
 
@@ -297,7 +298,7 @@ def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
 
 def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cotangent that is somebody else's too is copied before a part is added to it."""
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     c = tensor([1.0, 2.0, 3.0, 4.0])
 
     def twice(x: Tensor, y: Tensor) -> Tensor:  # the seed is y's cotangent, and x's first part
@@ -325,7 +326,7 @@ def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.Monke
 
 
 def test_a_pullback_of_its_own_value_is_no_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     value, pullback = vjp(lambda x: x[:2] + x[1:], tensor([1.0, 2.0, 3.0]))
     assert lists(list(pullback(value))) == [[3.0, 8.0, 5.0]]
 
@@ -367,7 +368,7 @@ def test_an_error_leaves_nothing_behind(
     used = arena.used
     with pytest.raises(error, match=match):
         grad(function)(x)
-    assert recording.get() is None
+    assert current_tape.get() is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
     assert arena.used == used
 

@@ -23,7 +23,7 @@ from mlvm.core.errors import (
 from mlvm.core.machine.frame import Frame
 from mlvm.core.types import Array
 from mlvm.eager.autodiff import host_call as calls
-from mlvm.eager.autodiff.autodiff import Tape
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.update import live_tapes
 from tests.machines.libraries import EXAMPLE, compile_c, needs_compiler
 from tests.wired import machine

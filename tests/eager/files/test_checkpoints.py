@@ -18,8 +18,10 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
-from tests.alarms import interrupt_after
+from tests.alarms import alarms_interrupt, interrupt_after
 from tests.mutations import assert_well_refused
+
+__all__ = ["alarms_interrupt"]  # a fixture
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8", "c8"]
 SMALL = array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
+from tests.brief import cases, refuses
 
 RNG = np.random.default_rng(5)
 
@@ -118,34 +119,30 @@ def test_the_smallest_product_is_made_first() -> None:
         assert arena.high_water < 40 * 40 * 4
 
 
-@pytest.mark.parametrize(
-    ("subscripts", "shapes", "error", "text"),
-    [
-        ("ij,jk", [(2, 3), (4, 5)], ml.errors.ShapeError, r"f32\[4,5\]\): axis 'j' has lengths 3"),
-        ("...,...", [(2,), (3,)], ml.errors.ShapeError, "an axis of ... has lengths 2 and 3"),
-        ("ii", [(1, 3)], ml.errors.ShapeError, "axis 'i' has lengths 1 and 3"),
-        ("ij", [(2,)], ml.errors.ShapeError, "'ij' of 'ij' does not fit 1 dimensions"),
-        ("i", [(2, 3)], ml.errors.ShapeError, "does not fit 2 dimensions"),
-        ("i,j", [(2,)], ml.errors.AttributeRefused, "is for 2 operands, not 1"),
-        ("i", [], ml.errors.AttributeRefused, "is for 1 operands, not 0"),
-        ("i->j", [(2,)], ml.errors.AttributeRefused, "'j' is in no operand"),
-        ("i->ii", [(2,)], ml.errors.AttributeRefused, "twice in the result"),
-        ("...i->i", [(2, 3)], ml.errors.AttributeRefused, "the result lacks the ..."),
-        ("i.j", [(2, 3, 4)], ml.errors.AttributeRefused, "subscripts are letters"),
-        ("i1", [(2, 3)], ml.errors.AttributeRefused, "subscripts are letters"),
-        ("......", [(2,)], ml.errors.AttributeRefused, "once for each operand"),
-        (["i"], [(2,)], ml.errors.AttributeRefused, "subscripts are a string, not a list"),
-    ],
+@cases(
+    "subscripts, shapes, error, text",
+    ("ij,jk", [(2, 3), (4, 5)], ml.errors.ShapeError, r"f32\[4,5\]\): axis 'j' has lengths 3"),
+    ("...,...", [(2,), (3,)], ml.errors.ShapeError, "an axis of ... has lengths 2 and 3"),
+    ("ii", [(1, 3)], ml.errors.ShapeError, "axis 'i' has lengths 1 and 3"),
+    ("ij", [(2,)], ml.errors.ShapeError, "'ij' of 'ij' does not fit 1 dimensions"),
+    ("i", [(2, 3)], ml.errors.ShapeError, "does not fit 2 dimensions"),
+    ("i,j", [(2,)], ml.errors.AttributeRefused, "is for 2 operands, not 1"),
+    ("i", [], ml.errors.AttributeRefused, "is for 1 operands, not 0"),
+    ("i->j", [(2,)], ml.errors.AttributeRefused, "'j' is in no operand"),
+    ("i->ii", [(2,)], ml.errors.AttributeRefused, "twice in the result"),
+    ("...i->i", [(2, 3)], ml.errors.AttributeRefused, "the result lacks the ..."),
+    ("i.j", [(2, 3, 4)], ml.errors.AttributeRefused, "subscripts are letters"),
+    ("i1", [(2, 3)], ml.errors.AttributeRefused, "subscripts are letters"),
+    ("......", [(2,)], ml.errors.AttributeRefused, "once for each operand"),
+    (["i"], [(2,)], ml.errors.AttributeRefused, "subscripts are a string, not a list"),
 )
 def test_refused(subscripts: Any, shapes: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        ml.einsum(subscripts, *[ml.zeros(shape) for shape in shapes])
+    refuses(error, text, ml.einsum, subscripts, *[ml.zeros(shape) for shape in shapes])
 
 
 def test_operands_are_tensors_of_numbers() -> None:
     untyped: Any = ml.einsum
-    with pytest.raises(ml.errors.DTypeError, match="asarray"):
-        untyped("i", "12")
+    refuses(ml.errors.DTypeError, "asarray", untyped, "i", "12")
     with pytest.raises(ml.errors.DTypeError, match="bool"):
         ml.einsum("i,i", ml.ones(2, dtype=ml.bool), ml.ones(2, dtype=ml.bool))
 

@@ -11,6 +11,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.types import Array
+from tests.brief import cases
 
 fft: Any = ml.fft
 RNG = np.random.default_rng(41)
@@ -162,28 +163,26 @@ def test_captured_is_eager_bit_for_bit() -> None:
 x, z = ml.ones((2, 3)), ml.ones((2, 3)) * 1j
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: fft.rfft(z), DTypeError, r"rfft\(c64\[2,3\]\): takes real numbers; fft takes"),
-        (lambda: fft.ihfft(z), DTypeError, "ihfft.*takes real numbers"),
-        (lambda: fft.fft(x, 0), ShapeError, "fft.*1 element or more along axis 1, not 0"),
-        (lambda: fft.irfft(z[:, :1]), ShapeError, "irfft.*1 element or more along axis 1, not 0"),
-        (lambda: fft.fft(ml.ones((2, 0))), ShapeError, "1 element or more"),
-        (lambda: fft.fft(x, axis=2), AttributeRefused, "fft.*axis 2 is out of range"),
-        (lambda: fft.fft(ml.asarray(1.0)), AttributeRefused, "out of range for 0 dimensions"),
-        (lambda: fft.fft(x, 2.5), AttributeRefused, "n is an int, not 2.5"),
-        (lambda: fft.fftn(x, (2, 2)), AttributeRefused, "lengths s need the axes"),
-        (lambda: fft.fftn(x, (2, 2), (0,)), AttributeRefused, "2 lengths are not for 1 axes"),
-        (lambda: fft.fftn(x, axes=(0, 0)), AttributeRefused, "names an axis twice"),
-        (lambda: fft.rfftn(x, axes=()), AttributeRefused, "names no axis"),
-        (lambda: fft.fft(x, norm="unitary"), AttributeRefused, "norm"),
-        (lambda: fft.hfft(z, norm="unitary"), AttributeRefused, "norm is one of backward, ortho"),
-        (lambda: fft.fftfreq(0), AttributeRefused, "needs n >= 1 and d other than 0"),
-        (lambda: fft.fftfreq(4, d=0.0), AttributeRefused, "needs n >= 1"),
-        (lambda: fft.rfftfreq(4, dtype=ml.int64), DTypeError, "real floats, not i64"),
-        (lambda: fft.fft(1.5), DTypeError, "fft.*takes a tensor, not float"),
-    ],
+@cases(
+    "call, error, text",
+    (lambda: fft.rfft(z), DTypeError, r"rfft\(c64\[2,3\]\): takes real numbers; fft takes"),
+    (lambda: fft.ihfft(z), DTypeError, "ihfft.*takes real numbers"),
+    (lambda: fft.fft(x, 0), ShapeError, "fft.*1 element or more along axis 1, not 0"),
+    (lambda: fft.irfft(z[:, :1]), ShapeError, "irfft.*1 element or more along axis 1, not 0"),
+    (lambda: fft.fft(ml.ones((2, 0))), ShapeError, "1 element or more"),
+    (lambda: fft.fft(x, axis=2), AttributeRefused, "fft.*axis 2 is out of range"),
+    (lambda: fft.fft(ml.asarray(1.0)), AttributeRefused, "out of range for 0 dimensions"),
+    (lambda: fft.fft(x, 2.5), AttributeRefused, "n is an int, not 2.5"),
+    (lambda: fft.fftn(x, (2, 2)), AttributeRefused, "lengths s need the axes"),
+    (lambda: fft.fftn(x, (2, 2), (0,)), AttributeRefused, "2 lengths are not for 1 axes"),
+    (lambda: fft.fftn(x, axes=(0, 0)), AttributeRefused, "names an axis twice"),
+    (lambda: fft.rfftn(x, axes=()), AttributeRefused, "names no axis"),
+    (lambda: fft.fft(x, norm="unitary"), AttributeRefused, "norm"),
+    (lambda: fft.hfft(z, norm="unitary"), AttributeRefused, "norm is one of backward, ortho"),
+    (lambda: fft.fftfreq(0), AttributeRefused, "needs n >= 1 and d other than 0"),
+    (lambda: fft.fftfreq(4, d=0.0), AttributeRefused, "needs n >= 1"),
+    (lambda: fft.rfftfreq(4, dtype=ml.int64), DTypeError, "real floats, not i64"),
+    (lambda: fft.fft(1.5), DTypeError, "fft.*takes a tensor, not float"),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):

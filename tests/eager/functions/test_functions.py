@@ -13,6 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager.functions.sums import sum_to
+from tests.brief import cases, refuses
 
 Array = np.ndarray[Any, Any]
 
@@ -34,22 +35,20 @@ def same(result: ml.Tensor, expected: Any) -> None:
 # --- values copied in ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("obj", "dtype"),
-    [
-        (True, ml.bool),
-        (3, ml.int64),
-        (2.5, ml.float32),
-        ([[1, 2], [3, 4]], ml.int64),
-        ([1, 2.5], ml.float32),
-        ([[True], [False]], ml.bool),
-        ([], ml.float32),
-        (np.float64(2.5), ml.float64),
-        (np.array([2**63, 1], np.uint64), ml.uint64),
-        (np.arange(3, dtype=np.uint16), ml.uint16),
-        (np.zeros((2, 0), np.int8), ml.int8),
-        (np.asfortranarray(X[0]), ml.float32),
-    ],
+@cases(
+    "obj, dtype",
+    (True, ml.bool),
+    (3, ml.int64),
+    (2.5, ml.float32),
+    ([[1, 2], [3, 4]], ml.int64),
+    ([1, 2.5], ml.float32),
+    ([[True], [False]], ml.bool),
+    ([], ml.float32),
+    (np.float64(2.5), ml.float64),
+    (np.array([2**63, 1], np.uint64), ml.uint64),
+    (np.arange(3, dtype=np.uint16), ml.uint16),
+    (np.zeros((2, 0), np.int8), ml.int8),
+    (np.asfortranarray(X[0]), ml.float32),
 )
 def test_asarray_keeps_values_and_chooses_the_dtype(obj: Any, dtype: Any) -> None:
     result = t(obj)
@@ -97,35 +96,32 @@ def test_asarray_takes_what_only_has_dlpack() -> None:
     same(t(Foreign()), V)
 
 
-@pytest.mark.parametrize(
-    ("obj", "dtype", "error", "text"),
-    [
-        ("word", None, ml.errors.DTypeError, "asarray takes"),
-        (None, None, ml.errors.DTypeError, "object"),
-        ([1, None], None, ml.errors.DTypeError, "object"),
-        (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "no dtype"),
-        (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
-        (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
-        (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
-        (1j, ml.float32, ml.errors.DTypeError, "take real or imag"),
-        (2**70, None, ml.errors.OperandValueError, "any integer dtype; write it as a float"),
-        (2**63, None, ml.errors.OperandValueError, "does not fit into i64"),
-        ([2**63, 1], None, ml.errors.OperandValueError, "does not fit into i64"),
-        ([2**63, -1], ml.uint64, ml.errors.OperandValueError, "beside negative ones"),
-        (300, ml.uint8, ml.errors.OperandValueError, "the int 300 does not fit into u8: 0 .. 255"),
-        ([0, -1], ml.uint8, ml.errors.OperandValueError, "the int -1"),
-        (2, ml.bool, ml.errors.OperandValueError, "the int 2 does not fit into bool"),
-        ([1.5], ml.int32, ml.errors.DTypeError, "astype"),
-        ([[1], [2, 3]], None, ml.errors.ShapeError, "inhomogeneous"),
-        ([1, 2], "f3", ml.errors.DTypeError, "f3"),
-    ],
+@cases(
+    "obj, dtype, error, text",
+    ("word", None, ml.errors.DTypeError, "asarray takes"),
+    (None, None, ml.errors.DTypeError, "object"),
+    ([1, None], None, ml.errors.DTypeError, "object"),
+    (np.zeros(2, np.longdouble), None, ml.errors.DTypeError, "no dtype"),
+    (np.array([None]), None, ml.errors.DTypeError, "no dtype"),
+    (np.array(["1"]), ml.float32, ml.errors.DTypeError, "no dtype"),
+    (np.array([1j]), ml.float32, ml.errors.DTypeError, "take real or imag"),
+    (1j, ml.float32, ml.errors.DTypeError, "take real or imag"),
+    (2**70, None, ml.errors.OperandValueError, "any integer dtype; write it as a float"),
+    (2**63, None, ml.errors.OperandValueError, "does not fit into i64"),
+    ([2**63, 1], None, ml.errors.OperandValueError, "does not fit into i64"),
+    ([2**63, -1], ml.uint64, ml.errors.OperandValueError, "beside negative ones"),
+    (300, ml.uint8, ml.errors.OperandValueError, "the int 300 does not fit into u8: 0 .. 255"),
+    ([0, -1], ml.uint8, ml.errors.OperandValueError, "the int -1"),
+    (2, ml.bool, ml.errors.OperandValueError, "the int 2 does not fit into bool"),
+    ([1.5], ml.int32, ml.errors.DTypeError, "astype"),
+    ([[1], [2, 3]], None, ml.errors.ShapeError, "inhomogeneous"),
+    ([1, 2], "f3", ml.errors.DTypeError, "f3"),
 )
 def test_asarray_refuses(obj: Any, dtype: Any, error: type[Exception], text: str) -> None:
     with ml.Arena(ml.default_vm(), "refused") as arena:
-        with pytest.raises(error) as raised:
-            t(obj, dtype=dtype)
+        raised = refuses(error, "", t, obj, dtype=dtype)
         assert arena.used == 0
-    assert text in str(raised.value)
+    assert text in str(raised)
 
 
 def test_asarray_joins_tensors() -> None:
@@ -136,8 +132,7 @@ def test_asarray_joins_tensors() -> None:
     assert ml.asarray([x[0], 2], dtype=ml.int64).dtype is ml.int64
     assert ml.grad(lambda x: ml.sum(ml.asarray([x, 2.0, x * x])))(x[1]).item() == 5.0
     for given, text in (([x, y[:1]], "rows have shapes"), ([x, []], "rows have shapes")):
-        with pytest.raises(ml.errors.ShapeError, match=text):
-            ml.asarray(given)
+        refuses(ml.errors.ShapeError, text, ml.asarray, given)
 
 
 def test_half_floats_stay_what_they_are() -> None:
@@ -196,95 +191,72 @@ def test_created(result: ml.Tensor, expected: Any) -> None:
 
 # --- shapes, joining, choosing: mlvm, numpy and the operand --------------------------
 
-OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
-    "reshape": (lambda x: ml.reshape(x, (4, 6)), lambda x: x.reshape(4, 6)),
-    "reshape -1": (lambda x: ml.reshape(x, (3, -1)), lambda x: x.reshape(3, -1)),
-    "reshape int": (lambda x: ml.reshape(x, -1), lambda x: x.reshape(-1)),
-    "reshape copy": (lambda x: ml.reshape(x, -1, copy=True), lambda x: x.reshape(-1)),
-    "expand_dims": (ml.expand_dims, lambda x: x[None]),
-    "expand_dims -1": (lambda x: ml.expand_dims(x, axis=-1), lambda x: x[..., None]),
-    "expand_dims 2": (
-        lambda x: ml.expand_dims(x, axis=(0, 2)),
-        lambda x: np.expand_dims(x, (0, 2)),
-    ),
-    "squeeze": (lambda x: ml.squeeze(x[:1], 0), lambda x: x[0]),
-    "squeeze all": (lambda x: ml.squeeze(x[:1, :, :1]), lambda x: x[0, :, 0]),
-    "permute_dims": (lambda x: ml.permute_dims(x, (2, 0, 1)), lambda x: x.transpose(2, 0, 1)),
-    "permute -1": (lambda x: ml.permute_dims(x, (-1, 0, 1)), lambda x: x.transpose(2, 0, 1)),
-    "matrix_transpose": (ml.matrix_transpose, lambda x: x.swapaxes(-1, -2)),
-    "mT": (lambda x: x.mT, lambda x: x.swapaxes(-1, -2)),
-    "moveaxis": (lambda x: ml.moveaxis(x, 0, -1), lambda x: np.moveaxis(x, 0, -1)),
-    "moveaxis 2": (
-        lambda x: ml.moveaxis(x, (0, 1), (2, 0)),
-        lambda x: np.moveaxis(x, (0, 1), (2, 0)),
-    ),
-    "broadcast_to": (
-        lambda x: ml.broadcast_to(x[:, :1], (5, 2, 3, 4)),
-        lambda x: np.broadcast_to(x[:, :1], (5, 2, 3, 4)),
-    ),
-    "concat": (lambda x: ml.concat([x, x], axis=1), lambda x: np.concatenate([x, x], 1)),
-    "concat None": (
-        lambda x: ml.concat([x, x[0]], axis=None),
-        lambda x: np.concatenate([x, x[0]], None),
-    ),
-    "stack": (lambda x: ml.stack([x, x], axis=-1), lambda x: np.stack([x, x], -1)),
-    "by position": (
-        lambda x: ml.stack([ml.concat([x, x], 1), ml.roll(ml.repeat(x, 2, 1), 1, 0)], 1),
-        lambda x: np.stack([np.concatenate([x, x], 1), np.roll(np.repeat(x, 2, 1), 1, 0)], 1),
-    ),
-    "tile": (lambda x: ml.tile(x, (2, 1, 3)), lambda x: np.tile(x, (2, 1, 3))),
-    "tile fewer": (lambda x: ml.tile(x, 2), lambda x: np.tile(x, 2)),
-    "tile more": (lambda x: ml.tile(x, (2, 1, 1, 2)), lambda x: np.tile(x, (2, 1, 1, 2))),
-    "repeat": (lambda x: ml.repeat(x, 2, axis=1), lambda x: np.repeat(x, 2, 1)),
-    "repeat None": (lambda x: ml.repeat(x, 3), lambda x: np.repeat(x, 3)),
-    "repeat each": (
-        lambda x: ml.repeat(x, t([2, 0, 3]), axis=1),
-        lambda x: np.repeat(x, [2, 0, 3], 1),
-    ),
-    "repeat list": (
-        lambda x: ml.repeat(x[0, 0], [0, 1, 2, 3]),
-        lambda x: np.repeat(x[0, 0], range(4)),
-    ),
-    "repeat tensor": (lambda x: ml.repeat(x, t(2)), lambda x: np.repeat(x, 2)),
-    "diff": (ml.diff, np.diff),
-    "diff n": (lambda x: ml.diff(x, 2, 1), lambda x: np.diff(x, 2, 1)),
-    "diff too often": (lambda x: ml.diff(x, n=5), lambda x: np.diff(x, 5)),
-    "diff 0": (lambda x: ml.diff(x, n=0), lambda x: x),
+OF_X: dict[str, Callable[[Any, Any], Any]] = {
+    "reshape": lambda f, x: f.reshape(x, (4, 6)),
+    "reshape -1": lambda f, x: f.reshape(x, (3, -1)),
+    "reshape int": lambda f, x: f.reshape(x, -1),
+    "reshape copy": lambda f, x: f.reshape(x, -1, copy=True),
+    "expand_dims": lambda f, x: f.expand_dims(x, 0),
+    "expand_dims -1": lambda f, x: f.expand_dims(x, axis=-1),
+    "expand_dims 2": lambda f, x: f.expand_dims(x, axis=(0, 2)),
+    "squeeze": lambda f, x: f.squeeze(x[:1], 0),
+    "squeeze all": lambda f, x: f.squeeze(x[:1, :, :1]),
+    "permute_dims": lambda f, x: f.permute_dims(x, (2, 0, 1)),
+    "permute -1": lambda f, x: f.permute_dims(x, (-1, 0, 1)),
+    "matrix_transpose": lambda f, x: f.matrix_transpose(x),
+    "mT": lambda f, x: x.mT,
+    "moveaxis": lambda f, x: f.moveaxis(x, 0, -1),
+    "moveaxis 2": lambda f, x: f.moveaxis(x, (0, 1), (2, 0)),
+    "broadcast_to": lambda f, x: f.broadcast_to(x[:, :1], (5, 2, 3, 4)),
+    "concat": lambda f, x: f.concat([x, x], axis=1),
+    "concat None": lambda f, x: f.concat([x, x[0]], axis=None),
+    "stack": lambda f, x: f.stack([x, x], axis=-1),
+    "by position": lambda f, x: f.stack([f.concat([x, x], 1), f.roll(f.repeat(x, 2, 1), 1, 0)], 1),
+    "tile": lambda f, x: f.tile(x, (2, 1, 3)),
+    "tile fewer": lambda f, x: f.tile(x, 2),
+    "tile more": lambda f, x: f.tile(x, (2, 1, 1, 2)),
+    "repeat": lambda f, x: f.repeat(x, 2, axis=1),
+    "repeat None": lambda f, x: f.repeat(x, 3),
+    "repeat each": lambda f, x: f.repeat(x, f.asarray([2, 0, 3]), axis=1),
+    "repeat list": lambda f, x: f.repeat(x[0, 0], [0, 1, 2, 3]),
+    "repeat tensor": lambda f, x: f.repeat(x, f.asarray(2)),
+    "diff": lambda f, x: f.diff(x),
+    "diff n": lambda f, x: f.diff(x, 2, 1),
+    "diff too often": lambda f, x: f.diff(x, n=5),
+    "diff 0": lambda f, x: f.diff(x, n=0),
+    "cumulative_sum": lambda f, x: f.cumulative_sum(x, axis=1),
+    "cumulative_sum from 0": lambda f, x: f.cumulative_sum(x, axis=-1, include_initial=True),
+    "count_nonzero": lambda f, x: f.count_nonzero(f.maximum(x, 0.0), (0, 2), keepdims=True),
+    "roll": lambda f, x: f.roll(x, 1, axis=-1),
+    "roll all": lambda f, x: f.roll(x, 5),
+    "flip": lambda f, x: f.flip(x, axis=1),
+    "pad": lambda f, x: f.pad(x, 1),
+    "pad each": lambda f, x: f.pad(x, [(0, 1), (2, 0), (0, 0)]),
+    "astype": lambda f, x: f.astype(x * 10, f.int32),
+    "take": lambda f, x: f.take(x, f.asarray(INDICES), axis=1),
+    "take 1-d": lambda f, x: f.take(x[0, 0], f.asarray(INDICES)),
+    "take_along_axis": lambda f, x: f.take_along_axis(x, f.asarray([[[2], [0]]]), 1),
+    "where True": lambda f, x: f.where(True, x, -x),
+    "where": lambda f, x: f.where(x > 0, x, -x),
+    "clip": lambda f, x: f.clip(x, -0.5, 0.5),
+    "clip min": lambda f, x: f.clip(x, min=0.0),
+    "clip max": lambda f, x: f.clip(x, max=x[0]),
+    "std": lambda f, x: f.std(x, axis=1, correction=1.0, keepdims=True),
+    "outer": lambda f, x: f.outer(x[0, 0], x[0, 1]),
+}
+"""The same text for mlvm and numpy."""
+
+OTHERWISE: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
+    "cumulative_sum by position": (lambda x: ml.cumulative_sum(x, 1), lambda x: np.cumsum(x, 1)),
     "diff between": (
         lambda x: ml.diff(x, axis=0, prepend=0.0, append=x[:1]),
         lambda x: np.diff(x, axis=0, prepend=np.float32(0), append=x[:1]),
     ),
-    "cumulative_sum": (lambda x: ml.cumulative_sum(x, 1), lambda x: np.cumsum(x, 1)),
-    "cumulative_sum from 0": (
-        lambda x: ml.cumulative_sum(x, axis=-1, include_initial=True),
-        lambda x: np.cumsum(np.pad(x, ((0, 0), (0, 0), (1, 0))), -1),
-    ),
-    "count_nonzero": (
-        lambda x: ml.count_nonzero(ml.where(x > 0, x, 0.0), (0, 2), keepdims=True),
-        lambda x: np.count_nonzero(np.where(x > 0, x, 0), (0, 2), keepdims=True),
-    ),
-    "roll": (lambda x: ml.roll(x, 1, axis=-1), lambda x: np.roll(x, 1, -1)),
-    "roll all": (lambda x: ml.roll(x, 5), lambda x: np.roll(x, 5)),
-    "flip": (lambda x: ml.flip(x, axis=1), lambda x: np.flip(x, 1)),
-    "pad": (lambda x: ml.pad(x, 1), lambda x: np.pad(x, 1)),
     "pad pair": (lambda x: ml.pad(x, (1, 0), 2.0), lambda x: np.pad(x, (1, 0), constant_values=2)),
-    "pad each": (
-        lambda x: ml.pad(x, [(0, 1), (2, 0), (0, 0)]),
-        lambda x: np.pad(x, [(0, 1), (2, 0), (0, 0)]),
-    ),
-    "astype": (lambda x: ml.astype(x * 10, ml.int32), lambda x: (x * 10).astype(np.int32)),
-    "take": (lambda x: ml.take(x, t(INDICES), axis=1), lambda x: np.take(x, INDICES, 1)),
-    "take 1-d": (lambda x: ml.take(x[0, 0], t(INDICES)), lambda x: np.take(x[0, 0], INDICES)),
-    "take_along_axis": (
-        lambda x: ml.take_along_axis(x, t([[[2], [0]]]), 1),
-        lambda x: np.take_along_axis(x, np.array([[[2], [0]]]), 1),
-    ),
-    "where True": (lambda x: ml.where(True, x, -x), lambda x: x),
     "where kinds": (
         lambda x: ml.where(x > 0, 1, 0.5),
         lambda x: np.where(x > 0, np.float32(1), np.float32(0.5)),
     ),
-    "where": (lambda x: ml.where(x > 0, x, -x), lambda x: np.where(x > 0, x, -x)),
     "where scalar": (
         lambda x: ml.where(x > 0, 0.0, x),
         lambda x: np.where(x > 0, np.float32(0), x),
@@ -293,25 +265,22 @@ OF_X: dict[str, tuple[Callable[[Any], Any], Callable[[Array], Any]]] = {
         lambda x: ml.where(x > 0, 1.0, 0.0),
         lambda x: np.where(x > 0, np.float32(1), np.float32(0)),
     ),
-    "clip": (lambda x: ml.clip(x, -0.5, 0.5), lambda x: np.clip(x, -0.5, 0.5)),
     "clip int": (
         lambda x: ml.clip(ml.astype(x, "i32"), 0.5),
         lambda x: np.clip(x.astype("i4"), 0.5, None).astype("f4"),
     ),
-    "clip min": (lambda x: ml.clip(x, min=0.0), lambda x: np.clip(x, 0, None)),
-    "clip max": (lambda x: ml.clip(x, max=x[0]), lambda x: np.clip(x, None, x[0])),
-    "std": (
-        lambda x: ml.std(x, axis=1, correction=1.0, keepdims=True),
-        lambda x: np.std(x, 1, ddof=1, keepdims=True),
-    ),
     "silu": (ml.silu, lambda x: x / (1 + np.exp(-x))),
-    "outer": (lambda x: ml.outer(x[0, 0], x[0, 1]), lambda x: np.outer(x[0, 0], x[0, 1])),
 }
 
 
 @pytest.mark.parametrize("name", OF_X)
 def test_function_of_x(name: str) -> None:
-    ours, theirs = OF_X[name]
+    same(OF_X[name](ml, t(X)), OF_X[name](np, X))
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_function_of_x_that_numpy_writes_otherwise(name: str) -> None:
+    ours, theirs = OTHERWISE[name]
     same(ours(t(X)), theirs(X))
 
 
@@ -407,26 +376,23 @@ def test_topk_and_cumulative_prod_can_be_captured() -> None:
             np.testing.assert_array_equal(given.numpy(), expected.numpy())
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda x: ml.topk(x, 5), ml.errors.AttributeRefused, "topk.*k must be at most 4, not 5"),
-        (lambda x: ml.topk(x, -1), ml.errors.AttributeRefused, "topk.*k must be >= 0, not -1"),
-        (lambda x: ml.topk(x, 1, axis=3), ml.errors.AttributeRefused, "topk.*axis 3 is out of"),
-        (lambda x: ml.topk(ml.sum(x), 1), ml.errors.AttributeRefused, "out of range for 0"),
-        (lambda x: untyped.topk("1", 1), ml.errors.DTypeError, "asarray"),
-        (ml.cumulative_prod, ml.errors.ShapeError, "cumulative_prod.*axis None is for 1 dim"),
-        (lambda x: ml.cumulative_prod(ml.sum(x)), ml.errors.ShapeError, "cumulative_prod"),
-        (
-            lambda x: ml.cumulative_prod(x, axis=3),
-            ml.errors.AttributeRefused,
-            "cumulative_prod.*axis 3 is out of range",
-        ),
-    ],
+@cases(
+    "call, error, text",
+    (lambda x: ml.topk(x, 5), ml.errors.AttributeRefused, "topk.*k must be at most 4, not 5"),
+    (lambda x: ml.topk(x, -1), ml.errors.AttributeRefused, "topk.*k must be >= 0, not -1"),
+    (lambda x: ml.topk(x, 1, axis=3), ml.errors.AttributeRefused, "topk.*axis 3 is out of"),
+    (lambda x: ml.topk(ml.sum(x), 1), ml.errors.AttributeRefused, "out of range for 0"),
+    (lambda x: untyped.topk("1", 1), ml.errors.DTypeError, "asarray"),
+    (ml.cumulative_prod, ml.errors.ShapeError, "cumulative_prod.*axis None is for 1 dim"),
+    (lambda x: ml.cumulative_prod(ml.sum(x)), ml.errors.ShapeError, "cumulative_prod"),
+    (
+        lambda x: ml.cumulative_prod(x, axis=3),
+        ml.errors.AttributeRefused,
+        "cumulative_prod.*axis 3 is out of range",
+    ),
 )
 def test_along_an_axis_refused(call: Any, error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        call(t(X))
+    refuses(error, text, call, t(X))
 
 
 def test_logaddexp_at_infinity_and_where_both_are_equal() -> None:
@@ -582,26 +548,22 @@ def test_dtype_questions() -> None:
     assert ml.iinfo(ml.int16)[:3] == (16, 32767, -32768)
 
 
-@pytest.mark.parametrize(
+@cases(
     "call",
-    [
-        lambda: ml.result_type(ml.int8, ml.uint64),
-        lambda: ml.result_type(),
-        lambda: ml.finfo(ml.int8),
-        lambda: ml.iinfo(ml.float32),
-        lambda: ml.isdtype("f3", "bool"),
-    ],
+    lambda: ml.result_type(ml.int8, ml.uint64),
+    lambda: ml.result_type(),
+    lambda: ml.finfo(ml.int8),
+    lambda: ml.iinfo(ml.float32),
+    lambda: ml.isdtype("f3", "bool"),
 )
 def test_dtype_questions_without_an_answer(call: Callable[[], Any]) -> None:
-    with pytest.raises(ml.errors.DTypeError):
-        call()
+    refuses(ml.errors.DTypeError, "", call)
 
 
 def test_shapes_broadcast() -> None:
     assert ml.broadcast_shapes() == ()
     assert ml.broadcast_shapes((2, 1), [3], 1) == (2, 3)
-    with pytest.raises(ValueError, match=r"broadcast_shapes\(\(2,\), \(3,\)\)"):
-        ml.broadcast_shapes((2,), (3,))
+    refuses(ValueError, r"broadcast_shapes\(\(2,\), \(3,\)\)", ml.broadcast_shapes, (2,), (3,))
 
 
 OUT_OF_RANGE: dict[str, Callable[[ml.Tensor], Any]] = {
@@ -618,15 +580,13 @@ OUT_OF_RANGE: dict[str, Callable[[ml.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", OUT_OF_RANGE)
 def test_what_is_out_of_range_is_an_index_error(name: str) -> None:
-    with pytest.raises(IndexError) as refused:
-        OUT_OF_RANGE[name](t(X))
-    assert isinstance(refused.value, ml.errors.OpError)
+    refused = refuses(IndexError, "", OUT_OF_RANGE[name], t(X))
+    assert isinstance(refused, ml.errors.OpError)
 
 
 def test_an_axis_out_of_range_is_all_that_libraries_expect() -> None:
-    with pytest.raises(ml.errors.AxisRefused) as refused:
-        ml.stack([t(X)], axis=9)
-    assert all(isinstance(refused.value, each) for each in (IndexError, ValueError, TypeError))
+    refused = refuses(ml.errors.AxisRefused, "", ml.stack, [t(X)], axis=9)
+    assert all(isinstance(refused, each) for each in (IndexError, ValueError, TypeError))
 
 
 # --- what is refused -----------------------------------------------------------------
@@ -728,8 +688,7 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_refused(name: str) -> None:
     call, error, text = REFUSED[name]
-    with pytest.raises(error, match=text):
-        call(t(X))
+    refuses(error, text, call, t(X))
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -737,15 +696,13 @@ def test_what_is_refused_leaves_nothing_allocated(name: str) -> None:
     call, error, _ = REFUSED[name]
     x = t(X)
     with ml.Arena(ml.default_vm(), "refused") as arena:
-        with pytest.raises(error):
-            call(x)
+        refuses(error, "", call, x)
         assert arena.used == 0
 
 
 def names_of(call: Callable[[], object]) -> str | None:
-    with pytest.raises(ml.errors.OpError) as refused:
-        call()
-    return refused.value.op
+    refused = refuses(ml.errors.OpError, "", call)
+    return refused.op
 
 
 @pytest.mark.parametrize("name", ["zeros", "ones", "empty"])
@@ -769,24 +726,21 @@ def test_errors_of_composed_functions_name_them() -> None:
 HUGE = 10**5000  # Python refuses to print it
 
 
-@pytest.mark.parametrize(
+@cases(
     "call",
-    [
-        lambda x: ml.eye(HUGE),
-        lambda x: ml.sum(x, axis=HUGE),
-        lambda x: ml.reshape(x, HUGE),
-        lambda x: ml.expand_dims(x, axis=HUGE),
-        lambda x: ml.arange(HUGE),
-        lambda x: ml.full(2, HUGE),
-        lambda x: x + HUGE,
-        lambda x: x[HUGE],
-        lambda x: ml.roll(x, HUGE),
-    ],
+    lambda x: ml.eye(HUGE),
+    lambda x: ml.sum(x, axis=HUGE),
+    lambda x: ml.reshape(x, HUGE),
+    lambda x: ml.expand_dims(x, axis=HUGE),
+    lambda x: ml.arange(HUGE),
+    lambda x: ml.full(2, HUGE),
+    lambda x: x + HUGE,
+    lambda x: x[HUGE],
+    lambda x: ml.roll(x, HUGE),
 )
 def test_huge_ints_are_refused_in_few_words(call: Callable[[ml.Tensor], object]) -> None:
-    with pytest.raises(ml.errors.OpError) as refused:
-        call(t(X))
-    assert len(str(refused.value)) < 300
+    refused = refuses(ml.errors.OpError, "", call, t(X))
+    assert len(str(refused)) < 300
 
 
 def test_a_diagonal_far_outside_is_none() -> None:
@@ -803,8 +757,7 @@ def test_lists_nested_too_deep_are_no_tensor() -> None:
     for _ in range(5000):
         deep = [deep]
     for lists in (inside, deep):
-        with pytest.raises(ml.errors.ShapeError, match="64 deep"):
-            ml.asarray(lists)
+        refuses(ml.errors.ShapeError, "64 deep", ml.asarray, lists)
 
 
 def test_a_dtype_is_whatever_names_one() -> None:
@@ -813,8 +766,7 @@ def test_a_dtype_is_whatever_names_one() -> None:
         assert ml.sum(n, dtype=dtype).dtype is ml.float64
         assert ml.prod(n, dtype=dtype).dtype is ml.float64
         assert ml.isdtype(dtype, "float64")
-    with pytest.raises(ml.errors.DTypeError, match=r"sum\(\): no dtype for 'float12'"):
-        ml.sum(n, dtype="float12")
+    refuses(ml.errors.DTypeError, r"sum\(\): no dtype for 'float12'", ml.sum, n, dtype="float12")
 
 
 def test_bools_are_counted_and_else_converted() -> None:

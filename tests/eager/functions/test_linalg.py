@@ -19,6 +19,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 
 la: Any = ml.linalg
 untyped: Any = ml
@@ -48,32 +49,30 @@ def assert_like(result: Any, expected: Any, tolerance: float = 1e-12) -> None:
         np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize(
-    ("name", "shapes"),
-    [
-        ("det", [(2, 3, 3)]),
-        ("slogdet", [(2, 3, 3)]),
-        ("inv", [(2, 3, 3)]),
-        ("solve", [(2, 3, 3), (3,)]),
-        ("solve", [(2, 3, 3), (3, 2)]),
-        ("qr", [(2, 4, 3)]),
-        ("svd", [(2, 4, 3)]),
-        ("svdvals", [(4, 3)]),
-        ("pinv", [(2, 4, 3)]),
-        ("matrix_rank", [(2, 4, 3)]),
-        ("diagonal", [(2, 4, 3)]),
-        ("trace", [(2, 4, 3)]),
-        ("matrix_transpose", [(2, 4, 3)]),
-        ("matrix_norm", [(2, 4, 3)]),
-        ("vector_norm", [(2, 4)]),
-        ("outer", [(2,), (3,)]),
-        ("cross", [(4, 1, 3), (2, 3)]),
-        ("matmul", [(2, 1, 2, 3), (5, 3, 2)]),
-        ("tensordot", [(2, 3, 4), (3, 4, 5)]),
-        ("vecdot", [(4, 1, 3), (2, 3)]),
-        ("eig", [(3, 3)]),
-        ("eigvals", [(2, 3, 3)]),
-    ],
+@cases(
+    "name, shapes",
+    ("det", [(2, 3, 3)]),
+    ("slogdet", [(2, 3, 3)]),
+    ("inv", [(2, 3, 3)]),
+    ("solve", [(2, 3, 3), (3,)]),
+    ("solve", [(2, 3, 3), (3, 2)]),
+    ("qr", [(2, 4, 3)]),
+    ("svd", [(2, 4, 3)]),
+    ("svdvals", [(4, 3)]),
+    ("pinv", [(2, 4, 3)]),
+    ("matrix_rank", [(2, 4, 3)]),
+    ("diagonal", [(2, 4, 3)]),
+    ("trace", [(2, 4, 3)]),
+    ("matrix_transpose", [(2, 4, 3)]),
+    ("matrix_norm", [(2, 4, 3)]),
+    ("vector_norm", [(2, 4)]),
+    ("outer", [(2,), (3,)]),
+    ("cross", [(4, 1, 3), (2, 3)]),
+    ("matmul", [(2, 1, 2, 3), (5, 3, 2)]),
+    ("tensordot", [(2, 3, 4), (3, 4, 5)]),
+    ("vecdot", [(4, 1, 3), (2, 3)]),
+    ("eig", [(3, 3)]),
+    ("eigvals", [(2, 3, 3)]),
 )
 def test_as_numpy(name: str, shapes: list[tuple[int, ...]]) -> None:
     for dtype, tolerance in (("d", 1e-12), ("f", 1e-4)):
@@ -137,18 +136,16 @@ def test_one_place_each() -> None:
 # --- products ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("shapes", "axes"),
-    [
-        ([(2, 3), (4,)], 0),
-        ([(), ()], 0),
-        ([(2, 3), (3, 2)], ((0, 1), (1, 0))),
-        ([(2, 3, 4), (4, 3, 5)], ([-2, 2], (1, -3))),
-        ([(2, 3), (3,)], (1, 0)),
-        ([(2, 0), (0, 3)], 1),
-        ([(0, 2), (2, 3)], 1),
-        ([(2, 3), (4, 5)], ((), ())),
-    ],
+@cases(
+    "shapes, axes",
+    ([(2, 3), (4,)], 0),
+    ([(), ()], 0),
+    ([(2, 3), (3, 2)], ((0, 1), (1, 0))),
+    ([(2, 3, 4), (4, 3, 5)], ([-2, 2], (1, -3))),
+    ([(2, 3), (3,)], (1, 0)),
+    ([(2, 0), (0, 3)], 1),
+    ([(0, 2), (2, 3)], 1),
+    ([(2, 3), (4, 5)], ((), ())),
 )
 def test_tensordot(shapes: list[tuple[int, ...]], axes: Any) -> None:
     x, y = (random(*shape) for shape in shapes)
@@ -332,8 +329,7 @@ def test_equal_eigenvalues_do_no_harm_to_values() -> None:
 def test_the_gradient_of_a_singular_determinant() -> None:
     x = ml.asarray([[1.0, 2.0, 3.0], [2.0, 4.0, 6.0], [0.0, 1.0, 1.0]])
     ml.testing.check_gradients(la.det, x)
-    with pytest.raises(LinAlgError, match="a matrix is singular"):
-        ml.grad(lambda x: ml.sum(ml.grad(la.det)(x)))(x)
+    refuses(LinAlgError, "a matrix is singular", ml.grad(lambda x: ml.sum(ml.grad(la.det)(x))), x)
 
 
 def test_where_there_is_no_gradient() -> None:
@@ -473,49 +469,46 @@ def test_an_error_has_its_class_behind_the_wire() -> None:
 v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda: la.inv(m23), ShapeError, r"inv\(f32\[2,3\]\): needs square matrices"),
-        (lambda: la.matrix_power(m23, 2), ShapeError, "matrix_power.*needs square matrices"),
-        (lambda: la.outer(v2, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
-        (lambda: la.outer(m22, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
-        (lambda: ml.eye("a"), AttributeRefused, r"eye\(\): n_rows is an int, not 'a'"),  # type: ignore[arg-type]
-        (lambda: ml.eye(2, 1.5), AttributeRefused, r"eye\(\): n_cols is an int, not 1.5"),  # type: ignore[arg-type]
-        (lambda: ml.tensordot(v2, v2, axes="ab"), AttributeRefused, "an int or a pair of seq"),  # type: ignore[arg-type]
-        (lambda: la.matrix_power(m22, 0.5), AttributeRefused, "n is an int, not 0.5"),
-        (lambda: la.vecdot(v2, v3), ShapeError, "vecdot.*lengths 2 and 3, which do not broadcast"),
-        (lambda: la.vecdot(m22, ml.ones((2, 1))), ShapeError, "lengths 2 and 1"),
-        (lambda: la.vecdot(v2 > 0, v2 > 0), DTypeError, "vecdot"),
-        (lambda: la.vecdot(m22, v2, axis=0), AttributeRefused, "axis 0 is another one in each"),
-        (lambda: la.vecdot(m22, v2, axis=-2), AttributeRefused, "axis -2 is out of range"),
-        (lambda: la.cross(v2, v2), ShapeError, "cross.*vectors have 3 elements, not 2 and 2"),
-        (lambda: la.cross(v3, 1.0), DTypeError, "cross.*takes a tensor, not float"),
-        (
-            lambda: la.tensordot(m22, m23, 1.5),
-            AttributeRefused,
-            "int or a pair of sequences, not 1.5",
-        ),
-        (lambda: ml.tensordot(m22, v2, 2), AttributeRefused, "tensordot.*at most the dimensions"),
-        (lambda: ml.tensordot(m22, m23, ([0],)), AttributeRefused, "a pair of sequences"),
-        (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),
-        (lambda: ml.tensordot(v2 > 0, v2 > 0, 1), DTypeError, r"tensordot\(bool\[2\]"),
-        (lambda: la.diagonal(v2), ShapeError, "diagonal.*needs matrices"),
-        (lambda: la.trace(v2), ShapeError, "trace.*needs matrices"),
-        (lambda: la.vector_norm(v2, ord="fro"), AttributeRefused, "ord is a number, not 'fro'"),
-        (lambda: la.vector_norm(v2, axis=1), AttributeRefused, "vector_norm.*out of range"),
-        (lambda: la.matrix_norm(m22, ord=3), AttributeRefused, 'ord is "fro", "nuc", 1'),
-        (lambda: la.matrix_norm(v2), ShapeError, "matrix_norm.*needs matrices"),
-        (lambda: la.norm(ml.ones((2, 2, 2)), 1), ShapeError, "one axis or two, not 3"),
-        (lambda: la.lstsq(m22, v3), ShapeError, r"lstsq\(f32\[2,2\], f32\[3\]\)"),
-        (
-            lambda: la.pinv(m22, rtol="big"),
-            DTypeError,
-            "rtol is a float or a tensor, not 'big'",
-        ),
-        (lambda: la.svd("1"), DTypeError, "svd.*takes a tensor, not str; make one"),
-    ],
+@cases(
+    "call, error, text",
+    (lambda: la.inv(m23), ShapeError, r"inv\(f32\[2,3\]\): needs square matrices"),
+    (lambda: la.matrix_power(m23, 2), ShapeError, "matrix_power.*needs square matrices"),
+    (lambda: la.outer(v2, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
+    (lambda: la.outer(m22, "x"), DTypeError, r"outer\(\): takes a tensor, not str"),
+    (lambda: ml.eye("a"), AttributeRefused, r"eye\(\): n_rows is an int, not 'a'"),  # type: ignore[arg-type]
+    (lambda: ml.eye(2, 1.5), AttributeRefused, r"eye\(\): n_cols is an int, not 1.5"),  # type: ignore[arg-type]
+    (lambda: ml.tensordot(v2, v2, axes="ab"), AttributeRefused, "an int or a pair of seq"),  # type: ignore[arg-type]
+    (lambda: la.matrix_power(m22, 0.5), AttributeRefused, "n is an int, not 0.5"),
+    (lambda: la.vecdot(v2, v3), ShapeError, "vecdot.*lengths 2 and 3, which do not broadcast"),
+    (lambda: la.vecdot(m22, ml.ones((2, 1))), ShapeError, "lengths 2 and 1"),
+    (lambda: la.vecdot(v2 > 0, v2 > 0), DTypeError, "vecdot"),
+    (lambda: la.vecdot(m22, v2, axis=0), AttributeRefused, "axis 0 is another one in each"),
+    (lambda: la.vecdot(m22, v2, axis=-2), AttributeRefused, "axis -2 is out of range"),
+    (lambda: la.cross(v2, v2), ShapeError, "cross.*vectors have 3 elements, not 2 and 2"),
+    (lambda: la.cross(v3, 1.0), DTypeError, "cross.*takes a tensor, not float"),
+    (
+        lambda: la.tensordot(m22, m23, 1.5),
+        AttributeRefused,
+        "int or a pair of sequences, not 1.5",
+    ),
+    (lambda: ml.tensordot(m22, v2, 2), AttributeRefused, "tensordot.*at most the dimensions"),
+    (lambda: ml.tensordot(m22, m23, ([0],)), AttributeRefused, "a pair of sequences"),
+    (lambda: ml.tensordot(m22, v3, 1), ShapeError, r"lengths \[2\] and \[3\]"),
+    (lambda: ml.tensordot(v2 > 0, v2 > 0, 1), DTypeError, r"tensordot\(bool\[2\]"),
+    (lambda: la.diagonal(v2), ShapeError, "diagonal.*needs matrices"),
+    (lambda: la.trace(v2), ShapeError, "trace.*needs matrices"),
+    (lambda: la.vector_norm(v2, ord="fro"), AttributeRefused, "ord is a number, not 'fro'"),
+    (lambda: la.vector_norm(v2, axis=1), AttributeRefused, "vector_norm.*out of range"),
+    (lambda: la.matrix_norm(m22, ord=3), AttributeRefused, 'ord is "fro", "nuc", 1'),
+    (lambda: la.matrix_norm(v2), ShapeError, "matrix_norm.*needs matrices"),
+    (lambda: la.norm(ml.ones((2, 2, 2)), 1), ShapeError, "one axis or two, not 3"),
+    (lambda: la.lstsq(m22, v3), ShapeError, r"lstsq\(f32\[2,2\], f32\[3\]\)"),
+    (
+        lambda: la.pinv(m22, rtol="big"),
+        DTypeError,
+        "rtol is a float or a tensor, not 'big'",
+    ),
+    (lambda: la.svd("1"), DTypeError, "svd.*takes a tensor, not str; make one"),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
-    with pytest.raises(error, match=text):
-        call()
+    refuses(error, text, call)

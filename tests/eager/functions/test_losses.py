@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import cases
 
 Array = np.ndarray[Any, Any]
 Loss = Callable[..., ml.Tensor]
@@ -252,61 +253,57 @@ def test_a_captured_loss_is_the_eager_one() -> None:
             np.testing.assert_array_equal(given.numpy(), expected.numpy())
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (
-            lambda: ml.mean_squared_error(ml.zeros((3, 1)), ml.zeros(3)),
-            ml.errors.ShapeError,
-            r"mean_squared_error\(f32\[3,1\], f32\[3\]\): .* must be of one shape",
-        ),
-        (lambda: ml.l1(ml.zeros(3), ml.arange(3)), ml.errors.DTypeError, r"^l1.*not i64"),
-        (lambda: untyped.l1(ml.zeros(3), "123"), ml.errors.DTypeError, "asarray"),
-        (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.AttributeRefused, "> 0, not 0"),
-        (lambda: untyped.huber(t(X), t(Y), delta="a"), ml.errors.AttributeRefused, "huber"),
-        (
-            lambda: untyped.huber(t(X), t(Y), reduction="average"),
-            ml.errors.AttributeRefused,
-            "huber.*one of 'none', 'mean', 'sum', not 'average'",
-        ),
-        (
-            lambda: ml.kl_divergence(ml.zeros(()), ml.zeros(())),
-            ml.errors.ShapeError,
-            "kl_divergence.*a distribution has an axis",
-        ),
-        (
-            lambda: ml.softmax_cross_entropy(t(X), t(LABELS), label_smoothing=1.5),
-            ml.errors.AttributeRefused,
-            "from 0 to 1, not 1.5",
-        ),
-        (
-            lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=0.5),
-            ml.errors.AttributeRefused,
-            "ignore_index is an int",
-        ),
-        (
-            lambda: ml.softmax_cross_entropy(t(X), t(LABELS - 1), ignore_index=7),
-            ml.errors.OperandValueError,
-            "label -1",
-        ),
-        (
-            lambda: ml.softmax_cross_entropy(t(X), t(LABELS[:2]), ignore_index=7),
-            ml.errors.ShapeError,
-            "labels must have",
-        ),
-        (
-            lambda: ml.softmax_cross_entropy(t(X), t(Y), ignore_index=7),
-            ml.errors.DTypeError,
-            "integer",
-        ),
-        (
-            lambda: untyped.softmax_cross_entropy(
-                t(X), t(LABELS), ignore_index=7, reduction="average"
-            ),
-            ml.errors.AttributeRefused,
-            "softmax_cross_entropy.*not 'average'",
-        ),
-    ],
+@cases(
+    "call, error, text",
+    (
+        lambda: ml.mean_squared_error(ml.zeros((3, 1)), ml.zeros(3)),
+        ml.errors.ShapeError,
+        r"mean_squared_error\(f32\[3,1\], f32\[3\]\): .* must be of one shape",
+    ),
+    (lambda: ml.l1(ml.zeros(3), ml.arange(3)), ml.errors.DTypeError, r"^l1.*not i64"),
+    (lambda: untyped.l1(ml.zeros(3), "123"), ml.errors.DTypeError, "asarray"),
+    (lambda: ml.huber(t(X), t(Y), delta=0), ml.errors.AttributeRefused, "> 0, not 0"),
+    (lambda: untyped.huber(t(X), t(Y), delta="a"), ml.errors.AttributeRefused, "huber"),
+    (
+        lambda: untyped.huber(t(X), t(Y), reduction="average"),
+        ml.errors.AttributeRefused,
+        "huber.*one of 'none', 'mean', 'sum', not 'average'",
+    ),
+    (
+        lambda: ml.kl_divergence(ml.zeros(()), ml.zeros(())),
+        ml.errors.ShapeError,
+        "kl_divergence.*a distribution has an axis",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(LABELS), label_smoothing=1.5),
+        ml.errors.AttributeRefused,
+        "from 0 to 1, not 1.5",
+    ),
+    (
+        lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=0.5),
+        ml.errors.AttributeRefused,
+        "ignore_index is an int",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(LABELS - 1), ignore_index=7),
+        ml.errors.OperandValueError,
+        "label -1",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(LABELS[:2]), ignore_index=7),
+        ml.errors.ShapeError,
+        "labels must have",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(Y), ignore_index=7),
+        ml.errors.DTypeError,
+        "integer",
+    ),
+    (
+        lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=7, reduction="average"),
+        ml.errors.AttributeRefused,
+        "softmax_cross_entropy.*not 'average'",
+    ),
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):

@@ -14,6 +14,7 @@ import mlvm.eager as ml
 from mlvm.eager import stub
 from mlvm.eager.functions.methods import METHODS, PROPERTIES
 from mlvm.eager.tensor.operators import OPERATORS
+from tests.brief import cases
 
 X = np.arange(24, dtype=np.float32).reshape(2, 3, 4) - 7.5
 
@@ -121,18 +122,16 @@ def test_a_result_is_written_to_out() -> None:
 x = ml.asarray(X)
 
 
-@pytest.mark.parametrize(
-    ("call", "text"),
-    [
-        (lambda: x.transpose(0, 1), r"transpose\(f32\[2,3,4\], 0, 1\): .* swapaxes"),
-        (lambda: x[0].transpose(0, 1), r"transpose\(f32\[3,4\], 0, 1\): .* x\.T, or permute_dims"),
-        (lambda: x[0].transpose(-2, -1), r"transpose\(f32\[3,4\], -2, -1\): .* x\.T"),
-        (lambda: x.flatten(2, 1), r"flatten\(f32\[2,3,4\]\): axis 1 is before axis 2"),
-        (lambda: x.flatten(3), r"flatten\(f32\[2,3,4\]\): .*axis 3"),
-        (lambda: x.swapaxes(0, 3), r"swapaxes\(f32\[2,3,4\]\): .*axis 3"),
-        (lambda: x.std(0, ddof=1, correction=2), r"std\(f32\[2,3,4\]\): ddof and correction"),
-        (lambda: x.reshape(5, -1), r"reshape\(f32\[2,3,4\]\): no length for -1"),
-    ],
+@cases(
+    "call, text",
+    (lambda: x.transpose(0, 1), r"transpose\(f32\[2,3,4\], 0, 1\): .* swapaxes"),
+    (lambda: x[0].transpose(0, 1), r"transpose\(f32\[3,4\], 0, 1\): .* x\.T, or permute_dims"),
+    (lambda: x[0].transpose(-2, -1), r"transpose\(f32\[3,4\], -2, -1\): .* x\.T"),
+    (lambda: x.flatten(2, 1), r"flatten\(f32\[2,3,4\]\): axis 1 is before axis 2"),
+    (lambda: x.flatten(3), r"flatten\(f32\[2,3,4\]\): .*axis 3"),
+    (lambda: x.swapaxes(0, 3), r"swapaxes\(f32\[2,3,4\]\): .*axis 3"),
+    (lambda: x.std(0, ddof=1, correction=2), r"std\(f32\[2,3,4\]\): ddof and correction"),
+    (lambda: x.reshape(5, -1), r"reshape\(f32\[2,3,4\]\): no length for -1"),
 )
 def test_refused(call: Callable[[], object], text: str) -> None:
     with pytest.raises(ml.errors.OpError, match=text):

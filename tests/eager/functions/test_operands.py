@@ -14,6 +14,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 
 pytestmark = pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
 
@@ -131,20 +132,18 @@ def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
     assert x[0].tolist() == [1.0, 2.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("dtype", "values", "text"),
-    [
-        ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
-        ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
-        (
-            "i32",
-            1.5,
-            r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
-        ),
-        ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
-        ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
-        ("f64", [1j, 2, 3], "ml.real"),
-    ],
+@cases(
+    "dtype, values, text",
+    ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
+    ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
+    (
+        "i32",
+        1.5,
+        r"a f32 does .*; write ml\.asarray\(values\)\.astype\(ml\.int32\)",
+    ),
+    ("u8", np.ones(3, np.int64), r"write values\.astype\(np\.uint8\)"),
+    ("bool", [0, 1, 2], r"write ml\.asarray\(values\)\.astype\(ml\.bool\)"),
+    ("f64", [1j, 2, 3], "ml.real"),
 )
 def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
     x = ml.zeros(3, dtype=dtype)
@@ -156,32 +155,29 @@ def test_an_update_names_the_remedy(dtype: str, values: Any, text: str) -> None:
         x[...] = eval(remedy, {"np": np, "ml": ml, "values": values})
 
 
-@pytest.mark.parametrize(
-    ("fn", "error", "text"),
-    [
-        (
-            lambda u: u - [300],
-            ml.errors.OperandValueError,
-            r"subtract\(u8\[2\], list\): the int 300",
-        ),
-        (
-            lambda u: [-1] * u,
-            ml.errors.OperandValueError,
-            r"multiply\(list, u8\[2\]\): the int -1 ",
-        ),
-        (lambda u: untyped.isin(u, [300]), ml.errors.OperandValueError, r"isin.* int 300 does"),
-        (lambda u: u.__setitem__(0, [300]), ml.errors.OperandValueError, r"setitem.* int 300 "),
-        (lambda u: u == [2**70], ml.errors.OperandValueError, "any integer dtype; write it as a"),
-        (lambda u: u.__setitem__(0, [1.5]), ml.errors.DTypeError, "a f32 does not become a u8"),
-        (lambda u: u.__isub__([1.5, 2]), ml.errors.DTypeError, "f32.* does not fit into out"),
-    ],
+@cases(
+    "fn, error, text",
+    (
+        lambda u: u - [300],
+        ml.errors.OperandValueError,
+        r"subtract\(u8\[2\], list\): the int 300",
+    ),
+    (
+        lambda u: [-1] * u,
+        ml.errors.OperandValueError,
+        r"multiply\(list, u8\[2\]\): the int -1 ",
+    ),
+    (lambda u: untyped.isin(u, [300]), ml.errors.OperandValueError, r"isin.* int 300 does"),
+    (lambda u: u.__setitem__(0, [300]), ml.errors.OperandValueError, r"setitem.* int 300 "),
+    (lambda u: u == [2**70], ml.errors.OperandValueError, "any integer dtype; write it as a"),
+    (lambda u: u.__setitem__(0, [1.5]), ml.errors.DTypeError, "a f32 does not become a u8"),
+    (lambda u: u.__isub__([1.5, 2]), ml.errors.DTypeError, "f32.* does not fit into out"),
 )
 def test_a_list_is_refused_as_a_number_is(
     fn: Callable[[Any], object], error: type[Exception], text: str
 ) -> None:
     u = ml.asarray([1, 2], dtype="u8")
-    with pytest.raises(error, match=text):
-        fn(u)
+    refuses(error, text, fn, u)
     assert u.tolist() == [1, 2]
 
 
@@ -310,8 +306,7 @@ def test_on_a_vm_elsewhere_asarray_sends() -> None:
     with ml.Arena(WireVM(ml.VM()), "elsewhere").allocating():
         x = ml.asarray(X)
         for refused in (lambda: x + Y, lambda: Y * x, lambda: x[[0]], lambda: x == X):
-            with pytest.raises(ml.errors.MlvmError, match=r"is elsewhere; send them with asarray"):
-                refused()
+            refuses(ml.errors.MlvmError, r"is elsewhere; send them with asarray", refused)
         np.testing.assert_array_equal((x + ml.asarray(Y)).numpy(), X + Y)
 
 
@@ -320,8 +315,7 @@ def test_a_captured_function_keeps_no_array() -> None:
     def frozen(x: ml.Tensor) -> ml.Tensor:
         return x + np.array([1.0, 2.0, 3.0], np.float32)
 
-    with pytest.raises(ml.errors.CaptureError, match=r"test_operands.*give the array as an"):
-        frozen(ml.asarray(X))
+    refuses(ml.errors.CaptureError, r"test_operands.*give the array as an", frozen, ml.asarray(X))
 
     @ml.capture
     def given(x: ml.Tensor, y: Any) -> Any:
@@ -362,17 +356,14 @@ def test_numpys_functions_of_elements_compute_with_tensors() -> None:
     np.testing.assert_array_equal(gradient.numpy(), 2 * x.numpy())
 
 
-@pytest.mark.parametrize(
-    ("call", "said"),
-    [
-        (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
-        (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
-        (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
-    ],
+@cases(
+    "call, said",
+    (lambda x: np.cbrt(x), "numpy.cbrt takes no tensor"),
+    (lambda x: np.add.reduce(x), "numpy.add.reduce takes no tensor"),
+    (lambda x: np.add(np.ones(2), x, out=np.ones(2)), r"numpy.add\(out=\) takes no tensor"),
 )
 def test_what_numpy_has_alone_says_so(call: Callable[[ml.Tensor], Any], said: str) -> None:
-    with pytest.raises(ml.errors.DTypeError, match=said):
-        call(ml.ones(2))
+    refuses(ml.errors.DTypeError, said, call, ml.ones(2))
 
 
 STEPS = np.linspace(-1, 1, 24, dtype=np.float32).reshape(4, 2, 3)

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import DType
 from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
 
 local = pytest.mark.local(reason="only a VM of this process lends memory")
 untyped: Any = ml
@@ -113,10 +114,8 @@ def test_what_is_freed_is_lent_on() -> None:
         x = ml.full(5, 1)
         seen = lent(x)
         arena.free(x)
-        with pytest.raises(StaleTensor):
-            lent(x)
-        with pytest.raises(ml.errors.MlvmError, match="asks for"):
-            ml.full(5, 2)
+        refuses(StaleTensor, "", lent, x)
+        refuses(ml.errors.MlvmError, "asks for", ml.full, 5, 2)
         assert seen.tolist() == [1] * 5
         del seen
         assert ml.full(5, 2).tolist() == [2] * 5
@@ -124,10 +123,9 @@ def test_what_is_freed_is_lent_on() -> None:
 
 def nowhere_to_lend(x: ml.Tensor) -> None:
     for refused in (lent, lambda x: np.asarray(x, copy=False)):
-        with pytest.raises(CopyRefused, match="no memory here to lend") as error:
-            refused(x)
-        assert isinstance(error.value, BufferError)
-        assert isinstance(error.value, ValueError)
+        error = refuses(CopyRefused, "no memory here to lend", refused, x)
+        assert isinstance(error, BufferError)
+        assert isinstance(error, ValueError)
 
 
 @pytest.mark.local(reason="the wire needs a VM of this process behind it")
@@ -142,17 +140,14 @@ def test_what_has_no_memory_here_is_copied() -> None:
 def test_what_has_no_values_is_refused() -> None:
     x = ml.ones(3, device=ml.DryVM())
     nowhere_to_lend(x)
-    with pytest.raises(ExchangeRefused, match="no bytes to read"):
-        np.from_dlpack(x)
+    refuses(ExchangeRefused, "no bytes to read", np.from_dlpack, x)
 
     def exported(x: ml.Tensor, copy: bool | None) -> ml.Tensor:
         np.from_dlpack(x + 1.0, copy=copy)
         return x
 
-    with pytest.raises(ExchangeRefused, match="no values to give"):
-        ml.capture(exported)(ml.ones(3), None)
-    with pytest.raises(CopyRefused, match="no memory here to lend"):
-        ml.capture(exported)(ml.ones(3), False)
+    refuses(ExchangeRefused, "no values to give", ml.capture(exported), ml.ones(3), None)
+    refuses(CopyRefused, "no memory here to lend", ml.capture(exported), ml.ones(3), False)
 
 
 @local
@@ -172,15 +167,12 @@ def test_what_a_consumer_may_ask() -> None:
     assert x.__dlpack_device__() == (1, 0)
     assert "dltensor_versioned" in repr(x.__dlpack__(max_version=(1, 0)))
     assert "dltensor_versioned" not in repr(x.__dlpack__())
-    with pytest.raises(CopyRefused, match="lent read-only"):
-        x.__dlpack__(copy=False)
+    refuses(CopyRefused, "lent read-only", x.__dlpack__, copy=False)
     copied = np.from_dlpack(x, copy=True)
     copied.fill(1)
     assert x.tolist() == [0, 1, 2]
-    with pytest.raises(ExchangeRefused, match="the processor"):
-        x.__dlpack__(dl_device=(2, 0))
-    with pytest.raises(ExchangeRefused, match="no streams"):
-        untyped.ones(1).__dlpack__(stream=1)
+    refuses(ExchangeRefused, "the processor", x.__dlpack__, dl_device=(2, 0))
+    refuses(ExchangeRefused, "no streams", lambda: untyped.ones(1).__dlpack__(stream=1))
 
 
 def test_from_dlpack() -> None:
@@ -194,13 +186,10 @@ def test_from_dlpack() -> None:
     z = ml.from_dlpack(x)
     assert z is not x
     assert z.handle == x.handle
-    with pytest.raises(CopyRefused, match="ndarray"):
-        ml.from_dlpack(source, copy=False)
-    with pytest.raises(CopyRefused, match="f64"):
-        ml.from_dlpack(x, device=vm, copy=False)
-    with pytest.raises(NoExchange, match="a list has no __dlpack__") as refused:
-        ml.from_dlpack([1])
-    assert isinstance(refused.value, AttributeError)
+    refuses(CopyRefused, "ndarray", ml.from_dlpack, source, copy=False)
+    refuses(CopyRefused, "f64", ml.from_dlpack, x, device=vm, copy=False)
+    refused = refuses(NoExchange, "a list has no __dlpack__", ml.from_dlpack, [1])
+    assert isinstance(refused, AttributeError)
 
 
 def test_torch() -> None:
@@ -221,15 +210,13 @@ def test_torch() -> None:
 # --- values copied in ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("source", "dtype"),
-    [
-        (memoryview(untyped_numpy.ones(2)), "f64"),
-        (array.array("d", [1, 1]), "f64"),
-        (array.array("B", [1, 1]), "u8"),
-        (bytearray(b"\1\1"), "u8"),
-        (np.ones(2, np.float16), "f16"),
-    ],
+@cases(
+    "source, dtype",
+    (memoryview(untyped_numpy.ones(2)), "f64"),
+    (array.array("d", [1, 1]), "f64"),
+    (array.array("B", [1, 1]), "u8"),
+    (bytearray(b"\1\1"), "u8"),
+    (np.ones(2, np.float16), "f16"),
 )
 def test_memory_of_python_keeps_its_dtype(source: Any, dtype: str) -> None:
     x = ml.asarray(source)
@@ -253,10 +240,8 @@ def test_asarray_copies_as_it_is_told() -> None:
     assert ml.reshape(x, (3, 1), copy=True).handle != x.handle
     assert ml.astype(x, "f32", copy=False).dtype == "f32"
     for source, dtype in ((np.ones(2), None), ([1, 2], None), (x, "f32")):
-        with pytest.raises(CopyRefused, match="copy=False"):
-            ml.asarray(source, dtype, copy=False)
-    with pytest.raises(DTypeError, match="take real or imag"):
-        ml.asarray(np.ones(2, complex), dtype="f32")
+        refuses(CopyRefused, "copy=False", ml.asarray, source, dtype, copy=False)
+    refuses(DTypeError, "take real or imag", ml.asarray, np.ones(2, complex), dtype="f32")
 
 
 # --- copies and pickles --------------------------------------------------------------
@@ -302,19 +287,20 @@ def test_a_gradient_flows_through_a_copy() -> None:
 def test_what_has_ended_is_not_pickled() -> None:
     with ml.Arena(ml.default_vm(), "short"):
         x = ml.ones(2)
-    with pytest.raises(StaleTensor):
-        pickle.dumps(x)
-    with pytest.raises(StaleTensor):
-        np.from_dlpack(x)
+    refuses(StaleTensor, "", pickle.dumps, x)
+    refuses(StaleTensor, "", np.from_dlpack, x)
 
 
 # --- gradients ------------------------------------------------------------------------
 
 
 @pytest.mark.local(reason="memory is lent")
-@pytest.mark.parametrize(
+@cases(
     "through",
-    [lambda x: np.clip(x, 0, 2), lambda x: np.array(x), lambda x: np.stack([x, x]), np.from_dlpack],
+    lambda x: np.clip(x, 0, 2),
+    lambda x: np.array(x),
+    lambda x: np.stack([x, x]),
+    np.from_dlpack,
 )
 def test_no_gradient_is_lost_in_another_library(through: Any) -> None:
     x = ml.asarray([1.0, 2.0, 3.0])

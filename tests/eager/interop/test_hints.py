@@ -22,6 +22,7 @@ from mlvm.eager.interop.hints import (
     OF_MODULES,
     OF_OPTIMIZERS,
 )
+from tests.brief import refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
@@ -62,8 +63,7 @@ def test_a_name_from_elsewhere_is_none_of_the_module(module: str) -> None:
 def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
     x = ml.ones(2)
     for name, hint in METHODS.items():
-        with pytest.raises(AttributeError, match=f"^a Tensor has no {name}; {re.escape(hint)}$"):
-            getattr(x, name)
+        refuses(AttributeError, f"^a Tensor has no {name}; {re.escape(hint)}$", getattr, x, name)
 
 
 def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
@@ -87,10 +87,8 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         untyped.optim.Adam(model, lr=0.1)
     with pytest.raises(TypeError, match=r"^GRU\(\): there is no batch_first=; x is \[time, batch"):
         untyped.nn.GRU(2, 3, batch_first=True)
-    with pytest.raises(TypeError, match=r"^Dropout\(\): there is no p=; use rate=$"):
-        untyped.nn.Dropout(p=0.5)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'other'"):
-        untyped.nn.Linear(2, 3, other=1)
+    refuses(TypeError, r"^Dropout\(\): there is no p=; use rate=$", untyped.nn.Dropout, p=0.5)
+    refuses(TypeError, "unexpected keyword argument 'other'", untyped.nn.Linear, 2, 3, other=1)
     calls: dict[Callable[[], object], str] = {
         (lambda: untyped.nn.Conv2d(3, 4, kernel_size=3)): r"Conv2d\(\): .* use window=$",
         (lambda: untyped.nn.Conv2d(3, 4, 3, dilation=2)): "no dilation=; the places of a window",
@@ -106,8 +104,7 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
     }
     for call, text in calls.items():
-        with pytest.raises(TypeError, match=text):
-            call()
+        refuses(TypeError, text, call)
 
     class Placed(ml.nn.Module):
         def __init__(self, **options: str) -> None:
@@ -136,8 +133,7 @@ def test_a_module_with_forward_is_told_of_call() -> None:
         def forward(self, x: ml.Tensor) -> ml.Tensor:
             return x
 
-    with pytest.raises(NotImplementedError, match=r"^Net defines no __call__, which is what its"):
-        Net()(ml.ones(2))
+    refuses(NotImplementedError, r"^Net defines no __call__, which is what its", Net(), ml.ones(2))
 
 
 def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:
@@ -149,8 +145,7 @@ def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:
         "exp": "ml.exp(x)",
         "layer_norm": "ml.layer_norm(x, scale, bias, eps=...)",
     }.items():
-        with pytest.raises(AttributeError, match=f"has no {name}; use {re.escape(call)}$"):
-            getattr(x, name)
+        refuses(AttributeError, f"has no {name}; use {re.escape(call)}$", getattr, x, name)
 
 
 def test_a_name_from_elsewhere_is_none_of_a_module() -> None:
@@ -226,8 +221,7 @@ def test_keywords_from_elsewhere() -> None:
         (lambda: untyped.where(x > 0)): r"where\(\) takes a condition.*ml\.nonzero\(c\)$",
     }
     for call, text in calls.items():
-        with pytest.raises(TypeError, match=text):
-            call()
+        refuses(TypeError, text, call)
 
 
 def test_a_mistyped_name() -> None:

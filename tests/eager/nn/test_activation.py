@@ -13,6 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, require_torch
 
 ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]] = {
@@ -78,14 +79,12 @@ def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
     check(lambda layer, x: layer(x), make(), f64(1, 3, 4, 2))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.MaxPool2d(0), AttributeRefused, "MaxPool2d(): window must be one or two"),
-        (lambda: nn.AvgPool2d(2, stride=0), AttributeRefused, "AvgPool2d(): stride must be one"),
-        (lambda: nn.AvgPool2d(2, padding="FULL"), AttributeRefused, "AvgPool2d: padding must be"),
-        (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
-    ],
+@cases(
+    "call, error, message",
+    (lambda: nn.MaxPool2d(0), AttributeRefused, "MaxPool2d(): window must be one or two"),
+    (lambda: nn.AvgPool2d(2, stride=0), AttributeRefused, "AvgPool2d(): stride must be one"),
+    (lambda: nn.AvgPool2d(2, padding="FULL"), AttributeRefused, "AvgPool2d: padding must be"),
+    (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -13,6 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OperandValueError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
 
 
@@ -112,10 +113,7 @@ def test_attention_layers_have_gradients(base: float | None) -> None:
     layer = nn.MultiHeadAttention(4, 2, rotary_base=base, dtype="f64")
     check(lambda layer, x: layer(x, causal=True), layer, f64(1, 3, 4))
 
-    def cached(layer: nn.MultiHeadAttention, x: ml.Tensor) -> Any:
-        return layer(x, cache=layer.init_cache(1, 4), position=0)
-
-    check(cached, layer, f64(1, 3, 4))
+    check(lambda layer, x: layer(x, cache=layer.init_cache(1, 4), position=0), layer, f64(1, 3, 4))
 
 
 @pytest.mark.parametrize("base", [None, 100.0])
@@ -255,41 +253,39 @@ text: Any = "causal"
 real: Any = 1.0
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.MultiHeadAttention(6, 4), AttributeRefused, "must divide embed_dim, given 4"),
-        (lambda: nn.MultiHeadAttention(0, 4), AttributeRefused, "embed_dim must be an integer"),
-        (lambda: nn.MultiHeadAttention(6, 2, rotary_base=10.0), AttributeRefused, "not 3"),
-        (lambda: layer(x[0]), ShapeError, "x must be [batch, time, 4], given f32[3,4]"),
-        (lambda: layer(x, ml.ones((1, 3, 5))), ShapeError, "must be [1, length, 4], given"),
-        (lambda: layer(x, ml.ones((2, 3, 4))), ShapeError, "must be [1, length, 4], given"),
-        (lambda: layer(x, x, cache=cache, position=0), AttributeRefused, "a cache is for self-"),
-        (lambda: layer(x, cache=cache), AttributeRefused, "a cache and a position go together"),
-        (lambda: layer(x, cache=cache, position=-3), AttributeRefused, "must be >= 0, given -3"),
-        (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
-        (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),
-        (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
-        (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "broadcast to [1, 2, 3, 3], True"),
-        (lambda: layer(x, cache=cache, position=real), DTypeError, "must be an integer"),
-        (lambda: layer(x, mask=text), DTypeError, "a mask is of bools that broadcast to"),
-        (
-            lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
-            ShapeError,
-            "a mask must broadcast to bool[1, 2, 3, 3], given bool[2,1,3,3]",
-        ),
-        (
-            lambda: ml.scaled_dot_product_attention(scores, scores, scores[:2]),
-            ShapeError,
-            "key and value equally many rows",
-        ),
-        (lambda: ml.scaled_dot_product_attention(scores, x, scores[0]), ShapeError, "two axes"),
-        (lambda: ml.rotary_encoding(ml.ones((2, 3))), AttributeRefused, "features must be even"),
-        (lambda: ml.rotary_encoding(ml.ones(4)), ShapeError, "takes [..., time, features]"),
-        (lambda: ml.rotary_encoding(x, ml.ones(3)), DTypeError, "positions must be integers"),
-        (lambda: ml.sinusoidal_encoding(ml.ones(3), 4), DTypeError, "positions must be integers"),
-        (lambda: ml.sinusoidal_encoding(ml.arange(3), 3), AttributeRefused, "even, given 3"),
-    ],
+@cases(
+    "call, error, message",
+    (lambda: nn.MultiHeadAttention(6, 4), AttributeRefused, "must divide embed_dim, given 4"),
+    (lambda: nn.MultiHeadAttention(0, 4), AttributeRefused, "embed_dim must be an integer"),
+    (lambda: nn.MultiHeadAttention(6, 2, rotary_base=10.0), AttributeRefused, "not 3"),
+    (lambda: layer(x[0]), ShapeError, "x must be [batch, time, 4], given f32[3,4]"),
+    (lambda: layer(x, ml.ones((1, 3, 5))), ShapeError, "must be [1, length, 4], given"),
+    (lambda: layer(x, ml.ones((2, 3, 4))), ShapeError, "must be [1, length, 4], given"),
+    (lambda: layer(x, x, cache=cache, position=0), AttributeRefused, "a cache is for self-"),
+    (lambda: layer(x, cache=cache), AttributeRefused, "a cache and a position go together"),
+    (lambda: layer(x, cache=cache, position=-3), AttributeRefused, "must be >= 0, given -3"),
+    (lambda: layer(x, position=0), AttributeRefused, "a cache and a position go together"),
+    (lambda: layer(x, cache=(x,), position=0), DTypeError, "what init_cache makes"),
+    (lambda: layer(x, cache=cache, position=1), OperandValueError, "out of range for length 3"),
+    (lambda: layer(x, mask=ml.ones((3, 3))), DTypeError, "broadcast to [1, 2, 3, 3], True"),
+    (lambda: layer(x, cache=cache, position=real), DTypeError, "must be an integer"),
+    (lambda: layer(x, mask=text), DTypeError, "a mask is of bools that broadcast to"),
+    (
+        lambda: layer(x, mask=ml.ones((2, 1, 3, 3), dtype="bool")),
+        ShapeError,
+        "a mask must broadcast to bool[1, 2, 3, 3], given bool[2,1,3,3]",
+    ),
+    (
+        lambda: ml.scaled_dot_product_attention(scores, scores, scores[:2]),
+        ShapeError,
+        "key and value equally many rows",
+    ),
+    (lambda: ml.scaled_dot_product_attention(scores, x, scores[0]), ShapeError, "two axes"),
+    (lambda: ml.rotary_encoding(ml.ones((2, 3))), AttributeRefused, "features must be even"),
+    (lambda: ml.rotary_encoding(ml.ones(4)), ShapeError, "takes [..., time, features]"),
+    (lambda: ml.rotary_encoding(x, ml.ones(3)), DTypeError, "positions must be integers"),
+    (lambda: ml.sinusoidal_encoding(ml.ones(3), 4), DTypeError, "positions must be integers"),
+    (lambda: ml.sinusoidal_encoding(ml.arange(3), 3), AttributeRefused, "even, given 3"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -13,6 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
 
 
@@ -35,12 +36,10 @@ def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any, groups
 @pytest.mark.parametrize(
     ("groups", "inputs", "outputs"), [(2, 4, 6), (3, 3, 3), (2, 2, 6), (4, 4, 4)]
 )
-@pytest.mark.parametrize(
-    ("window", "stride", "padding", "pads"),
-    [
-        ((3, 2), (1, 1), "SAME", ((1, 1), (0, 1))),
-        ((2, 2), (2, 1), ((1, 0), (0, 2)), ((1, 0), (0, 2))),
-    ],
+@cases(
+    "window, stride, padding, pads",
+    ((3, 2), (1, 1), "SAME", ((1, 1), (0, 1))),
+    ((2, 2), (2, 1), ((1, 0), (0, 2)), ((1, 0), (0, 2))),
 )
 def test_groups(
     groups: int, inputs: int, outputs: int, window: Any, stride: Any, padding: Any, pads: Any
@@ -80,15 +79,13 @@ def test_conv1d_has_gradients() -> None:
     check(lambda layer, x: layer(x), layer, f64(2, 4, 2))
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "padding"),
-    [
-        (3, 1, "VALID"),
-        (3, 2, "SAME"),
-        ((2, 3), (1, 2), "SAME"),
-        (2, 3, "SAME"),
-        (4, 2, ((1, 1), (0, 2))),
-    ],
+@cases(
+    "window, stride, padding",
+    (3, 1, "VALID"),
+    (3, 2, "SAME"),
+    ((2, 3), (1, 2), "SAME"),
+    (2, 3, "SAME"),
+    (4, 2, ((1, 1), (0, 2))),
 )
 def test_the_transpose_of_a_convolution(window: Any, stride: Any, padding: Any) -> None:
     """<conv2d(u), x> = <u, conv_transpose2d(x)> for all images u."""
@@ -165,45 +162,43 @@ x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))
 untyped: Any = 1
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.Conv2d(4, 6, 3, groups=3), AttributeRefused, "groups must divide"),
-        (lambda: nn.Conv2d(4, 4, 3, groups=0), AttributeRefused, "groups must be an integer >= 1"),
-        (
-            lambda: nn.Conv2d(4, 4, 3, padding=untyped),
-            AttributeRefused,
-            'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given 1',
-        ),
-        (
-            lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
-            AttributeRefused,
-            '"VALID" or (before, after)',
-        ),
-        (lambda: nn.Conv1d(4, 4, 0), AttributeRefused, "window must be an integer >= 1, given 0"),
-        (
-            lambda: ml.conv2d(x4, ml.ones((2, 2, 2, 3)), groups=2),
-            ShapeError,
-            "a kernel for 2 groups of 4 channels is [height, width, 4 / 2, a multiple of 2], "
-            "not [2, 2, 2, 3]",
-        ),
-        (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
-        (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
-        (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), AttributeRefused, "groups must"),
-        (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "sequences have 3 axes"),
-        (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
-        (
-            lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),
-            ShapeError,
-            "a kernel for 4 channels is [height, width, channels out, 4], not [2, 2, 4, 3]",
-        ),
-        (
-            lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 3, 4)), padding=((2, 2), (0, 0))),
-            ShapeError,
-            "leaves nothing",
-        ),
-        (lambda: ml.conv_transpose2d(x3, ml.ones((2, 2, 3, 4))), ShapeError, "4 axes"),
-    ],
+@cases(
+    "call, error, message",
+    (lambda: nn.Conv2d(4, 6, 3, groups=3), AttributeRefused, "groups must divide"),
+    (lambda: nn.Conv2d(4, 4, 3, groups=0), AttributeRefused, "groups must be an integer >= 1"),
+    (
+        lambda: nn.Conv2d(4, 4, 3, padding=untyped),
+        AttributeRefused,
+        'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given 1',
+    ),
+    (
+        lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
+        AttributeRefused,
+        '"VALID" or (before, after)',
+    ),
+    (lambda: nn.Conv1d(4, 4, 0), AttributeRefused, "window must be an integer >= 1, given 0"),
+    (
+        lambda: ml.conv2d(x4, ml.ones((2, 2, 2, 3)), groups=2),
+        ShapeError,
+        "a kernel for 2 groups of 4 channels is [height, width, 4 / 2, a multiple of 2], "
+        "not [2, 2, 2, 3]",
+    ),
+    (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
+    (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
+    (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), AttributeRefused, "groups must"),
+    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "sequences have 3 axes"),
+    (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
+    (
+        lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),
+        ShapeError,
+        "a kernel for 4 channels is [height, width, channels out, 4], not [2, 2, 4, 3]",
+    ),
+    (
+        lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 3, 4)), padding=((2, 2), (0, 0))),
+        ShapeError,
+        "leaves nothing",
+    ),
+    (lambda: ml.conv_transpose2d(x3, ml.ones((2, 2, 3, 4))), ShapeError, "4 axes"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

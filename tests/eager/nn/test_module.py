@@ -23,7 +23,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
-from mlvm.eager.autodiff.autodiff import grad
+from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor, from_array

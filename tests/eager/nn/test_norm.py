@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, MlvmError, ShapeError
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
 
 
@@ -119,23 +120,21 @@ def test_norms_beside_torch() -> None:
     np.testing.assert_allclose(ours, expected, rtol=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.GroupNorm(4, 6), AttributeRefused, "groups must divide channels, given 4 of 6"),
-        (lambda: nn.GroupNorm(0, 6), AttributeRefused, "groups must be an integer >= 1"),
-        (lambda: nn.RMSNorm(3, eps=0.0), AttributeRefused, "RMSNorm: eps must be positive"),
-        (lambda: nn.BatchNorm(3, momentum=2.0), AttributeRefused, "momentum must be in [0, 1]"),
-        (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "dtype must be a float"),
-        (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "must be [..., 3], given f32[2,4]"),
-        (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "must be [..., 3], given f32[2,1]"),
-        (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "must be [N, ..., 3], given f32[3]"),
-        (
-            lambda: nn.BatchNorm(3)(ml.ones((1, 3))),
-            ShapeError,
-            "BatchNorm: f32[1,3] has 1 values a channel, which have no variance; use eval()",
-        ),
-    ],
+@cases(
+    "call, error, message",
+    (lambda: nn.GroupNorm(4, 6), AttributeRefused, "groups must divide channels, given 4 of 6"),
+    (lambda: nn.GroupNorm(0, 6), AttributeRefused, "groups must be an integer >= 1"),
+    (lambda: nn.RMSNorm(3, eps=0.0), AttributeRefused, "RMSNorm: eps must be positive"),
+    (lambda: nn.BatchNorm(3, momentum=2.0), AttributeRefused, "momentum must be in [0, 1]"),
+    (lambda: nn.BatchNorm(3, dtype="i32"), MlvmError, "dtype must be a float"),
+    (lambda: nn.BatchNorm(3)(ml.ones((2, 4))), ShapeError, "must be [..., 3], given f32[2,4]"),
+    (lambda: nn.RMSNorm(3)(ml.ones((2, 1))), ShapeError, "must be [..., 3], given f32[2,1]"),
+    (lambda: nn.GroupNorm(1, 3)(ml.ones(3)), ShapeError, "must be [N, ..., 3], given f32[3]"),
+    (
+        lambda: nn.BatchNorm(3)(ml.ones((1, 3))),
+        ShapeError,
+        "BatchNorm: f32[1,3] has 1 values a channel, which have no variance; use eval()",
+    ),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -13,6 +13,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
 
 CELLS: dict[str, Any] = {"RNN": nn.RNNCell, "LSTM": nn.LSTMCell, "GRU": nn.GRUCell}
@@ -208,34 +209,32 @@ x = ml.ones((5, 2, 3))
 h = ml.ones((1, 2, 4))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "message"),
-    [
-        (lambda: nn.LSTM(0, 3), AttributeRefused, "LSTM: input_size must be an integer >= 1"),
-        (lambda: nn.GRU(3, 3, num_layers=0), AttributeRefused, "GRU: num_layers must be an"),
-        (lambda: nn.GRUCell(3, 0), AttributeRefused, "GRUCell: hidden_size must be an integer"),
-        (lambda: nn.RNN(3, 3, dtype="i64"), DTypeError, "dtype must be a float"),
-        (lambda: nn.RNN(3, 3, dropout=1.0), AttributeRefused, "rate must be in [0, 1)"),
-        (lambda: lstm(x[0]), ShapeError, "LSTM: x must be [time, batch, 3], given f32[2,3]"),
-        (lambda: lstm(ml.ones((5, 2, 4))), ShapeError, "LSTM: x must be [time, batch, 3], given"),
-        (lambda: nn.LSTMCell(3, 4)(x), ShapeError, "LSTMCell: x must be [batch, 3], given"),
-        (lambda: lstm(x, h), DTypeError, "LSTM: the state must be f32[1,2,4], f32[1,2,4], given"),
-        (
-            lambda: lstm(x, (h, h[:, :1])),
-            ShapeError,
-            "LSTM: the state must be f32[1,2,4], f32[1,2,4], given f32[1,2,4], f32[1,1,4]",
-        ),
-        (lambda: gru(x, (h,)), DTypeError, "GRU: the state must be f32[1,2,4], given"),
-        (lambda: gru(x, ml.astype(h, "f64")), DTypeError, "given f64[1,2,4]"),
-        (lambda: nn.GRUCell(3, 4)(x[0], h), ShapeError, "must be f32[2,4], given f32[1,2,4]"),
-        (lambda: gru(x, lengths=ml.ones(2)), DTypeError, "lengths must be integers, i64[2], given"),
-        (lambda: gru(x, lengths=text), DTypeError, "lengths must be integers, i64[2], given"),
-        (
-            lambda: gru(x, lengths=ml.asarray([1])),
-            ShapeError,
-            "lengths must be [2], one a sequence",
-        ),
-    ],
+@cases(
+    "call, error, message",
+    (lambda: nn.LSTM(0, 3), AttributeRefused, "LSTM: input_size must be an integer >= 1"),
+    (lambda: nn.GRU(3, 3, num_layers=0), AttributeRefused, "GRU: num_layers must be an"),
+    (lambda: nn.GRUCell(3, 0), AttributeRefused, "GRUCell: hidden_size must be an integer"),
+    (lambda: nn.RNN(3, 3, dtype="i64"), DTypeError, "dtype must be a float"),
+    (lambda: nn.RNN(3, 3, dropout=1.0), AttributeRefused, "rate must be in [0, 1)"),
+    (lambda: lstm(x[0]), ShapeError, "LSTM: x must be [time, batch, 3], given f32[2,3]"),
+    (lambda: lstm(ml.ones((5, 2, 4))), ShapeError, "LSTM: x must be [time, batch, 3], given"),
+    (lambda: nn.LSTMCell(3, 4)(x), ShapeError, "LSTMCell: x must be [batch, 3], given"),
+    (lambda: lstm(x, h), DTypeError, "LSTM: the state must be f32[1,2,4], f32[1,2,4], given"),
+    (
+        lambda: lstm(x, (h, h[:, :1])),
+        ShapeError,
+        "LSTM: the state must be f32[1,2,4], f32[1,2,4], given f32[1,2,4], f32[1,1,4]",
+    ),
+    (lambda: gru(x, (h,)), DTypeError, "GRU: the state must be f32[1,2,4], given"),
+    (lambda: gru(x, ml.astype(h, "f64")), DTypeError, "given f64[1,2,4]"),
+    (lambda: nn.GRUCell(3, 4)(x[0], h), ShapeError, "must be f32[2,4], given f32[1,2,4]"),
+    (lambda: gru(x, lengths=ml.ones(2)), DTypeError, "lengths must be integers, i64[2], given"),
+    (lambda: gru(x, lengths=text), DTypeError, "lengths must be integers, i64[2], given"),
+    (
+        lambda: gru(x, lengths=ml.asarray([1])),
+        ShapeError,
+        "lengths must be [2], one a sequence",
+    ),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 import re
 import weakref
@@ -27,7 +28,7 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, random
-from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import capture
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.creation import asarray
@@ -51,34 +52,31 @@ def tensors(arrays: dict[str, Array], dtype: str = "f64") -> dict[str, Tensor]:
     return {name: from_array(np.asarray(x, numpy)) for name, x in arrays.items()}
 
 
-# --- references ----------------------------------------------------------------------
+# --- references: p after updates with the gradients gs -------------------------------
 
 
-def sgd(
-    p: Array, gs: list[Array], rate: float, momentum: float, nesterov: bool, decay: float
-) -> Array:
-    v = np.zeros_like(p)
+def sgd(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
+    v, momentum = np.zeros_like(p), given.get("momentum", 0.0)
     for g in gs:
-        g = g + decay * p
+        g = g + given.get("weight_decay", 0.0) * p
         v = momentum * v + g
-        p = p - rate * (g + momentum * v if nesterov else v)
+        p = p - rate * (g + momentum * v if given.get("nesterov") else v)
     return p
 
 
-def adam(
-    p: Array, gs: list[Array], rate: float, beta1: float, beta2: float, eps: float, decay: float
-) -> Array:
+def adam(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
     """Algorithm 1 of arXiv 1412.6980, with the decay of arXiv 1711.05101."""
+    beta1, beta2 = given.get("betas", (0.9, 0.999))
     m, v = np.zeros_like(p), np.zeros_like(p)
     for t, g in enumerate(gs, 1):
         m = beta1 * m + (1 - beta1) * g
         v = beta2 * v + (1 - beta2) * g**2
-        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + eps)
-        p = p - rate * (step + decay * p)
+        step = (m / (1 - beta1**t)) / (np.sqrt(v / (1 - beta2**t)) + given.get("eps", 1e-8))
+        p = p - rate * (step + given.get("weight_decay", 0.0) * p)
     return p
 
 
-def rmsprop(p: Array, gs: list[Array], rate: float, given: dict[str, Any]) -> Array:
+def rmsprop(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
     """As the documentation of torch.optim.RMSprop writes it."""
     alpha, eps = given.get("alpha", 0.99), given.get("eps", 1e-8)
     v, mean, buffer = np.zeros_like(p), np.zeros_like(p), np.zeros_like(p)
@@ -92,40 +90,55 @@ def rmsprop(p: Array, gs: list[Array], rate: float, given: dict[str, Any]) -> Ar
     return p
 
 
-def lion(p: Array, gs: list[Array], rate: float, beta1: float, beta2: float, decay: float) -> Array:
+def lion(p: Array, gs: list[Array], rate: float, given: Given) -> Array:
     """Algorithm 2 of arXiv 2302.06675."""
-    m = np.zeros_like(p)
+    m, (beta1, beta2) = np.zeros_like(p), given["betas"]
     for g in gs:
         c = beta1 * m + (1 - beta1) * g
-        p = p - rate * (np.sign(c) + decay * p)
+        p = p - rate * (np.sign(c) + given["weight_decay"] * p)
         m = beta2 * m + (1 - beta2) * g
     return p
 
 
 Make = Callable[[Any], optim.Optimizer]
+Given = dict[str, Any]
+Groups = list[tuple[Any, Given]]
 
-SGD_CASES: list[dict[str, Any]] = [
-    {},
-    {"momentum": 0.9},
-    {"weight_decay": 0.1},
-    {"momentum": 0.9, "weight_decay": 0.1},
-    {"momentum": 0.9, "nesterov": True},
-    {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1},
-]
-ADAM_CASES: list[dict[str, Any]] = [
+REFERENCES = {"SGD": sgd, "RMSProp": rmsprop, "Adam": adam, "AdamW": adam, "Lion": lion}
+ADAM_CASES: list[Given] = [
     {},
     {"betas": (0.5, 0.9), "eps": 1e-3},
     {"betas": (0.0, 0.99)},
     {"betas": (0.9, 0.0)},
     {"betas": (0.99, 0.99999)},
 ]
-
-RMSPROP_CASES: list[dict[str, Any]] = [
-    {},
-    {"alpha": 0.5, "eps": 1e-3},
-    {"momentum": 0.9},
-    {"centered": True},
-    {"centered": True, "momentum": 0.5, "weight_decay": 0.1},
+CASES: list[tuple[str, Given]] = [
+    ("SGD", {}),
+    ("SGD", {"momentum": 0.9}),
+    ("SGD", {"weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "weight_decay": 0.1}),
+    ("SGD", {"momentum": 0.9, "nesterov": True}),
+    ("SGD", {"momentum": 0.5, "nesterov": True, "weight_decay": 0.1}),
+    ("RMSProp", {}),
+    ("RMSProp", {"alpha": 0.5, "eps": 1e-3}),
+    ("RMSProp", {"momentum": 0.9}),
+    ("RMSProp", {"centered": True}),
+    ("RMSProp", {"centered": True, "momentum": 0.5, "weight_decay": 0.1}),
+    *(("Adam", given) for given in ADAM_CASES),
+    *(("AdamW", {"weight_decay": 0.2, **given}) for given in ADAM_CASES),
+    *(
+        ("Lion", {"betas": betas, "weight_decay": decay})
+        for betas in [(0.9, 0.99), (0.5, 0.0), (0.0, 0.9)]
+        for decay in (0.0, 0.3)
+    ),
+]
+GROUPED: list[tuple[str, Given, Groups]] = [
+    ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
+    ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
+    ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
+    ("Adam", {}, [("bias", {"betas": (0.5, 0.9)}), ("*", {"learning_rate": 0.5})]),
+    ("AdamW", {"weight_decay": 0.5}, [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]),
+    ("Lion", {"weight_decay": 0.5}, [("[bg]*", {"weight_decay": 0, "betas": (0.5, 0.5)})]),
 ]
 
 
@@ -137,83 +150,44 @@ def trained(make: Make, dtype: str) -> dict[str, Array]:
     return {name: x.numpy() for name, x in params.items()}
 
 
-def check(make: Make, reference: Callable[[Array, list[Array]], Array]) -> None:
-    for dtype, tolerance in [("f64", 1e-12), ("f32", 2e-5)]:
-        for name, found in trained(make, dtype).items():
-            expected = reference(START[name], [g[name] for g in GRADIENTS])
-            assert found.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
-            np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
+@pytest.mark.parametrize(("dtype", "tolerance"), [("f64", 1e-12), ("f32", 2e-5)])
+@pytest.mark.parametrize(("name", "given"), CASES)
+def test_an_optimizer_is_its_formula(name: str, given: Given, dtype: str, tolerance: float) -> None:
+    found = trained(lambda params: getattr(optim, name)(params, 0.02, **given), dtype)
+    for path, x in found.items():
+        expected = REFERENCES[name](START[path], [g[path] for g in GRADIENTS], 0.02, given)
+        assert x.dtype == np.dtype(f"f{4 if dtype == 'f32' else 8}")
+        np.testing.assert_allclose(x, expected, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("given", SGD_CASES)
-def test_sgd_is_the_formula(given: dict[str, Any]) -> None:
-    momentum, nesterov = given.get("momentum", 0.0), given.get("nesterov", False)
-    decay = given.get("weight_decay", 0.0)
-    check(
-        lambda params: optim.SGD(params, 0.05, **given),
-        lambda p, gs: sgd(p, gs, 0.05, momentum, nesterov, decay),
+@pytest.mark.parametrize(("name", "given", "groups"), [*[(*case, []) for case in CASES], *GROUPED])
+def test_torch_agrees(name: str, given: Given, groups: Groups) -> None:
+    torch = pytest.importorskip("torch")
+    if name == "Lion":
+        pytest.skip("PyTorch has none")
+    found = trained(
+        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
     )
-
-
-@pytest.mark.parametrize("given", ADAM_CASES)
-def test_adam_is_the_algorithm(given: dict[str, Any]) -> None:
-    beta1, beta2 = given.get("betas", (0.9, 0.999))
-    eps = given.get("eps", 1e-8)
-    check(
-        lambda params: optim.Adam(params, 0.01, **given),
-        lambda p, gs: adam(p, gs, 0.01, beta1, beta2, eps, 0.0),
-    )
-    check(
-        lambda params: optim.AdamW(params, 0.01, weight_decay=0.2, **given),
-        lambda p, gs: adam(p, gs, 0.01, beta1, beta2, eps, 0.2),
-    )
-
-
-@pytest.mark.parametrize("given", RMSPROP_CASES)
-def test_rmsprop_is_the_formula(given: dict[str, Any]) -> None:
-    check(
-        lambda params: optim.RMSProp(params, 0.02, **given),
-        lambda p, gs: rmsprop(p, gs, 0.02, given),
-    )
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize("betas", [(0.9, 0.99), (0.5, 0.0), (0.0, 0.9)])
-def test_lion_is_the_algorithm(betas: tuple[float, float], decay: float) -> None:
-    check(
-        lambda params: optim.Lion(params, 0.02, betas=betas, weight_decay=decay),
-        lambda p, gs: lion(p, gs, 0.02, *betas, decay),
-    )
+    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
+    listed = []
+    for path, p in params.items():
+        options = dict(first_group(groups, path, p))
+        if "learning_rate" in options:
+            options["lr"] = options.pop("learning_rate")
+        listed.append({"params": [p], **options})
+    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **given)
+    for gradients in GRADIENTS:
+        for k, p in params.items():
+            p.grad = torch.tensor(gradients[k])
+        theirs.step()
+    for k, p in params.items():
+        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_lion_leaves_alone_what_has_no_gradient() -> None:
     w = asarray([1.0, -0.0, math.inf])
     optim.Lion(w, 0.5).update(asarray([0.0, 0.0, -0.0]))
     assert str(w.tolist()) == "[1.0, -0.0, inf]"
-
-
-@pytest.mark.parametrize(
-    ("name", "given"),
-    [
-        *(("RMSProp", given) for given in RMSPROP_CASES),
-        *(("SGD", given) for given in SGD_CASES),
-        *(("Adam", given) for given in ADAM_CASES),
-        *(("AdamW", {"weight_decay": 0.3, **given}) for given in ADAM_CASES),
-    ],
-)
-def test_torch_agrees(name: str, given: dict[str, Any]) -> None:
-    torch = pytest.importorskip("torch")
-    found = trained(lambda params: getattr(optim, name)(params, 0.05, **given), "f64")
-    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
-    optimizer = getattr(torch.optim, name.replace("Prop", "prop"))(
-        params.values(), lr=0.05, **given
-    )
-    for gradients in GRADIENTS:
-        for k, p in params.items():
-            p.grad = torch.tensor(gradients[k])
-        optimizer.step()
-    for k, p in params.items():
-        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_parameters_of_several_dtypes() -> None:
@@ -529,6 +503,39 @@ def test_hyperparameters_that_are_refused(make: Callable[[], object], message: s
         make()
 
 
+def test_a_constructor_takes_the_fields_of_its_class() -> None:
+    assert str(inspect.signature(optim.AdamW)) == (
+        "(params: 'Tree', learning_rate: 'float | Schedule', *, betas: 'tuple[float, float]' = "
+        "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, groups: 'Groups' = ())"
+    )
+    make: Any = optim.SGD
+    for name, message in [
+        ("rate", "got an unexpected keyword argument 'rate'"),
+        ("betas", "got an unexpected keyword argument 'betas'"),
+        ("lr", "there is no lr=; use learning_rate="),
+    ]:
+        with pytest.raises(TypeError, match=rf"SGD(\.__init__)?\(\):? {message}"):
+            make(PARAMS, 0.1, **{name: 0.5})
+    with pytest.raises(TypeError, match=r"SGD\.__init__\(\) missing .*'learning_rate'"):
+        make(PARAMS)
+    with pytest.raises(TypeError, match="takes 3 positional arguments but 4 were given"):
+        make(PARAMS, 0.1, 0.9)
+
+
+def test_a_class_of_ones_own_may_have_a_constructor_of_its_own() -> None:
+    class Halved(optim.SGD):
+        purpose: str = "to be seen"
+
+        def __init__(self, params: Any, rate: float) -> None:
+            super().__init__(params, rate / 2, momentum=0.5)
+
+    params = {"w": asarray([1.0])}
+    optimizer = Halved(params, 1.0)
+    optimizer.update({"w": asarray([1.0])})
+    assert params["w"].tolist() == [0.5]
+    assert repr(optimizer).startswith("<Halved of 1 tensors: learning_rate=0.5, momentum=0.5,")
+
+
 @pytest.mark.parametrize("params", [{}, None, nn.Dropout(0.5)])
 def test_an_optimizer_needs_parameters(params: Any) -> None:
     with pytest.raises(DTypeError, match="SGD: there are no parameters to update"):
@@ -679,28 +686,17 @@ def test_repr_names_the_hyperparameters() -> None:
 
 # --- groups --------------------------------------------------------------------------
 
-GROUPED: list[tuple[str, dict[str, Any], list[tuple[Any, dict[str, Any]]]]] = [
-    ("SGD", {"momentum": 0.9}, [("bias", {"learning_rate": 0.5}), ("g*", {"momentum": 0.0})]),
-    ("SGD", {}, [(lambda path, x: x.ndim < 2, {"momentum": 0.9, "nesterov": True})]),
-    ("RMSProp", {}, [("bias", {"centered": True}), ("kernel", {"alpha": 0.5, "eps": 1e-3})]),
-    ("Adam", {}, [("bias", {"betas": (0.5, 0.9)}), ("*", {"learning_rate": 0.5})]),
-    ("AdamW", {"weight_decay": 0.5}, [(lambda path, x: x.ndim < 2, {"weight_decay": 0.0})]),
-    ("Lion", {"weight_decay": 0.5}, [("[bg]*", {"weight_decay": 0, "betas": (0.5, 0.5)})]),
-]
 
-
-def first_group(groups: list[tuple[Any, dict[str, Any]]], path: str, x: Any) -> dict[str, Any]:
+def first_group(groups: Groups, path: str, x: Any) -> Given:
     shells = {"g*": "gain", "[bg]*": "bias gain", "*": path}
     for which, options in groups:
-        if which(path, x) if callable(which) else path in shells.get(which, which).split():
+        if which(path, x) if callable(which) else path in str(shells.get(which, which)).split():
             return options
     return {}
 
 
 @pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
-def test_groups_are_optimizers_of_their_own(
-    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
-) -> None:
+def test_groups_are_optimizers_of_their_own(name: str, given: Given, groups: Groups) -> None:
     found = trained(
         lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
     )
@@ -711,32 +707,6 @@ def test_groups_are_optimizers_of_their_own(
         for gradients in GRADIENTS:
             alone.update(tensors({path: gradients[path]}))
         assert params[path].numpy().tobytes() == found[path].tobytes(), path
-
-
-@pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
-def test_torch_agrees_on_groups(
-    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]]
-) -> None:
-    torch = pytest.importorskip("torch")
-    if name == "Lion":
-        pytest.skip("PyTorch has none")
-    found = trained(
-        lambda params: getattr(optim, name)(params, 0.05, **given, groups=groups), "f64"
-    )
-    params = {k: torch.nn.Parameter(torch.tensor(x)) for k, x in START.items()}
-    listed = []
-    for path, p in params.items():
-        options = dict(first_group(groups, path, p))
-        if "learning_rate" in options:
-            options["lr"] = options.pop("learning_rate")
-        listed.append({"params": [p], **options})
-    theirs = getattr(torch.optim, name.replace("Prop", "prop"))(listed, lr=0.05, **given)
-    for gradients in GRADIENTS:
-        for k, p in params.items():
-            p.grad = torch.tensor(gradients[k])
-        theirs.step()
-    for k, p in params.items():
-        np.testing.assert_allclose(found[k], p.detach().numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
@@ -822,7 +792,7 @@ def test_an_optimizer_ends_with_its_last_reference() -> None:
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize(("name", "given", "groups"), GROUPED)
 def test_captured_updates_are_eager_ones(
-    name: str, given: dict[str, Any], groups: list[tuple[Any, dict[str, Any]]], fuse: bool
+    name: str, given: Given, groups: Groups, fuse: bool
 ) -> None:
     runs = []
     for captured in (False, True):

@@ -17,6 +17,7 @@ from mlvm.eager.parallel import shards
 from mlvm.machines.local import LocalVM as VM
 from models.mlp import Mlp
 from models.mlp_mixer import MlpMixer
+from tests.brief import cases, refuses
 
 pytest.importorskip("threadpoolctl")
 pytestmark = pytest.mark.local(reason="a group's members have VMs of their own process")
@@ -139,20 +140,13 @@ def test_rows_are_shared_out_in_order_and_keywords_go_to_all() -> None:
     assert seen == {"a": ([0, 1], [[1], [2]], 2.0), "b": ([2, 3], [[3], [4]], 2.0)}
 
 
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (np.zeros(3),),
-        (np.zeros(4), np.zeros(2)),
-        (np.zeros(()),),
-        (np.zeros((4, 2)), 1.0),
-    ],
+@cases(
+    "batch", (np.zeros(3),), (np.zeros(4), np.zeros(2)), (np.zeros(()),), (np.zeros((4, 2)), 1.0)
 )
 def test_a_batch_that_does_not_divide_is_refused(batch: tuple[Any, ...]) -> None:
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(lambda vm: lambda *batch: None, group)
-        with pytest.raises(ShapeError, match="a batch for 2 members is of arrays with one number"):
-            step(*batch)
+        refuses(ShapeError, "a batch for 2 members is of arrays with one number", step, *batch)
 
 
 def test_an_error_of_one_replica_reaches_the_caller() -> None:
@@ -165,9 +159,8 @@ def test_an_error_of_one_replica_reaches_the_caller() -> None:
 
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(make_step, group)
-        with pytest.raises(ml.errors.OperandValueError, match="label 7") as caught:
-            step(np.array([0, 1, 2, 7]))
-        assert "raised by member 1 (vm1) of a group of 2" in caught.value.__notes__
+        caught = refuses(ml.errors.OperandValueError, "label 7", step, np.array([0, 1, 2, 7]))
+        assert "raised by member 1 (vm1) of a group of 2" in caught.__notes__
         step(np.array([0, 1, 2, 2]))
 
 
@@ -187,8 +180,7 @@ def test_a_member_that_skips_a_collective_is_named() -> None:
         if rank == 0:
             ml.parallel.all_reduce(ml.ones((2,)))
 
-    with pytest.raises(GroupError, match=r"member 1 \(vm1\) has ended"):
-        run(2, step)
+    refuses(GroupError, r"member 1 \(vm1\) has ended", run, 2, step)
 
 
 # --- where members meet --------------------------------------------------------------
@@ -237,8 +229,7 @@ def test_threads_and_processes_train_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
 def test_texts_that_name_no_group(text: str) -> None:
-    with pytest.raises(GroupError, match="a group is threads:N, processes:N or mpi"):
-        ml.parallel.group(text)
+    refuses(GroupError, "a group is threads:N, processes:N or mpi", ml.parallel.group, text)
 
 
 @pytest.mark.local(reason="rows are lent as views of the VM's memory")
@@ -264,8 +255,7 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
             assert np.shares_memory(each, memory)
             assert not each.flags.writeable
         arena.reset()
-        with pytest.raises(StaleTensor):
-            step(x)
+        refuses(StaleTensor, "", step, x)
 
 
 def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(

@@ -40,7 +40,7 @@ def planned(name: str, *inputs: Any, **attributes: Any) -> bool:
     types = [TensorType.of(np.asarray(x)) for x in inputs]
     out = op.infer(types, bound)
     kernel: Any = KERNELS[1].get(name)
-    return kernel is not None and out is not None and kernel.plan([out, *types], bound) is not None
+    return kernel is not None and out is not None and kernel.call([out, *types], bound) is not None
 
 
 def native(name: str, *inputs: Any, threads: int = 1, **attributes: Any) -> Array:

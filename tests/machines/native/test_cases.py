@@ -1,4 +1,4 @@
-"""Every case of every op that has a native twin: against the case's own expression, with the
+"""Every case of every op that has a native planner: against the case's own expression, with the
 reference kernel's tolerance, and with the same bits on any number of threads."""
 
 from __future__ import annotations
@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlvm.machines.native.planner import TWINS
+from mlvm.machines.native.planner import PLANNERS
 from tests.core.ops.cases import CASES, Case
 from tests.machines.native.planners import native
 
@@ -15,7 +15,7 @@ TOLERANCE = {"float64": 1e-12, "float32": 2e-6, "complex128": 1e-12, "complex64"
 TWINNED = [
     pytest.param(name, case, id=f"{name}-{i}")
     for name, cases in CASES.items()
-    if name in TWINS
+    if name in PLANNERS
     for i, case in enumerate(cases)
 ]
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
-from mlvm.machines.native.planners.chain import PIECE, chain_plan
+from mlvm.machines.native.planners.chain import PIECE, chain_call
 from tests.core.machine.test_fused import Example, examples
 from tests.machines.native.planners import KERNELS, POOLS, native, planned, reference
 
@@ -131,9 +131,9 @@ ADAM = links(
 @pytest.mark.parametrize("size", [1, 16, 1000, 5000])
 def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
     vector, scalar = TensorType(dtype, (size,)), TensorType(dtype)
-    plan = chain_plan(ADAM, [*[vector] * 7, *[scalar] * 4])
-    assert plan is not None
-    assert plan.kernel == "chain"
+    call = chain_call(ADAM, [*[vector] * 7, *[scalar] * 4])
+    assert call is not None
+    assert call.kernel == "chain"
     rng = np.random.default_rng(5)
     m, v, p, g = (rng.random(size).astype(vector.dtype.numpy) for _ in range(4))
     beta1, beta2, eps, rate = (np.array(x, m.dtype) for x in (0.9, 0.999, 1e-8, -0.1))
@@ -141,7 +141,7 @@ def test_a_step_of_adam_is_one_pass_in_place(size: int, dtype: str) -> None:
     expected_v = g * g + v * beta2
     expected_p = expected_m / (np.sqrt(expected_v) + eps) * rate + p
     arrays = [aligned_copy(x) for x in (m, v, p, g, beta1, beta2, eps, rate)]
-    plan.run(POOLS[2], *arrays[:3], *arrays[:4], *arrays[4:])
+    call.run(POOLS[2], *arrays[:3], *arrays[:4], *arrays[4:])
     for given_, expected in zip(arrays, (expected_m, expected_v, expected_p), strict=False):
         np.testing.assert_array_equal(given_, expected)
 
@@ -154,13 +154,13 @@ def test_links_may_bring_other_dtypes() -> None:
         *[TensorType("f32", (50, 60))] * 2,
         TensorType("f64", (60,)),
     ]
-    plan = chain_plan(chain, types)
-    assert plan is not None
+    call = chain_call(chain, types)
+    assert call is not None
     rng = np.random.default_rng(6)
     x, y = (rng.standard_normal((50, 60)).astype("f4") for _ in range(2))
     z = rng.standard_normal(60)
     out = np.zeros((50, 60))
-    plan.run(POOLS[1], out, x, y, z)
+    call.run(POOLS[1], out, x, y, z)
     np.testing.assert_array_equal(out, np.where(x < y, x, y) * z)
 
 
@@ -172,9 +172,9 @@ def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
         *links(("add", -1, 1, 2)),
         Link(OPS["gelu"], 0, (-1,), OPS["gelu"].bind({"approximate": True})),
     ]
-    plan = chain_plan(chain, [matrix, matrix, bias], unit=unit)
-    assert plan is not None
-    assert plan.units == rows
+    call = chain_call(chain, [matrix, matrix, bias], unit=unit)
+    assert call is not None
+    assert call.units == rows
 
 
 def test_unknown_functions_leave_a_chain_to_its_parts() -> None:
@@ -192,7 +192,7 @@ def test_unknown_functions_leave_a_chain_to_its_parts() -> None:
     x = np.random.default_rng(7).standard_normal((30, 100)).astype("f4")
     types = [TensorType.of(x)] * 2
     kernel: Any = KERNELS[1]["fused"]
-    assert kernel.plan(types, {"chain": chain}) is None
+    assert kernel.call(types, {"chain": chain}) is None
     out = np.zeros_like(x)
     kernel(out, x, chain=chain)
     np.testing.assert_array_equal(out, -np.sin((x + x) * x) + (x + x))

@@ -15,7 +15,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
 from mlvm.core.observe import observed
-from mlvm.eager.autodiff.autodiff import Tape
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION
@@ -268,15 +268,15 @@ def test_a_function_registered_while_a_call_is_learned_is_called(
     vm: ml.VM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, called = ml.ones(4), list[int]()
-    plan_of = loop.plan_of
+    call_of = loop.call_of
 
     def registering(*args: Any) -> Any:
-        plan = plan_of(*args)
-        if sys._getframe(1).f_code.co_name == "plan":  # the launch is over
+        call = call_of(*args)
+        if sys._getframe(1).f_code.co_name == "prepare":  # the launch is over
             vm.register("add.out", lambda frame: called.append(frame.nparams))
-        return plan
+        return call
 
-    monkeypatch.setattr(loop, "plan_of", registering)
+    monkeypatch.setattr(loop, "call_of", registering)
     x + x
     assert called == []
     x + x
@@ -284,7 +284,7 @@ def test_a_function_registered_while_a_call_is_learned_is_called(
 
 
 def place_of(*operands: ml.Tensor) -> int:
-    """Where a call remembers operands of these types: `entry_of` in src/dispatch.c."""
+    """Where a call remembers operands of these types: `entry_of` in language/dispatch.c."""
     number = 0
     for x in operands:
         number = number * 31 + (id(x.type) >> 5)

@@ -26,7 +26,8 @@ _NUMPYS = "sin cos tan asin acos atan atan2 hypot sinh cosh asinh acosh atanh ne
 EXACT = [
     op.name
     for op in OPS.values()
-    if op.room == "elementwise"
+    if op.elementwise
+    and op.in_place
     and op.name not in {*FUNCTIONS, "pow", "logaddexp", *_NUMPYS.split()}
 ]
 REAL = [d for d in DType.all.values() if d.kind != "complex" and not d.is_half]

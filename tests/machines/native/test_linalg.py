@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from mlvm.core.op import OPS
 from mlvm.core.types import Array, TensorType, aligned_array
-from mlvm.machines.native._native import Plan
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.planner import kernel_call
 from mlvm.machines.native.planners.linalg import Chain, matmul_chain
 from tests.machines.native.planners import POOLS, native, planned
 
@@ -219,18 +220,22 @@ def _chained(x: Array, y: Array, out: bool, threads: int, **attributes: bool) ->
     where = 4
     child = _rows_times(rows, n, 3, where, 3, len(parameters) + (not out), str(x.dtype))
     chain = Chain(child, len(parameters), 1, 2, where if out else None)
-    plan = matmul_chain(types[0], types[1], op.bind(attributes), chain)
-    assert plan is not None
-    assert plan.run(POOLS[threads], *parameters)
+    call = matmul_chain(types[0], types[1], op.bind(attributes), chain)
+    assert call is not None
+    assert call.run(POOLS[threads], *parameters)
     return [result, made] if out else [result]
 
 
-def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str) -> Plan:
+def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str) -> KernelCall:
     """matmul's own kernel as a child: a unit is one row."""
-    ints = [m, n, k, 1, max(k, 1), k, 1, 0, n, 1, 0, x, y, 0, 0, 1, 0, 1, 12, 32, 1, 0, 0, 0, 0]
     suffix = {"float32": "f32", "float64": "f64"}[dtype]
+    integers = {"m": m, "n": n, "k": k, "groups": 1, "block": max(k, 1), "x": x, "y": y}
+    integers |= {"x_row": k, "x_k": 1, "y_k": n, "y_column": 1, "unit": 1, "copy_y": 1}
+    integers |= {"rows_at_once": 12, "columns_at_once": 32, "blocks_at_once": 1}
     scratch = 32 * max(k, 1) * 8
-    return Plan(f"matmul_{suffix}", nparams, ints=ints, units=m, scratch=scratch)
+    call = kernel_call(f"matmul_{suffix}", nparams, m, 0, integers, scratch=scratch)
+    assert call is not None
+    return call
 
 
 @pytest.mark.parametrize("out", [True, False])

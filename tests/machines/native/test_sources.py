@@ -33,8 +33,9 @@ MAIN: Final = """
 int main(void)
 {
     float x[5] = {1, 2, 3, 4, 5}, y[5];
-    int64_t ints[] = {sizeof x, 0, 0, 1};
-    Plan copy = {.run = find_kernel("copy")->run, .units = 1, .nparams = 2, .n = ints};
+    enum { layout_integers(NAME) COUNT };
+    int64_t ints[COUNT] = {[BYTES] = sizeof x, [READS] = 1};
+    KernelCall copy = {.run = find_kernel("copy")->run, .units = 1, .nparams = 2, .n = ints};
     char *there[] = {(char *)y, (char *)x, NULL}, *back[] = {(char *)x, (char *)y, NULL};
     BoundCall calls[] = {{&copy, there}, {&copy, back}};
     double most = 1e9;
@@ -109,7 +110,7 @@ def test_the_checker_flags_a_wrong_include(name: str, text: str) -> None:
 def test_kernel_calls_run_in_a_program_without_python(tmp_path: Path) -> None:
     (tmp_path / "main.c").write_text(MAIN)
     files = [*(SOURCE / "plan").rglob("*.c"), tmp_path / "main.c"]
-    flags = ["-std=c11", "-O0", "-w", "-DTARGET=plain", f"-I{SOURCE}", "-o", tmp_path / "main"]
-    subprocess.run([COMPILER, *flags, *files, "-lm", "-pthread"], check=True)
+    flags = ["-std=c11", "-O0", "-w", "-DTARGET=plain", f"-I{SOURCE}", "-lm", "-pthread"]
+    subprocess.run([COMPILER, *files, *flags, "-o", tmp_path / "main"], check=True)
     done = subprocess.run([tmp_path / "main"], capture_output=True, text=True, check=True)
     assert done.stdout == "2 of 2 calls, 0, 5, plain\n"

@@ -21,33 +21,29 @@ from mlvm.machines.remote.address import (
     parse_address,
     peer_of,
 )
+from tests.brief import cases, refuses
 
 
-@pytest.mark.parametrize(
-    ("text", "address"),
-    [
-        ("example.org:7000", TcpAddress("example.org", 7000)),
-        ("10.0.0.1:0", TcpAddress("10.0.0.1", 0)),
-        ("[::1]:7000", TcpAddress("::1", 7000)),
-        (":7000", TcpAddress("127.0.0.1", 7000)),
-        ("unix:/run/me/socket", UnixAddress("/run/me/socket")),
-    ],
+@cases(
+    "text, address",
+    ("example.org:7000", TcpAddress("example.org", 7000)),
+    ("10.0.0.1:0", TcpAddress("10.0.0.1", 0)),
+    ("[::1]:7000", TcpAddress("::1", 7000)),
+    (":7000", TcpAddress("127.0.0.1", 7000)),
+    ("unix:/run/me/socket", UnixAddress("/run/me/socket")),
 )
 def test_an_address_is_read(text: str, address: TcpAddress | UnixAddress) -> None:
     assert parse_address(text) == address
     assert parse_address(str(address)) == address
 
 
-@pytest.mark.parametrize(
+@cases(
     "text",
-    [
-        *("", "host", "host:", "host:x", "host:-1", "host:65536", "::1:7000", "a b:1", "host:²"),
-        *("unix:", "unix:" + "x" * 200, "unix:a\0b", "tcp://host:1x"),
-    ],
+    *("", "host", "host:", "host:x", "host:-1", "host:65536", "::1:7000", "a b:1", "host:²"),
+    *("unix:", "unix:" + "x" * 200, "unix:a\0b", "tcp://host:1x"),
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
-    with pytest.raises(AddressError):
-        parse_address(text)
+    refuses(AddressError, "", parse_address, text)
 
 
 @given(st.text())
@@ -65,8 +61,7 @@ def test_a_host_that_is_none_is_refused() -> None:
 
 
 def test_other_hosts_are_let_in_only_if_told_to() -> None:
-    with pytest.raises(AddressError, match="--insecure"):
-        listen(TcpAddress("0.0.0.0", 0), public=False)
+    refuses(AddressError, "--insecure", listen, TcpAddress("0.0.0.0", 0), public=False)
     listen(TcpAddress("0.0.0.0", 0), public=True).close()
     listen(TcpAddress("127.0.0.1", 0), public=False).close()
 
@@ -76,8 +71,7 @@ def test_a_port_that_is_taken_is_refused() -> None:
         taken = address_of(first, TcpAddress("127.0.0.1", 0))
         assert isinstance(taken, TcpAddress)
         assert taken.port > 0
-        with pytest.raises(AddressError, match=f"cannot listen on {taken}"):
-            listen(taken, public=False)
+        refuses(AddressError, f"cannot listen on {taken}", listen, taken, public=False)
 
 
 def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
@@ -98,8 +92,7 @@ def test_a_unix_socket_is_its_owners_alone(tmp_path: Path) -> None:
 
 def test_a_directory_that_others_write_to_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)
-    with pytest.raises(AddressError, match="directory"):
-        listen(UnixAddress(str(tmp_path / "s")), public=False)
+    refuses(AddressError, "directory", listen, UnixAddress(str(tmp_path / "s")), public=False)
     with pytest.raises(AddressError, match="No such file"):
         listen(UnixAddress(str(tmp_path / "none" / "s")), public=False)
 
@@ -108,16 +101,14 @@ def test_a_socket_that_nobody_listens_on_is_replaced(tmp_path: Path) -> None:
     address = UnixAddress(str(tmp_path / "s"))
     listen(address, public=False).close()  # the file stays
     with listen(address, public=False):
-        with pytest.raises(AddressError, match="another server does"):
-            listen(address, public=False)
+        refuses(AddressError, "another server does", listen, address, public=False)
         connect(address, 1.0).close()
 
 
 def test_another_file_is_never_replaced(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     path.write_text("mine")
-    with pytest.raises(AddressError, match="a file of that name"):
-        listen(UnixAddress(str(path)), public=False)
+    refuses(AddressError, "a file of that name", listen, UnixAddress(str(path)), public=False)
     assert path.read_text() == "mine"
 
 

@@ -32,6 +32,7 @@ from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
+from tests.brief import refuses
 from tests.core.programs import ADD_INTO, f32s, straight
 from tests.threads import PATIENCE, in_threads, start
 
@@ -114,9 +115,8 @@ def test_the_error_of_a_post_comes_with_the_next_answer_and_names_its_line(
     vm.write(x, f32s(5, 6))  # is passed over
     vm.launch(ADD_INTO, (x, x, x))
     vm.dealloc_tensor(index)  # is done
-    with pytest.raises(OperandValueError, match="7") as caught:
-        vm.alloc_storage(64)
-    assert caught.value.__notes__[-1] == f"called from {__file__}:{failed}"
+    caught = refuses(OperandValueError, "7", vm.alloc_storage, 64)
+    assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
     assert vm.read(x).tolist() == [1, 2]
     assert served.machine.consumed_size_in_mib() == 12 / 2**20
 
@@ -126,9 +126,8 @@ def test_a_write_that_fails_names_its_line(served: Served) -> None:
     for array in (f32s(1, 2, 3), np.zeros(100_000, np.float32)):
         served.vm.write(x, array)
         failed = line() - 1
-        with pytest.raises(ShapeError) as caught:
-            served.vm.synchronize()
-        assert caught.value.__notes__ == [f"called from {__file__}:{failed}"]
+        caught = refuses(ShapeError, "", served.vm.synchronize)
+        assert caught.__notes__ == [f"called from {__file__}:{failed}"]
     assert served.vm.read(x).tolist() == [1, 2]
 
 
@@ -147,16 +146,13 @@ def test_handles_of_others_are_refused_at_once(served: Served) -> None:
     x = put(vm, 1)
     theirs = other.alloc_tensor(PAIR)
     for handle in (theirs, 0, -1, 2**70):
-        with pytest.raises(HandleError):
-            vm.launch(ADD_INTO, (x, x, handle))
+        refuses(HandleError, "", vm.launch, ADD_INTO, (x, x, handle))
     vm.dealloc_tensor(x)
-    with pytest.raises(HandleError, match="another's, or has ended"):
-        vm.launch(ADD_INTO, (x, x, x))
+    refuses(HandleError, "another's, or has ended", vm.launch, ADD_INTO, (x, x, x))
     storage = vm.alloc_storage(64)
     view = vm.tensor_from_storage(storage, PAIR, 0)
     vm.dealloc_storage(storage)
-    with pytest.raises(HandleError):
-        vm.launch(ADD_INTO, (view, view, view))
+    refuses(HandleError, "", vm.launch, ADD_INTO, (view, view, view))
     vm.synchronize()
 
 
@@ -173,8 +169,7 @@ def test_a_number_may_name_another_program() -> None:
         assert vm.read(out).tolist() == [value] * 3
     vm._call("drop_program", loaded.number)
     vm.launch(ADD_INTO, [out, x, x])
-    with pytest.raises(HandleError, match="no program"):
-        vm.synchronize()
+    refuses(HandleError, "no program", vm.synchronize)
     served.end()
 
 
@@ -228,9 +223,8 @@ def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
         y = ml.take(x, bad)
         failed = line() - 1
         z = y + x
-        with pytest.raises(OperandValueError) as caught:
-            z.numpy()
-        assert caught.value.__notes__[-1] == f"called from {__file__}:{failed}"
+        caught = refuses(OperandValueError, "", z.numpy)
+        assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
         assert ml.take(x, good).numpy().tolist() == [1.0]
     del x, y, z, good, bad
     served.end()
@@ -250,8 +244,7 @@ def test_after_the_end_every_call_says_so_but_those_that_free(served: Served) ->
         lambda: vm.alloc_storage(1),
         vm.synchronize,
     ):
-        with pytest.raises(ConnectionLost, match="far: it was closed"):
-            call()
+        refuses(ConnectionLost, "far: it was closed", call)
     vm.dealloc_tensor(x)
     vm.close()
     assert repr(vm) == "<RemoteVM 'far', it was closed>"
@@ -262,8 +255,7 @@ def test_a_lost_server_is_noticed() -> None:
     x = put(served.vm, 1)
     served.theirs.shutdown(socket.SHUT_RDWR)
     for _ in range(2):
-        with pytest.raises(ConnectionLost, match="far: "):
-            served.vm.read(x)
+        refuses(ConnectionLost, "far: ", served.vm.read, x)
     served.end()
 
 
@@ -341,5 +333,4 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
             assert due[0] == due[1] or len(boxes[0]) < 64  # the clocks differ
         assert len(boxes[0]) == len(boxes[1])
     for box in boxes:
-        with pytest.raises(ValueError, match="are done, not"):
-            box.take(done + 10**6)
+        refuses(ValueError, "are done, not", box.take, done + 10**6)

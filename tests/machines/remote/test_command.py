@@ -21,6 +21,7 @@ from mlvm.core.errors import ConnectionLost, LimitExceeded
 from mlvm.machines.remote import command
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.limits import Limits
+from tests.brief import cases, refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
     FOR_EVER,
@@ -83,8 +84,7 @@ def test_a_second_signal_ends_a_server_at_once(tmp_path: Path) -> None:
         assert server.poll() is None
         server.send_signal(signal.SIGINT)
         assert server.wait(20) == 0
-        with pytest.raises((ConnectionLost, LimitExceeded)):
-            launching.result(PATIENCE)
+        refuses((ConnectionLost, LimitExceeded), "", launching.result, PATIENCE)
     assert not (tmp_path / "s").exists()
 
 
@@ -93,8 +93,7 @@ def test_a_killed_server_is_a_lost_connection(tmp_path: Path) -> None:
     with serving(*listen) as (server, event), connect(event["address"]) as vm:
         server.kill()
         server.wait(20)
-        with pytest.raises(ConnectionLost):
-            vm.alloc_storage(1)
+        refuses(ConnectionLost, "", vm.alloc_storage, 1)
     with serving(*listen) as (server, event):  # its file is replaced
         connect(event["address"]).close()
 
@@ -154,18 +153,16 @@ def test_launches_a_second_are_those_since_the_last_look() -> None:
     assert look(80, 103.0) == 0.0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["serve", "--listen", "nowhere"], "is no address"),
-        (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
-        (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
-        (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
-        (["serve", "--listen", ":0", "--key", "key.pem"], "key.pem is of no use without"),
-        (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
-        (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
-        (["top", "x"], "is no address"),
-    ],
+@cases(
+    "arguments, message",
+    (["serve", "--listen", "nowhere"], "is no address"),
+    (["serve", "--listen", "0.0.0.0:0"], "--insecure"),
+    (["serve", "--listen", ":0", "--secret-file", "/no/such"], "/no/such: No such file"),
+    (["serve", "--listen", ":0", "--certificate", "/no/such"], "no certificate"),
+    (["serve", "--listen", ":0", "--key", "key.pem"], "key.pem is of no use without"),
+    (["serve", "--listen", ":0", "--library", "/no/such.so"], "/no/such.so"),
+    (["ping", "unix:/no/such/socket"], "no server at unix:/no/such/socket"),
+    (["top", "x"], "is no address"),
 )
 def test_what_cannot_be_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -182,15 +179,13 @@ def test_what_cannot_be_is_one_line(
 def test_a_limit_that_makes_no_sense_is_bad_usage(
     option: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as status:
-        main(["serve", "--listen", ":0", *option])
-    assert status.value.code == 2
+    status = refuses(SystemExit, "", main, ["serve", "--listen", ":0", *option])
+    assert status.code == 2
     assert option[0] in capsys.readouterr().err
 
 
 def test_every_limit_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["serve", "--help"])
+    refuses(SystemExit, "", main, ["serve", "--help"])
     text = capsys.readouterr().out
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text

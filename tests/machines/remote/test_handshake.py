@@ -30,6 +30,7 @@ from mlvm.machines.remote.handshake import (
 )
 from mlvm.machines.remote.secret import find_secret, make_secret, read_secret
 from mlvm.machines.remote.server import Server
+from tests.brief import refuses
 from tests.machines.remote.serving import CERTIFICATE, OTHER_CERTIFICATE, SECRET, Served, limits
 from tests.mutations import mutated
 
@@ -144,8 +145,7 @@ def test_every_byte_that_matters_is_proved() -> None:
                     return given
                 return given[:at] + bytes([given[at] ^ 1 << random.randrange(8)]) + given[at + 1 :]
 
-            with pytest.raises((AccessRefused, ConnectionLost)):
-                passed_on(change)
+            refuses((AccessRefused, ConnectionLost), "", passed_on, change)
 
 
 def test_what_was_heard_is_of_no_use_again() -> None:
@@ -167,8 +167,7 @@ def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
     def replayed(kind: str, message: bytes) -> bytes:
         return heard[kind] if kind in ("challenge", "welcome") else message
 
-    with pytest.raises(AccessRefused):
-        passed_on(replayed)
+    refuses(AccessRefused, "", passed_on, replayed)
     proofs: list[bytes] = []
 
     def reflected(kind: str, message: bytes) -> bytes:
@@ -178,8 +177,7 @@ def test_a_servers_messages_are_of_no_use_to_a_false_server() -> None:
             return message.replace(message[HEADER.size + 4 :][:NONCE], proofs[0])
         return message
 
-    with pytest.raises(AccessRefused, match="does not know the secret"):
-        passed_on(reflected)
+    refuses(AccessRefused, "does not know the secret", passed_on, reflected)
 
 
 def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
@@ -189,8 +187,7 @@ def test_a_client_cannot_be_talked_out_of_its_secret() -> None:
     def without(kind: str, message: bytes) -> bytes:
         return message.replace(b"t", b"f", 1) if kind == "hello" else message
 
-    with pytest.raises(AccessRefused):
-        passed_on(without)
+    refuses(AccessRefused, "", passed_on, without)
     with admitting(b"not the secret that is", trusted=True) as end, pytest.raises(AccessRefused):
         greet(end.sock, KEY, Hello(), soon())
 
@@ -215,8 +212,7 @@ def test_a_server_of_another_version_is_named() -> None:
     with here, there:  # a refusal is understood whatever its version
         message = refusal("of the future")
         there.sendall(message[:4] + b"\x09" + message[5:])
-        with pytest.raises(AccessRefused, match="of the future"):
-            greet(here, KEY, Hello(), soon())
+        refuses(AccessRefused, "of the future", greet, here, KEY, Hello(), soon())
 
 
 def test_mutated_handshakes_let_nobody_in() -> None:
@@ -257,49 +253,41 @@ def test_who_speaks_something_else_is_refused_quickly() -> None:
             sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
             sock.settimeout(5)
             assert sock.recv(100) == b""
-        with pytest.raises((AccessRefused, ConnectionLost), match="TLS"):
-            server.vm(tls=CERTIFICATE)
+        refuses((AccessRefused, ConnectionLost), "TLS", server.vm, tls=CERTIFICATE)
 
 
 # --- secrets and their files -----------------------------------------------------------
 
 
 def test_a_server_without_secret_or_with_a_short_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(AccessRefused, match="needs a secret"):
-        Server("127.0.0.1:0")
-    with pytest.raises(AccessRefused, match="at least 16 bytes"):
-        Server("127.0.0.1:0", secret="short")
+    refuses(AccessRefused, "needs a secret", Server, "127.0.0.1:0")
+    refuses(AccessRefused, "at least 16 bytes", Server, "127.0.0.1:0", secret="short")
     with Server(f"unix:{tmp_path}/s") as server:
         connect(str(server.address)).close()
-        with pytest.raises(AccessRefused, match="has no secret"):
-            connect(str(server.address), secret=SECRET)
+        refuses(AccessRefused, "has no secret", connect, str(server.address), secret=SECRET)
 
 
 def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "secret"
     path.write_text(make_secret() + "\n")
     path.chmod(0o640)
-    with pytest.raises(AccessRefused, match="chmod 600"):
-        read_secret(path)
+    refuses(AccessRefused, "chmod 600", read_secret, path)
     path.chmod(0o600)
     assert read_secret(path) == path.read_bytes().strip()
-    with pytest.raises(AccessRefused, match="not both"):
-        find_secret("x" * 20, path)
+    refuses(AccessRefused, "not both", find_secret, "x" * 20, path)
     monkeypatch.setenv("MLVM_SECRET_FILE", str(path))
     assert find_secret(None, None) == path.read_bytes().strip()
     with Served(secret=read_secret(path)) as server:
         server.vm(secret=None, secret_file=str(path)).close()
         server.vm(secret=None).close()
         monkeypatch.delenv("MLVM_SECRET_FILE")
-        with pytest.raises(AccessRefused, match="a secret is required"):
-            server.vm(secret=None)
+        refuses(AccessRefused, "a secret is required", server.vm, secret=None)
 
 
 def test_no_secret_is_ever_logged() -> None:
     with Served() as server:
         server.vm().close()
-        with pytest.raises(AccessRefused):
-            server.vm(secret="another secret of mine")
+        refuses(AccessRefused, "", server.vm, secret="another secret of mine")
     text = server.stream.getvalue()
     assert "refused" in text
     assert SECRET not in text
@@ -329,10 +317,8 @@ def test_tls_carries_calls_and_large_arrays() -> None:
 def test_a_certificate_that_is_not_trusted_is_refused() -> None:
     with Served(certificate=CERTIFICATE) as server:
         for tls in (True, OTHER_CERTIFICATE):
-            with pytest.raises(AccessRefused, match="certificate"):
-                server.vm(tls=tls)
-        with pytest.raises(AddressError, match="no certificates"):
-            server.vm(tls="/no/such/file")
+            refuses(AccessRefused, "certificate", server.vm, tls=tls)
+        refuses(AddressError, "no certificates", server.vm, tls="/no/such/file")
     with pytest.raises(AddressError, match=r"no certificate and its key in [^,]*: "):
         Served(certificate=OTHER_CERTIFICATE)  # has no key
 
@@ -340,8 +326,7 @@ def test_a_certificate_that_is_not_trusted_is_refused() -> None:
 def test_an_unencrypted_client_on_a_tls_port_is_told_so_quickly() -> None:
     with Served(certificate=CERTIFICATE) as server:
         start = time.monotonic()
-        with pytest.raises(AccessRefused, match="TLS only"):
-            server.vm()
+        refuses(AccessRefused, "TLS only", server.vm)
         assert time.monotonic() - start < 2
         assert "TLS only" in server.events("refused", 1)[0]["reason"]
 
@@ -358,5 +343,4 @@ def test_the_proof_is_bound_to_the_channel(monkeypatch: pytest.MonkeyPatch) -> N
             return b"another" if threading.get_ident() == here else channel(sock)
 
         monkeypatch.setattr(handshake, "_channel", of_another)
-        with pytest.raises(AccessRefused, match="the secret is another"):
-            server.vm(tls=CERTIFICATE)
+        refuses(AccessRefused, "the secret is another", server.vm, tls=CERTIFICATE)

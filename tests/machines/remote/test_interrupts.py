@@ -3,46 +3,26 @@
 from __future__ import annotations
 
 import gc
+import socket
 import sys
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mlvm.core.errors import HandleError
+from mlvm.core.errors import ConnectionLost, HandleError
 from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
 from mlvm.machines.remote.outbox import PythonOutbox
+from tests.brief import refuses
+from tests.interrupting import interrupted
 from tests.machines.remote.serving import F32X3, Served
+from tests.threads import PATIENCE, start
 
 ADD = Program.of_op("add.out", 3, {}, 0)
 MULTIPLY = Program.of_op("multiply.out", 3, {}, 0)
-
-
-def interrupted(function: Callable[[], Any], n: int) -> bool:
-    """Call the function, with Ctrl-C where Python looks for signals the n-th time; whether it
-    got so far."""
-    seen = 0
-
-    def look(frame: FrameType, event: str, _: Any) -> None:
-        nonlocal seen
-        seen += event in ("call", "c_return")
-        if seen == n and event in ("call", "c_return"):
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    before = sys.getprofile()
-    sys.setprofile(look)
-    try:
-        function()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.setprofile(before)
-    return False
 
 
 @pytest.mark.parametrize("name", ["read", "alloc_tensor"])
@@ -67,6 +47,24 @@ def test_after_an_interrupt_answers_are_those_of_their_calls(name: str) -> None:
     assert n > 10
 
 
+def test_an_interrupt_while_a_connection_is_given_up_keeps_no_other_thread_waiting() -> None:
+    n = 0
+    with Served() as server:
+        while True:
+            vm = server.vm()
+            x = vm.alloc_tensor(F32X3)
+            vm._stream.socket.shutdown(socket.SHUT_RDWR)
+            n += 1
+            try:
+                went_on = interrupted(lambda vm=vm, x=x: vm.read(x), n)  # type: ignore[misc]
+            except ConnectionLost:
+                break
+            assert went_on
+            with pytest.raises(ConnectionLost):
+                start(vm.read, x).result(PATIENCE)
+    assert n > 10
+
+
 def test_an_error_of_a_post_outlives_an_interrupt_of_the_call_that_waits_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,11 +79,9 @@ def test_an_error_of_a_post_outlives_an_interrupt_of_the_call_that_waits_for_it(
 
         with monkeypatch.context() as patch:
             patch.setattr(vm._stream, "receive", receive)
-            with pytest.raises(KeyboardInterrupt):
-                vm.read(x)
+            refuses(KeyboardInterrupt, "", vm.read, x)
         vm.launch(ADD, [y, x, x])
-        with pytest.raises(HandleError, match=str(10**9)):
-            vm.read(x)
+        refuses(HandleError, str(10**9), vm.read, x)
         assert vm.read(x).tolist() == [0, 0, 0]
 
 

@@ -41,6 +41,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
+from tests.brief import refuses
 from tests.machines.remote.serving import (
     COPIES,
     DEEP,
@@ -89,8 +90,7 @@ def test_a_vm_elsewhere_computes() -> None:
         assert twice.tolist() == [0, 2, 4]
         assert vm.name == "mine"
     place = re.escape(f"mine at {server.address}: it was closed")
-    with pytest.raises(ConnectionLost, match=place):
-        vm.read(handle)
+    refuses(ConnectionLost, place, vm.read, handle)
 
 
 def test_what_a_client_made_ends_with_its_connection() -> None:
@@ -196,8 +196,7 @@ def test_a_shared_vm_is_open_to_several() -> None:
         assert server.status()["shared"][0]["bytes"] == 12
         with pytest.raises(AccessRefused, match=r"no shared VM 'other'; there are \['weights'\]"):
             server.vm(vm="other")
-    with pytest.raises(MachineError, match="names of their own"):
-        Served(shared=["x", "x"])
+    refuses(MachineError, "names of their own", Served, shared=["x", "x"])
 
 
 # --- limits ------------------------------------------------------------------------------
@@ -209,11 +208,9 @@ def test_each_limit_of_a_launch_is_held(native: bool) -> None:
     with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
         handle = vm.alloc_tensor(TensorType("f32", (1 << 16,)))
         start = time.monotonic()
-        with pytest.raises(LimitExceeded, match=r"longer than the 0\.3 seconds"):
-            run(vm, FOR_EVER)
+        refuses(LimitExceeded, r"longer than the 0\.3 seconds", run, vm, FOR_EVER)
         assert time.monotonic() - start < SECONDS / 4
-        with pytest.raises(OutOfMemory, match="the limit is 4,194,304"):
-            run(vm, DOUBLING, handle)
+        refuses(OutOfMemory, "the limit is 4,194,304", run, vm, DOUBLING, handle)
         with pytest.raises(OutOfMemory, match=r"the launch returns 10,.* the limit is 4,194,304"):
             run(vm, COPIES, handle)
         assert not np.any(vm.read(handle))  # and it goes on
@@ -266,18 +263,14 @@ def test_a_stack_that_is_too_deep_is_refused() -> None:
 def test_steps_bytes_and_handles_are_limited() -> None:
     few = limits(launch_steps=1000, held_bytes=1000, handles=4, program_bytes=2000)
     with Served(limits=few) as server, server.vm() as vm:
-        with pytest.raises(LimitExceeded, match="more than the steps"):
-            run(vm, FOR_EVER)
-        with pytest.raises(LimitExceeded, match="more than the steps"):
-            vm.launch(FOR_EVER, max_steps=10**6)
+        refuses(LimitExceeded, "more than the steps", run, vm, FOR_EVER)
+        refuses(LimitExceeded, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
         with pytest.raises(OutOfMemory, match=r"1,001 more bytes: the VM holds 0, .* is 1,000"):
             vm.alloc_storage(1001)
         for _ in range(4):
             vm.alloc_tensor(F32X3)
-        with pytest.raises(LimitExceeded, match="4 tensors and storages"):
-            vm.alloc_tensor(F32X3)
-        with pytest.raises(LimitExceeded, match=r"more bytes of programs.* limit is 2,000"):
-            run(vm, DEEP)
+        refuses(LimitExceeded, "4 tensors and storages", vm.alloc_tensor, F32X3)
+        refuses(LimitExceeded, r"more bytes of programs.* limit is 2,000", run, vm, DEEP)
         assert vm.consumed_size_in_mib() == 48 / 2**20
 
 
@@ -305,8 +298,7 @@ def test_a_result_that_is_stored_counts_as_held() -> None:
             halt
         """
         )
-        with pytest.raises(OutOfMemory, match="96 more bytes: the VM holds 48"):
-            run(vm, store, x)
+        refuses(OutOfMemory, "96 more bytes: the VM holds 48", run, vm, store, x)
         assert server.status()["bytes"] == 48
 
 
@@ -316,8 +308,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
         too_long = np.zeros(1 << 16, np.float32)
         with contextlib.suppress(LimitExceeded, ConnectionLost):
             vm.write(handle, too_long)
-        with pytest.raises((LimitExceeded, ConnectionLost)):
-            vm.synchronize()
+        refuses((LimitExceeded, ConnectionLost), "", vm.synchronize)
         wait_for(lambda: server.events("disconnected"))
         assert "the limit is 131,072" in server.events("disconnected", 1)[0]["reason"]
 
@@ -325,8 +316,7 @@ def test_a_message_that_is_too_long_ends_the_connection() -> None:
 def test_connections_are_limited_and_a_place_is_free_again() -> None:
     with Served(limits=limits(connections=2)) as server:
         one, two = server.vm(), server.vm()
-        with pytest.raises(AccessRefused, match="2 clients are connected"):
-            server.vm()
+        refuses(AccessRefused, "2 clients are connected", server.vm)
         one.close()
         wait_for(lambda: len(server.status()["clients"]) == 1)
         server.vm().close()
@@ -336,8 +326,7 @@ def test_connections_are_limited_and_a_place_is_free_again() -> None:
 def test_an_idle_client_is_given_up() -> None:
     with Served(limits=limits(idle_seconds=0.1)) as server, server.vm() as vm:
         wait_for(lambda: server.events("disconnected"))
-        with pytest.raises(ConnectionLost):
-            vm.consumed_size_in_mib()
+        refuses(ConnectionLost, "", vm.consumed_size_in_mib)
 
 
 def test_a_client_that_does_not_read_holds_nobody_up() -> None:
@@ -357,11 +346,9 @@ def test_a_client_that_does_not_read_holds_nobody_up() -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "8", None, float("inf"), float("nan")])
 def test_a_limit_that_is_no_number_is_refused(value: Any) -> None:
-    with pytest.raises(MachineError, match="connections is a whole number above 0"):
-        Limits(connections=value)
+    refuses(MachineError, "connections is a whole number above 0", Limits, connections=value)
     if not isinstance(value, float) or value != 1.5:
-        with pytest.raises(MachineError, match="idle_seconds is a number above 0"):
-            Limits(idle_seconds=value)
+        refuses(MachineError, "idle_seconds is a number above 0", Limits, idle_seconds=value)
 
 
 def test_what_the_client_of_a_launch_waits_for_ends_with_it() -> None:
@@ -370,8 +357,7 @@ def test_what_the_client_of_a_launch_waits_for_ends_with_it() -> None:
         future = start(partial(vm.launch, FOR_EVER, max_steps=10**15))
         wait_for(lambda: is_launching(server.status()))
         vm._stream.close()
-        with pytest.raises(ConnectionLost):
-            future.result(PATIENCE)
+        refuses(ConnectionLost, "", future.result, PATIENCE)
         wait_for(lambda: not server.status()["clients"])
 
 
@@ -393,10 +379,8 @@ def test_a_launch_that_runs_may_finish_when_the_server_stops() -> None:
         server.close(grace=SECONDS)
         assert future.result(PATIENCE) == []
         for each in (vm, idle):
-            with pytest.raises(ConnectionLost):
-                each.consumed_size_in_mib()
-        with pytest.raises(ConnectionLost, match="no server at"):
-            server.vm()
+            refuses(ConnectionLost, "", each.consumed_size_in_mib)
+        refuses(ConnectionLost, "no server at", server.vm)
 
 
 def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
@@ -407,8 +391,7 @@ def test_a_launch_that_takes_too_long_ends_after_the_grace() -> None:
         begun = time.monotonic()
         server.close(grace=0.1)
         assert time.monotonic() - begun < SECONDS / 4
-        with pytest.raises((ConnectionLost, LimitExceeded)):
-            future.result(PATIENCE)
+        refuses((ConnectionLost, LimitExceeded), "", future.result, PATIENCE)
 
 
 def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
@@ -417,8 +400,7 @@ def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
         wait_for(lambda: is_launching(server.status()))
         for client in list(server._clients.values()):
             client.socket.shutdown(socket.SHUT_RDWR)
-        with pytest.raises(ConnectionLost):
-            future.result(PATIENCE)
+        refuses(ConnectionLost, "", future.result, PATIENCE)
         calls: list[Callable[[], Any]] = [
             partial(vm.read, 1),
             partial(vm.alloc_tensor, F32X3),
@@ -426,8 +408,7 @@ def test_a_lost_server_is_noticed_at_once_and_for_ever() -> None:
             vm.synchronize,
         ]
         for call in calls:
-            with pytest.raises(ConnectionLost):
-                call()
+            refuses(ConnectionLost, "", call)
 
 
 def test_many_clients_at_once() -> None:
@@ -487,8 +468,7 @@ def test_bytes_that_no_client_sends_end_only_its_own_connection() -> None:
         vm = server.vm()
         vm._stream.socket.sendall(b"no message at all, in more than sixteen bytes")
         wait_for(lambda: len(server.status()["clients"]) == 1)
-        with pytest.raises(MlvmError):
-            vm.consumed_size_in_mib()
+        refuses(MlvmError, "", vm.consumed_size_in_mib)
         assert other.consumed_size_in_mib() == 0
 
 
@@ -499,21 +479,18 @@ def test_a_launch_has_so_many_arguments_at_most() -> None:
         vm.launch(HALT, [x] * 65_535)
         vm.synchronize()
         vm.launch(HALT, [x] * 65_536)
-        with pytest.raises(LimitExceeded, match="less than 65,536 arguments"):
-            vm.synchronize()
+        refuses(LimitExceeded, "less than 65,536 arguments", vm.synchronize)
 
 
 def test_a_server_says_why_it_ends_a_connection() -> None:
     with Served(limits=limits(idle_seconds=0.2)) as server:
         vm = server.vm()
         server.events("disconnected", 1)
-        with pytest.raises(ConnectionLost, match="nothing was heard in time"):
-            vm.alloc_storage(1)
+        refuses(ConnectionLost, "nothing was heard in time", vm.alloc_storage, 1)
     with Served() as server:
         vm = server.vm()
         server.close()
-        with pytest.raises(ConnectionLost, match="the server stops"):
-            vm.alloc_storage(1)
+        refuses(ConnectionLost, "the server stops", vm.alloc_storage, 1)
 
 
 def test_strangers_who_say_nothing_keep_nobody_out() -> None:

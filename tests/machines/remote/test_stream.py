@@ -16,6 +16,7 @@ from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
 from mlvm.core.program.encoding import HEADER, Kind
 from mlvm.machines.remote.stream import LARGE, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
+from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
 
 __all__ = ["alarms_interrupt"]
@@ -96,17 +97,15 @@ def test_an_array_passes_without_a_copy(ends: tuple[Stream, Stream]) -> None:
     sending.result(PATIENCE)
 
 
-@pytest.mark.parametrize(
-    ("sent", "error", "text"),
-    [
-        (b"", ConnectionLost, "has closed the connection"),
-        (message(b"abc")[:-1], ConnectionLost, "has closed the connection"),
-        (message(bytes(LARGE + 1))[:-1], ConnectionLost, "has closed the connection"),
-        (b"HTTP/1.1 200 OK\r\n", EncodingError, "a message starts with b'MLVM'"),
-        (struct.pack("<4sHHQ", b"MLVM", 2, 2, 0), EncodingError, "a message starts with"),
-        (struct.pack("<4sHHQ", b"MLVM", 1, 99, 0), EncodingError, "a message starts with"),
-        (struct.pack("<4sHHQ", b"MLVM", 1, 2, 2**63), LimitExceeded, "the limit is 1,000,000"),
-    ],
+@cases(
+    "sent, error, text",
+    (b"", ConnectionLost, "has closed the connection"),
+    (message(b"abc")[:-1], ConnectionLost, "has closed the connection"),
+    (message(bytes(LARGE + 1))[:-1], ConnectionLost, "has closed the connection"),
+    (b"HTTP/1.1 200 OK\r\n", EncodingError, "a message starts with b'MLVM'"),
+    (struct.pack("<4sHHQ", b"MLVM", 2, 2, 0), EncodingError, "a message starts with"),
+    (struct.pack("<4sHHQ", b"MLVM", 1, 99, 0), EncodingError, "a message starts with"),
+    (struct.pack("<4sHHQ", b"MLVM", 1, 2, 2**63), LimitExceeded, "the limit is 1,000,000"),
 )
 def test_what_is_no_message(sent: bytes, error: type[Exception], text: str) -> None:
     ours, theirs = socket.socketpair()
@@ -114,24 +113,20 @@ def test_what_is_no_message(sent: bytes, error: type[Exception], text: str) -> N
     with theirs, ours:
         ours.sendall(sent)
         ours.shutdown(socket.SHUT_WR)
-        with pytest.raises(error, match=text):
-            stream.receive()[1].rest()
+        refuses(error, text, lambda: stream.receive()[1].rest())
 
 
 def test_silence_is_a_lost_connection(ends: tuple[Stream, Stream]) -> None:
     ends[0].set_timeouts(0.05, 0.05)
-    with pytest.raises(ConnectionLost, match="nothing was heard in time"):
-        ends[0].receive()
-    with pytest.raises(ConnectionLost, match="nothing was heard in time"):
-        ends[0].send([bytes(100 << 20)])
+    refuses(ConnectionLost, "nothing was heard in time", ends[0].receive)
+    refuses(ConnectionLost, "nothing was heard in time", ends[0].send, [bytes(100 << 20)])
 
 
 def test_close_wakes_who_waits(ends: tuple[Stream, Stream]) -> None:
     waiting = start(ends[0].receive)
     ends[0].close()
     ends[0].close()
-    with pytest.raises(ConnectionLost):
-        waiting.result(PATIENCE)
+    refuses(ConnectionLost, "", waiting.result, PATIENCE)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer

@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 
 import mlvm.eager as ml
 from models.training.checkpoint import CheckpointError, load, save
+from tests.brief import refuses
 
 DTYPES = ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4", "f8"]
 SMALL = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)
@@ -72,14 +73,11 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(file, {}, {})
+    refuses(OSError, "No space left", save, file, {}, {})
     assert load(file).tensors.keys() == EXAMPLE.keys()
     assert [each.name for each in tmp_path.iterdir()] == ["x.safetensors"]
-    with pytest.raises(FileNotFoundError):
-        save(tmp_path / "nowhere" / "x", EXAMPLE, {})
-    with pytest.raises(FileNotFoundError):
-        load(tmp_path / "nowhere")
+    refuses(FileNotFoundError, "", save, tmp_path / "nowhere" / "x", EXAMPLE, {})
+    refuses(FileNotFoundError, "", load, tmp_path / "nowhere")
 
 
 def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> None:
@@ -88,17 +86,14 @@ def test_every_truncation_and_every_flipped_bit_is_noticed(tmp_path: Path) -> No
     content = file.read_bytes()
     for length in range(len(content)):
         file.write_bytes(content[:length])
-        with pytest.raises(CheckpointError, match=r"x\.safetensors is no checkpoint, or damaged"):
-            load(file)
+        refuses(CheckpointError, r"x\.safetensors is no checkpoint, or damaged", load, file)
     data = 8 + int.from_bytes(content[:8], "little")
     for at in range(data, len(content)):
         file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
-        with pytest.raises(CheckpointError, match="its data is not what was written"):
-            load(file)
+        refuses(CheckpointError, "its data is not what was written", load, file)
     assert issubclass(CheckpointError, ml.errors.MlvmError)
 
 
 def test_a_pipe_is_no_checkpoint(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match=r"it is no regular file: .*pipe"):
-        load(tmp_path / "pipe")
+    refuses(OSError, r"it is no regular file: .*pipe", load, tmp_path / "pipe")

@@ -22,6 +22,7 @@ from models.training.checkpoint import CheckpointError, load, save
 from models.training.choices import MODELS
 from models.training.train import Diverged, OptionError, main, train
 from models.training.trainer import Replica, Trainer
+from tests.brief import cases, refuses
 from tests.wired import connect_to
 
 IMAGE_MODELS = [name for name, choice in MODELS.items() if choice.kind == "images"]
@@ -168,8 +169,7 @@ def test_resuming_gives_what_an_uninterrupted_training_gives(
         return step(trainer, images, labels)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        train(**options, save=part, save_every=10)
+    refuses(KeyboardInterrupt, "", train, **options, save=part, save_every=10)
     monkeypatch.undo()
     position = json.loads(load(part).metadata["mlvm.pipeline"])
     assert position == {"epoch": 1, "next_index": 26 * 32, "seed": 5}
@@ -245,62 +245,56 @@ def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:
     ]
     for wrong_tensors, wrong_metadata, reason in wrong:
         save(file, wrong_tensors, wrong_metadata)
-        with pytest.raises(CheckpointError, match=reason):
-            train(model="mlp", epochs=1, resume=file)
+        refuses(CheckpointError, reason, train, model="mlp", epochs=1, resume=file)
 
 
 # --- refusals ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@cases(
     "arguments",
-    [
-        ["--model", "resnet"],
-        ["--model", "transformer", "--data", "digits"],
-        ["--data", "imagenet"],
-        ["--data", "mnist"],
-        ["--epochs", "0"],
-        ["--epochs", "many"],
-        ["--batch-size", "-1"],
-        ["--batch-size", "1438"],
-        ["--learning-rate", "0"],
-        ["--learning-rate", "nan"],
-        ["--seed", "-1"],
-        ["--seed", str(2**64)],
-        ["--workers", "-1"],
-        ["--save-every", "0"],
-        ["--colour", "red"],
-        ["--group", "threads:"],
-        ["--vms", "many"],
-        ["--vms", "0"],
-        ["--shard", "weights"],
-    ],
+    ["--model", "resnet"],
+    ["--model", "transformer", "--data", "digits"],
+    ["--data", "imagenet"],
+    ["--data", "mnist"],
+    ["--epochs", "0"],
+    ["--epochs", "many"],
+    ["--batch-size", "-1"],
+    ["--batch-size", "1438"],
+    ["--learning-rate", "0"],
+    ["--learning-rate", "nan"],
+    ["--seed", "-1"],
+    ["--seed", str(2**64)],
+    ["--workers", "-1"],
+    ["--save-every", "0"],
+    ["--colour", "red"],
+    ["--group", "threads:"],
+    ["--vms", "many"],
+    ["--vms", "0"],
+    ["--shard", "weights"],
 )
 def test_bad_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(arguments)
-    assert caught.value.code == 2
+    caught = refuses(SystemExit, "", main, arguments)
+    assert caught.code == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert "error: " in err
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--data", "mnist:{tmp}"], "train-images-idx3-ubyte"),
-        (["--data", "cifar10:{tmp}/nowhere"], "data_batch_1.bin"),
-        (["--json", "{tmp}/nowhere/x.json"], "nowhere/x.json"),
-        (["--json", "{tmp}"], "{tmp}"),
-        (["--plot", "{tmp}/file"], "{tmp}/file"),
-        (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
-        (["--save", "{tmp}"], "{tmp}"),
-        (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
-        (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
-        (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
-        (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
-    ],
+@cases(
+    "arguments, reason",
+    (["--data", "mnist:{tmp}"], "train-images-idx3-ubyte"),
+    (["--data", "cifar10:{tmp}/nowhere"], "data_batch_1.bin"),
+    (["--json", "{tmp}/nowhere/x.json"], "nowhere/x.json"),
+    (["--json", "{tmp}"], "{tmp}"),
+    (["--plot", "{tmp}/file"], "{tmp}/file"),
+    (["--save", "{tmp}/nowhere/x"], "nowhere/x"),
+    (["--save", "{tmp}"], "{tmp}"),
+    (["--resume", "{tmp}/nowhere"], "{tmp}/nowhere"),
+    (["--resume", "{tmp}/file"], "{tmp}/file is no checkpoint"),
+    (["--plot", "{tmp}/file/plots"], "{tmp}/file/plots"),
+    (["--model", "mlp", "--learning-rate", "1e18"], "learning rate below 1e+18 may help"),
 )
 def test_an_error_is_one_line_and_exit_status_1(
     arguments: list[str], reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -350,16 +344,12 @@ def test_an_interrupt_is_one_line_and_exit_status_130(
 
 
 def test_train_raises_typed_errors() -> None:
-    with pytest.raises(OptionError, match="no model 'resnet'; there are mlp_mixer, vit, mlp"):
-        train(model="resnet")
-    with pytest.raises(OptionError, match="1437 training samples"):
-        train(batch_size=2000)
+    refuses(OptionError, "no model 'resnet'; there are mlp_mixer, vit, mlp", train, model="resnet")
+    refuses(OptionError, "1437 training samples", train, batch_size=2000)
     with pytest.raises(OptionError, match="lstm is for sequences, and digits has images"):
         train(model="lstm", data="digits")
-    with pytest.raises(DataError, match="no data set 'x'"):
-        train(data="x")
-    with pytest.raises(Diverged, match="step"):
-        train(model="mlp", learning_rate=1e18)
+    refuses(DataError, "no data set 'x'", train, data="x")
+    refuses(Diverged, "step", train, model="mlp", learning_rate=1e18)
     assert issubclass(OptionError, ml.errors.MlvmError)
     assert issubclass(Diverged, ml.errors.MlvmError)
 
@@ -431,8 +421,7 @@ def test_a_training_goes_on_with_other_members(tmp_path: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "step", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            train(**options, shard="all", save=part, save_every=10)
+        refuses(KeyboardInterrupt, "", train, **options, shard="all", save=part, save_every=10)
     result = train(**options, shard="optimizer", resume=part, save=rest)
     assert result["train_loss"] == expected["train_loss"]
     assert rest.read_bytes() == whole.read_bytes()
@@ -488,19 +477,16 @@ def test_a_server_that_is_to_train(
         (["--secret-file", str(secret)], "a secret and TLS are for a server: see --vm"),
         (["--tls"], "a secret and TLS are for a server: see --vm"),
     ):
-        with pytest.raises(SystemExit) as ended:
-            main(wrong)
-        assert ended.value.code == 2
+        ended = refuses(SystemExit, "", main, wrong)
+        assert ended.code == 2
         assert message in capsys.readouterr().err
 
 
 def test_groups_that_are_refused() -> None:
     pytest.importorskip("threadpoolctl")
-    with pytest.raises(OptionError, match="batch_size 32 is not divisible by 3 members"):
-        train(group="threads:3")
+    refuses(OptionError, "batch_size 32 is not divisible by 3 members", train, group="threads:3")
     for group in ("threads", "threads:0", "threads:x", "sockets:2", ""):
-        with pytest.raises(OptionError, match="group: a group "):
-            train(group=group)
+        refuses(OptionError, "group: a group ", train, group=group)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
@@ -516,8 +502,7 @@ def test_a_model_learns_in_halves_and_its_checkpoint_has_f32_weights(
     tensors, _ = load(file)
     assert {x.dtype.name for name, x in tensors.items() if name.startswith("model/")} == {"float32"}
     assert ("scale/value" in tensors) == (dtype == "f16")
-    with pytest.raises(CheckpointError, match=f"with dtype {dtype}, not dtype f32"):
-        train(**options, resume=file)
+    refuses(CheckpointError, f"with dtype {dtype}, not dtype f32", train, **options, resume=file)
     again = train(**options, dtype={"bf16": "bfloat16", "f16": "float16"}[dtype], resume=file)
     assert again["test_loss"] == result["test_loss"]
 
@@ -537,17 +522,13 @@ def test_an_overflow_under_a_loss_scale_is_no_divergence(
     assert math.isfinite(result["train_loss"][0])
     assert train(**options, resume=tmp_path / "half")["train_loss"] == result["train_loss"]
     given = iter([math.inf])
-    with pytest.raises(Diverged, match="the loss of step 1 is inf"):
-        train(**{**options, "dtype": "f32"})
+    refuses(Diverged, "the loss of step 1 is inf", train, **{**options, "dtype": "f32"})
     given = iter([math.inf] * 3)
-    with pytest.raises(Diverged, match="no loss of epoch 1 is finite"):
-        train(**options)
+    refuses(Diverged, "no loss of epoch 1 is finite", train, **options)
     monkeypatch.setattr(Trainer, "loss_scale", lambda _: 1.0)
     given = iter([math.nan])
-    with pytest.raises(Diverged, match="the loss of step 1 is nan"):
-        train(**options)
+    refuses(Diverged, "the loss of step 1 is nan", train, **options)
 
 
 def test_a_dtype_that_no_training_has() -> None:
-    with pytest.raises(OptionError, match="dtype must be one of f32, bf16, f16, not i8"):
-        train(dtype="i8")
+    refuses(OptionError, "dtype must be one of f32, bf16, f16, not i8", train, dtype="i8")

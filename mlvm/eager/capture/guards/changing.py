@@ -88,8 +88,8 @@ def words_of(look: Look) -> Words:
         elif kind in ("values", "items", "attribute") and text:
             for each, now in contents(place).items():
                 yield (id(place), each), (text.format(each), _what(now))
-        elif kind == "equal":
-            yield id(owner), (f"the content of {_what(owner)}", f"{hash(repr(value)):#x}")
+        elif kind in ("items", "equal"):
+            yield id(owner), (f"the content of {_what(owner)}", ", ".join(map(_what, value)))
         elif kind in ("attribute", "entry", "class", "slot"):
             name = getattr(name, "__name__", name) or kind
             yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))

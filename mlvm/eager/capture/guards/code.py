@@ -49,9 +49,11 @@ __reduce__ __reduce_ex__ __getstate__ __setstate__ __copy__ __deepcopy__ __repla
 
 _NEVER_IMPLICIT: Final = frozenset(_NEVER_IMPLICIT_NAMES.split())
 
+_NO_STEPS: Final = ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG")
 _CONSTANT_GETTER: Final = re.compile("Gva*s[sv]?c")
 """The instructions of `getattr(x.y, "name", default)`, as `_letter` writes them."""
 
+_LETTERS: Final = {"CALL": "c", "CALL_KW": "c", **dict.fromkeys(_NO_STEPS, "")}
 _JUMPS: Final = frozenset({*dis.hasjrel, *dis.hasjabs})
 _OF_GLOBALS: Final = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
 
@@ -66,7 +68,7 @@ class Named(NamedTuple):
     globals: tuple[str, ...]
     fields: frozenset[str]
     imports: tuple[tuple[int, str], ...]
-    unbounded: tuple[str, ...]
+    unbounded: frozenset[str]
 
 
 _known: weakref.WeakKeyDictionary[types.CodeType, Named] = weakref.WeakKeyDictionary()
@@ -83,7 +85,7 @@ def named_by(code: types.CodeType) -> Named:
 def named_by_builtin(name: str) -> Named:
     """What a builtin function of that name may read, of whatever it is given."""
     fields = frozenset({ALL}) if name in _GETTERS else _OF_BUILTIN.get(name, frozenset())
-    return Named((), fields, (), (name,) if name in _UNBOUNDED else ())
+    return Named((), fields, (), _UNBOUNDED & {name})
 
 
 def is_implicit(name: str, field: object, of_class: Mapping[str, Any], *, made: bool) -> bool:
@@ -116,8 +118,7 @@ def _named_by(code: types.CodeType) -> Named:
                 fields |= TEXTS
         elif each.opcode in dis.hasname and not each.opname.startswith(("STORE_", "DELETE_")):
             fields.add(each.argval)
-    found = (_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & fields)
-    unbounded = dict.fromkeys(sorted(found))
+    unbounded = (_UNBOUNDED & globals.keys()) | (_UNBOUNDED_ATTRIBUTES & fields)
     if fields & _FORMATTERS:
         fields |= TEXTS
     letters = "".join(map(_letter, instructions))
@@ -130,8 +131,8 @@ def _named_by(code: types.CodeType) -> Named:
             globals.update(dict.fromkeys(of_inner.globals))
             fields |= of_inner.fields
             imports.update(dict.fromkeys(of_inner.imports))
-            unbounded.update(dict.fromkeys(of_inner.unbounded))
-    return Named(tuple(globals), frozenset(fields), tuple(imports), tuple(unbounded))
+            unbounded |= of_inner.unbounded
+    return Named(tuple(globals), frozenset(fields), tuple(imports), frozenset(unbounded))
 
 
 def _is_raised(after: Iterable[dis.Instruction]) -> bool:
@@ -158,12 +159,9 @@ def _letter(instruction: dis.Instruction) -> str:
     name = instruction.opname
     if name in _OF_GLOBALS and instruction.argval in _GETTERS:
         return "G"
-    if name in ("PRECALL", "PUSH_NULL", "CACHE", "EXTENDED_ARG"):
-        return ""
     if name == "LOAD_ATTR":
         return "." if "NULL" in instruction.argrepr else "a"  # with NULL, of a method to call
     if name == "LOAD_CONST" and isinstance(instruction.argval, str):
         return "s"
-    if name in ("CALL", "CALL_KW"):
-        return "c"
-    return "v" if name.startswith("LOAD_") and "_LOAD_" not in name else "."
+    loads = name.startswith("LOAD_") and "_LOAD_" not in name
+    return _LETTERS.get(name, "v" if loads else ".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import array
 import collections
 import functools
@@ -45,15 +46,14 @@ _thread.RLock _thread.lock numpy._ArrayFunctionDispatcher numpy.dtype numpy.gene
 """
 """Classes of what never changes, or only where a step does not look. Any other may change."""
 
-_IMMUTABLE_NAMES: Final = frozenset(_IMMUTABLE.split())
 _LOGGERS: Final = (logging.Logger, logging.LoggerAdapter)
 """A step writes to these and their subclasses, and reads nothing from them."""
 
 _SELF: Final = __name__.partition(".")[0]
 _OF_ARRAYS: Final = frozenset({"einops", "opt_einsum", "array_api_compat", "array_api_extra"})
-"""Libraries of functions of arrays, whose caches and lists do not change what they compute."""
-
 _LIBRARIES: Final = frozenset({_SELF, "numpy", *_OF_ARRAYS, *sys.stdlib_module_names})
+"""The caches and lists of libraries of functions of arrays do not change what they compute."""
+
 _SPECIAL_ONLY: Final = """
 numpy builtins abc bisect cmath collections contextlib datetime decimal enum fractions functools
 heapq itertools logging math numbers os pathlib posix posixpath random re statistics string struct
@@ -67,8 +67,6 @@ _READING_SPECIAL_ONLY: Final = frozenset({_SELF, *_OF_ARRAYS, *_SPECIAL_ONLY.spl
 _MIXINS: Final = frozenset({"abc", "typing", "collections.abc", "typing_extensions"})
 """Modules besides mlvm's whose classes read no fields of their subclasses."""
 
-_POINTER: Final = tuple.__itemsize__
-
 
 class Layout(NamedTuple):
     """How an object is looked into. `how` says what counts: of an `object` the fields that code
@@ -76,17 +74,21 @@ class Layout(NamedTuple):
     but which object it is. A part of what is `hidden` cannot be seen. In an `open` object all
     fields count, as a library's code reads them.
 
-    The object also holds what its `base` holds, and fields in `slots`. `by_user`: a user wrote the
-    class, which `overrides` these names of libraries' classes.
+    The object also holds what its `base` holds, and fields in `slots`: the number of a class in the
+    order of resolution, and the name. `by_user`: a user wrote the class, which `overrides` these
+    names of libraries' classes.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
     open: bool
     base: type | None
-    slots: tuple[tuple[str, types.MemberDescriptorType], ...]
+    slots: tuple[tuple[int, str], ...]
     by_user: bool
     overrides: frozenset[str]
 
+
+NAMED: Final = Layout("object", False, None, (), False, frozenset())
+"""Of an object that has fields for code to name."""
 
 _known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
@@ -102,26 +104,21 @@ def _layout(kind: type) -> Layout:
     base = next((each for each in BASES if issubclass(kind, each)), None)
     libraries = [c for c in kind.__mro__ if is_library(c.__module__) and c not in (object, base)]
     slots = [
-        (name, field)
-        for each in kind.__mro__
+        (i, name)
+        for i, each in enumerate(kind.__mro__)
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
     by_user = not is_library(kind.__module__)
-    immutable = (
-        any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
-    )  # its names
+    immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
     open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
+    steady = _home(kind) == _SELF or (immutable and base is None)
     how: Any = "object"
     if issubclass(kind, (Optimizer, Group)):
         how, open = "optimizer", False
     elif issubclass(kind, Node):
         how, open = "node", not all(each in (Module, Node) for each in libraries)
-    elif (
-        issubclass(kind, _LOGGERS)
-        or (not by_user and _home(kind) == _SELF)
-        or (immutable and base is None and not by_user)
-    ):
+    elif issubclass(kind, _LOGGERS) or (steady and not by_user):
         how = "identical"
     elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
@@ -135,7 +132,7 @@ def _home(kind: type) -> str:
 
 
 def _is_immutable(kind: type) -> bool:
-    return f"{_home(kind)}.{kind.__qualname__}" in _IMMUTABLE_NAMES
+    return f"{_home(kind)}.{kind.__qualname__}" in _IMMUTABLE.split()
 
 
 def _hides(kind: type, base: type, slots: int) -> bool:
@@ -146,25 +143,23 @@ def _hides(kind: type, base: type, slots: int) -> bool:
     pointers += kind.__weakrefoffset__ > 0 and base.__weakrefoffset__ == 0
     if kind.__itemsize__ and not base.__itemsize__:
         return True
-    return kind.__basicsize__ > base.__basicsize__ + pointers * _POINTER
+    return kind.__basicsize__ > base.__basicsize__ + pointers * tuple.__itemsize__
 
 
-@functools.lru_cache(maxsize=4096)
 def is_library(module: str) -> bool:
-    """Whether the module is one of numpy, the standard library, mlvm or the libraries of arrays:
-    these are taken not to change."""
+    """Whether this is a module of a library, which is taken not to change."""
     return module.partition(".")[0] in _LIBRARIES
 
 
 def reads_special_only(module: str) -> bool:
-    """Whether a library reads no fields of the objects it is given, and calls only their special
-    methods."""
+    """Whether a library's module calls only special methods of the objects that it is given."""
     return module.partition(".")[0] in _READING_SPECIAL_ONLY
 
 
 @functools.lru_cache(maxsize=1024)
 def stateful_names(module: str) -> tuple[str, ...]:
-    """The names of objects that may change in a module of the standard library, as `environ`."""
+    """The names of objects that may change in a module of the standard library, as `environ`, and
+    of abstract classes, with which others may be registered."""
     if module.partition(".")[0] in (_SELF, "numpy"):
         return ()
     steady: Any = (io.IOBase, type, types.ModuleType, types.FunctionType, *PLAIN)
@@ -172,7 +167,7 @@ def stateful_names(module: str) -> tuple[str, ...]:
         name
         for name, value in vars(sys.modules[module]).items()
         if name[:2] != "__"
-        and not isinstance(value, steady)
+        and (isinstance(value, abc.ABCMeta) or not isinstance(value, steady))
         and not isinstance(getattr(value, "__self__", None), types.ModuleType)
     )
 

@@ -17,7 +17,7 @@ import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, cast
 
 import numpy as np
@@ -26,9 +26,9 @@ from mlvm.core.errors import CaptureError
 from mlvm.eager.capture.guards import layout
 from mlvm.eager.capture.guards.code import ALL, Named, is_implicit, named_by, named_by_builtin
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
-from mlvm.eager.capture.guards.read import MISSING, Checklist, Read, content_of_slot
+from mlvm.eager.capture.guards.read import CELL, MISSING, Checklist, Read, content_of_slot
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node, holds_tensors
+from mlvm.eager.tree import holds_tensors
 
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
 """What Python calls without naming it, besides special methods of classes."""
@@ -159,25 +159,18 @@ class Look:
 
     def _read(self, kind: str, owner: Any, name: Any, value: Any) -> None:
         self.reads.append(Read(kind, owner, name, value))
-        self._count(name, value)
+        if value is not MISSING:
+            self._count(name, value)
 
     def _attributes(self, owner: Any, *names: str) -> None:
         for name in names:
             self._read("attribute", owner, name, getattr(owner, name))
 
-    def _item(self, owner: dict[str, Any], name: str) -> None:
-        if name in owner:
-            self._read("item", owner, name, owner[name])
-        else:
-            self._note("item", owner, name, MISSING)
-
-    def _place(self, place: Any, text: str) -> None:
-        self.places[id(place)] = place, text
-
     def _may_read(self, named: Named) -> None:
         self.names |= named.fields
         if named.unbounded:
-            self._refuse(f"{named.unbounded[0]}, which may read any variable", "name what it reads")
+            name = min(named.unbounded)
+            self._refuse(f"{name}, which may read any variable", "name what it reads")
 
     def _library(self, name: str) -> None:
         """Make all fields count, if the library may read any field of what it is given."""
@@ -197,9 +190,8 @@ class Look:
         """Its code, the variables around it, its defaults and its globals."""
         code, variables = fn.__code__, fn.__globals__
         for name, cell in zip(code.co_freevars, fn.__closure__ or (), strict=True):
-            value = _content(cell)
-            self._blind |= value is MISSING
-            self._place(cell, f"variable {name!r}")
+            value = content_of_slot(cell, CELL)
+            self.places[id(cell)] = cell, f"variable {name!r}"
             self._note("attribute", cell, "cell_contents", value)
             self._count(name, None if value is MISSING else value)
         home = str(variables.get("__name__", ""))
@@ -211,16 +203,16 @@ class Look:
         self._parts.append(id(code))
         self._note("attribute", fn, "__code__", code)
         self._attributes(fn, "__defaults__", "__kwdefaults__")
-        self._place(variables, "global {!r}")
+        self.places[id(variables)] = variables, "global {!r}"
         named = named_by(code)
         self._may_read(named)
         for name in named.globals:
-            self._item(variables, name)
+            self._read("item", variables, name, variables.get(name, MISSING))
         for level, name in named.imports:
             if level:
                 package = variables.get("__package__") or home
                 name = importlib.util.resolve_name("." * level + name, package)
-            self._item(sys.modules, name)
+            self._read("item", sys.modules, name, sys.modules.get(name, MISSING))
         self._note("attribute", fn, "__dict__", fn.__dict__)
         self._fields(fn, fn.__dict__)
 
@@ -255,7 +247,7 @@ class Look:
     def _mapping(self, value: Any, base: Any = dict) -> None:
         proxy = base is types.MappingProxyType
         if not proxy:
-            self._place(value, "item {!r} of a dict")
+            self.places[id(value)] = value, "item {!r} of a dict"
         if base is dict:
             self._note("keys", value, None, tuple(dict.keys(value)))
             self._note("values", value, None, tuple(dict.values(value)))
@@ -267,7 +259,7 @@ class Look:
     def _sequence(self, value: Any, base: Any = list) -> None:
         items = tuple(base.__iter__(value))
         if base is list:
-            self._place(value, "item {} of a list")
+            self.places[id(value)] = value, "item {} of a list"
         if type(value) in (list, set):
             self._note("items", value, None, items)
         else:
@@ -283,12 +275,11 @@ class Look:
         name, variables = module.__name__, vars(module)
         self._note("class", module, None, type(module))
         if not is_library(name):
-            self._fields(module, variables, but=_OF_EVERY_MODULE)
+            self._fields(module, variables)
             return
         self._library(name)
-        for each in layout.stateful_names(name):
-            if each in self.names:
-                self._item(variables, each)
+        for each in filter(self.names.__contains__, layout.stateful_names(name)):
+            self._read("item", variables, each, variables.get(each, MISSING))
 
     def _class(self, kind: type, *, made: bool = True) -> None:
         """Its fields and its bases. A constructor counts if an object may be `made`. A method that
@@ -366,10 +357,11 @@ class Look:
         fields = dict_of(value)
         for name in ("__wrapped__", "__origin__"):
             if name in fields:
-                self._item(fields, name)
+                self._read("item", fields, name, fields[name])
 
     def _slots(self, value: Any, shown: Layout) -> None:
-        for name, slot in shown.slots:
+        for number, name in shown.slots:
+            slot = vars(type(value).__mro__[number])[name]
             field = content_of_slot(value, slot)
             self._note("slot", value, slot, field)
             self._blind |= shown.how == "node"  # more than names decides what counts
@@ -377,30 +369,23 @@ class Look:
             if counts and field is not MISSING:
                 self._count(name, field)
 
-    def _fields(
-        self,
-        owner: Any,
-        fields: dict[str, Any],
-        shown: Layout | None = None,
-        but: Container[str] = (),
-    ) -> None:
+    def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = layout.NAMED) -> None:
         """The fields that code names. Of a Module also those that are part of its tree; of an
         optimizer all but its own dicts, which hold only tensors that it updates."""
-        how, open = ("object", False) if shown is None else (shown.how, shown.open)
+        how, but = shown.how, frozenset[str]()
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
-        self._note("keys", fields, None, tuple(fields))
+        text = f"{'field' if how == 'node' else 'attribute'} {{!r}} of {type(owner).__name__}"
         if issubclass(type(owner), types.ModuleType):
-            self._place(fields, "global {!r} of " + owner.__name__)
-        else:
-            word = "field" if issubclass(type(owner), Node) else "attribute"
-            self._place(fields, f"{word} {{!r}} of {type(owner).__name__}")
+            text, but = "global {!r} of " + owner.__name__, _OF_EVERY_MODULE
+        self.places[id(fields)] = fields, text
+        self._note("keys", fields, None, tuple(fields))
         for name, field in list(fields.items()):
             kind = type(field)
             counts = name in self.names
             if how == "optimizer":
                 counts = counts or kind is not dict
-            else:
-                counts = counts or self._every or open or (how == "node" and holds_tensors(field))
+            elif not counts:
+                counts = self._every or shown.open or (how == "node" and holds_tensors(field))
             if name in but or (not counts and how == "object"):
                 continue
             if name in rebound and kind is Tensor:
@@ -433,15 +418,8 @@ def dict_of(value: Any) -> dict[str, Any]:
     return fields if type(fields) is dict else {}
 
 
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # a variable that has no value yet
-        return MISSING
-
-
-def _registered(_: object) -> object:
-    return abc.get_cache_token()
+def _registered(_: object) -> tuple[object]:
+    return (abc.get_cache_token(),)
 
 
 def _is_numeric(field: Any) -> bool:
@@ -462,7 +440,8 @@ def _is_of_library(value: Any) -> bool:
 def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
     """The variables that a function reads, if it is no library's."""
     if not is_library(str(fn.__globals__.get("__name__", ""))):
-        yield from zip(fn.__code__.co_freevars, map(_content, fn.__closure__ or ()), strict=True)
+        for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
+            yield name, content_of_slot(cell, CELL)
         for name in named_by(fn.__code__).globals:
             if name in fn.__globals__:
                 yield name, fn.__globals__[name]

@@ -37,8 +37,12 @@ class Read(NamedTuple):
 def content_of_slot(owner: Any, slot: Any) -> Any:
     try:
         return slot.__get__(owner)
-    except AttributeError:  # it has no value
+    except (AttributeError, ValueError):  # it has no value
         return MISSING
+
+
+CELL: Final = types.CellType.__dict__["cell_contents"]
+"""The slot of a variable's cell."""
 
 
 _FOLLOW: Final[dict[str, Callable[[Sequence[Any], Sequence[Any]], Iterator[Any]]]] = {

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 from typing import Any
 
 from mlvm.eager.capture.guards.look import Field, Look, dict_of
+from mlvm.eager.capture.guards.read import CELL, MISSING, content_of_slot
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node
 
@@ -62,12 +63,10 @@ class Surroundings:
 
 def contents(place: Any) -> dict[Any, Any]:
     """What the names in a dict, a list or a variable's cell lead to now."""
-    if type(place) is not types.CellType:
-        return dict.copy(place) if isinstance(place, dict) else dict(enumerate(place))
-    try:
-        return {None: place.cell_contents}
-    except ValueError:  # a variable that has no value yet
-        return {}
+    if type(place) is types.CellType:
+        value = content_of_slot(place, CELL)
+        return {} if value is MISSING else {None: value}
+    return dict.copy(place) if isinstance(place, dict) else dict(enumerate(place))
 
 
 def _put_back(place: Any, before: dict[Any, Any], changed: Collection[Any]) -> None:

@@ -1,1 +1,1 @@
-"""The twins of the op rooms: each file prepares the kernels of `kernels/` of its name."""
+"""The planners of the op rooms: each file prepares the kernels of `kernels/` of its name."""

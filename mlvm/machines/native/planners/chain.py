@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
-from functools import partial
 from itertools import accumulate
 from typing import Final, NamedTuple
 
-from mlvm.core import ops as _fill_the_op_table  # noqa: F401
 from mlvm.core.machine.fused import Link
-from mlvm.core.op import OPS, Attributes, Op
+from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.native import _native
-from mlvm.machines.native._native import Plan
-from mlvm.machines.native.planner import Types, twin
+from mlvm.machines.native._native import (
+    CHAIN_MOST_AXES,
+    CHAIN_MOST_VALUES,
+    CHAIN_VALUE,
+    REPEATED,
+    SPREAD,
+    TEMPORARY,
+    WHOLE,
+    KernelCall,
+)
+from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
 PIECE: Final = 512
 """The most elements that a link works on before the next one does."""
 
-_MOST_AXES: Final = 64
-_MOST_VALUES: Final = 128
 _APART: Final = 192  # bytes between the pieces of two values, so that they do not share cache sets
-
-
-class _Kind(IntEnum):
-    """How chain.c finds a value."""
-
-    WHOLE = 0
-    REPEATED = 1
-    SPREAD = 2
-    TEMPORARY = 3
 
 
 class _Step(NamedTuple):
@@ -104,8 +99,10 @@ def _converts(x: DType, y: DType) -> bool:
     )
 
 
-def chain_plan(links: Sequence[Link], types: Types, *, unit: int | None = None) -> Plan | None:
-    """The plan of a chain on parameters of these types, the results first; None if a link has no
+def chain_call(
+    links: Sequence[Link], types: Types, *, unit: int | None = None
+) -> KernelCall | None:
+    """The call of a chain on parameters of these types, the results first; None if a link has no
     row function. All links work elementwise on the shape of the first one's result.
 
     A unit is `unit` consecutive elements of that shape, or as many as suit the kernel. So a kernel
@@ -113,7 +110,7 @@ def chain_plan(links: Sequence[Link], types: Types, *, unit: int | None = None) 
     """
     nparams = len(types)
     chain = _Steps(links, types)
-    if not chain.complete or len(chain.types) > _MOST_VALUES:
+    if not chain.complete or len(chain.types) > CHAIN_MOST_VALUES:
         return None
     shape = chain.types[chain.steps[-1].values[0]].shape
     used = sorted({value for step in chain.steps for value in step.values})
@@ -123,28 +120,31 @@ def chain_plan(links: Sequence[Link], types: Types, *, unit: int | None = None) 
     whole = all(chain.types[value].size == size for value in used)
     if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
         unit = unit or PIECE
-        sizes = [type.dtype.itemsize for type in types]
-        address = _native.row(chain.steps[0].row)
-        return Plan(
-            "row", nparams, ints=[size, unit, address, *sizes], units=-(-size // unit), work=work
-        )
+        rest = [type.dtype.itemsize for type in types]
+        integers = {"elements": size, "unit": unit, "function": _native.row(chain.steps[0].row)}
+        return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest)
     shapes = [chain.types[value].shape for value in used if value < nparams]
     lengths, strides = _axes(shape, shapes)
-    if len(lengths) > _MOST_AXES:
+    if len(lengths) > CHAIN_MOST_AXES:
         return None
     piece = PIECE
     if len(lengths) > 1 and 0 < lengths[-1] <= PIECE:
         piece -= piece % lengths[-1]
     unit = unit or piece
     places, scratch = _places(chain, strides, nparams, piece, size)
-    form = [size, unit, piece, len(lengths), len(used), len(chain.steps), *lengths]
+    rest = [*lengths]
     for i, value in enumerate(used):
         kind, place = places[value]
-        form += [kind, value, chain.types[value].dtype.itemsize, place]
-        form += strides[i] if value < nparams else [0] * len(lengths)
+        told = {"KIND": kind, "PARAMETER": value, "PLACE": place}
+        told["SIZE"] = chain.types[value].dtype.itemsize
+        rest += [told[name] for name in CHAIN_VALUE]
+        rest += strides[i] if value < nparams else [0] * len(lengths)
     for step in chain.steps:
-        form += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
-    return Plan("chain", nparams, ints=form, units=-(-size // unit), work=work, scratch=scratch)
+        rest += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
+    counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
+    integers = {"elements": size, "unit": unit, "piece": piece, **counts}
+    units = -(-size // unit)
+    return kernel_call("chain", nparams, units, work, integers, scratch=scratch, rest=rest)
 
 
 def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
@@ -173,11 +173,11 @@ def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[i
 
 def _places(
     chain: _Steps, strides: Sequence[Sequence[int]], nparams: int, piece: int, size: int
-) -> tuple[dict[int, tuple[_Kind, int]], int]:
+) -> tuple[dict[int, tuple[int, int]], int]:
     """The kind of each value and its place in scratch memory, of which so many bytes are wanted. A
     temporary takes the place of one that is read no more."""
     last = {value: i for i, step in enumerate(chain.steps) for value in step.values}
-    places: dict[int, tuple[_Kind, int]] = {}
+    places: dict[int, tuple[int, int]] = {}
     free: dict[int, list[int]] = {}
     end = 0
 
@@ -191,26 +191,22 @@ def _places(
 
     for value, steps in zip(sorted(v for v in last if v < nparams), strides, strict=True):
         if chain.types[value].size == size:
-            places[value] = _Kind.WHOLE, 0
+            places[value] = WHOLE, 0
         else:
-            places[value] = _Kind.SPREAD if any(steps[:-1]) else _Kind.REPEATED, place(value)
+            places[value] = SPREAD if any(steps[:-1]) else REPEATED, place(value)
     for i, step in enumerate(chain.steps):
         target, *sources = step.values
         for value in {*sources}:
             if value >= nparams and last[value] == i:
                 free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])
         if target not in places:
-            places[target] = _Kind.TEMPORARY, place(target)
+            places[target] = TEMPORARY, place(target)
             if last[target] == i:  # nothing reads it
                 free.setdefault(chain.types[target].dtype.itemsize, []).append(places[target][1])
     return places, end
 
 
-def _single(op: Op, types: Types, attributes: Attributes) -> Plan | None:
-    link = Link(op, 0, tuple(range(1, len(types))), attributes)
-    return chain_plan([link], types)
-
-
-for _op in OPS.values():
-    if (_op.elementwise or _op.name in ("gelu", "gelu_vjp")) and _op.name != "copy":
-        twin(_op.name)(partial(_single, _op))
+@planner(*[op.name for op in OPS.values() if op.links and op.name != "copy"])
+def single(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    link = Link(OPS[op], 0, tuple(range(1, len(types))), attributes)
+    return chain_call([link], types)

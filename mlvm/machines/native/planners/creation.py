@@ -2,42 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mlvm.core.op import Attributes
-from mlvm.machines.native._native import Plan
+from mlvm.machines.native._native import RANGE_UNIT, KernelCall
 from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.elements import pattern
-from mlvm.machines.native.planner import Types, twin
-
-_UNIT: Final = 4096
+from mlvm.machines.native.planner import Types, kernel_call, planner
 
 
-@twin("full")
-def full(types: Types, attributes: Attributes) -> Plan:
+@planner("full")
+def full(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out = types[0]
     boxes = Boxes(out.dtype.itemsize)
-    boxes.copy(out.shape, strides(out.shape, out.dtype.itemsize), (0,) * out.ndim)
-    return boxes.plan()
+    boxes.copy(out.shape, strides(out), (0,) * out.ndim)
+    return boxes.call()
 
 
-@twin("zeros")
-def zeros(types: Types, attributes: Attributes) -> Plan:
+@planner("zeros")
+def zeros(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out = types[0]
     boxes = Boxes(out.dtype.itemsize, operands=0)
-    boxes.fill(out.shape, strides(out.shape, out.dtype.itemsize), 0)
-    return boxes.plan()
+    boxes.fill(out.shape, strides(out), 0)
+    return boxes.call()
 
 
-@twin("arange")
-def arange(types: Types, attributes: Attributes) -> Plan:
+@planner("arange")
+def arange(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, start, step = types[0], attributes["start"], attributes["step"]
-    units, work = -(-out.size // _UNIT), out.size * 0.5
     if out.dtype.is_float:
-        floats = [float(start), float(step)]
-        return Plan(f"range_{out.dtype}", 1, [out.size], floats, units=units, work=work)
-    ints = [out.size, _wrapped(start), _wrapped(step)]
-    return Plan(f"range_{out.dtype.itemsize}", 1, ints, units=units, work=work)
+        return _range(f"range_{out.dtype}", out.size, (float(start), float(step)))
+    kernel = f"range_{out.dtype.itemsize}"
+    return _range(kernel, out.size, start=_wrapped(start), step=_wrapped(step))
 
 
 def _wrapped(value: int) -> int:
@@ -45,28 +39,29 @@ def _wrapped(value: int) -> int:
     return (value + 2**63) % 2**64 - 2**63
 
 
-@twin("linspace")
-def linspace(types: Types, attributes: Attributes) -> Plan | None:
+@planner("linspace")
+def linspace(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out, start, stop = types[0], attributes["start"], attributes["stop"]
     last = attributes["endpoint"] and out.size > 1
     step = (stop - start) / max(1, out.size - attributes["endpoint"])
     if step == 0 or step - step != 0:  # it underflows, or overflows: numpy has its way with these
         return None
-    return Plan(
-        f"linspace_{out.dtype}",
-        1,
-        [out.size, int(last)],
-        [start, step, stop],
-        units=-(-out.size // _UNIT),
-        work=out.size * 0.5,
-    )
+    return _range(f"linspace_{out.dtype}", out.size, (start, step, stop), exact_end=last)
 
 
-@twin("eye")
-def eye(types: Types, attributes: Attributes) -> Plan:
+def _range(
+    kernel: str, count: int, floats: tuple[float, ...] = (), **integers: int
+) -> KernelCall | None:
+    units = -(-count // RANGE_UNIT)
+    return kernel_call(kernel, 1, units, count * 0.5, {"count": count, **integers}, floats)
+
+
+@planner("eye")
+def eye(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     out = types[0]
     (rows, columns), size = out.shape, out.dtype.itemsize
-    high = max(1, 16384 // max(1, columns * size))
-    diagonal = max(-rows, min(attributes["k"], columns))
-    ints = [columns * size, size, rows, high, diagonal, pattern(1, out.dtype)]
-    return Plan("eye", 1, ints, units=-(-rows // high), work=rows * 3 + out.nbytes / 20)
+    high, width = max(1, 16384 // max(1, columns * size)), columns * size
+    element = {"size": size, "one": pattern(1, out.dtype)}
+    integers = {"row_bytes": width, "rows": rows, "high": high, **element}
+    integers["diagonal"] = max(-rows, min(attributes["k"], columns))
+    return kernel_call("eye", 1, -(-rows // high), rows * 3 + out.nbytes / 20, integers)

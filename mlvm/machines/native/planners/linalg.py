@@ -1,4 +1,4 @@
-"""Matrix products: `kernels/linalg.c`, whose `enum Product` lists what a plan says."""
+"""Matrix products: `kernels/linalg.c`."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from mlvm.core.machine.fused import Link
 from mlvm.core.op import Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.native._native import Plan
-from mlvm.machines.native.planner import Types, twin
-from mlvm.machines.native.planners.chain import chain_plan
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.planner import Types, kernel_call, planner
+from mlvm.machines.native.planners.chain import chain_call
 
 Axis: TypeAlias = tuple[int, int, int]
 """How long it is, and the strides of x and y along it."""
@@ -48,23 +48,41 @@ class Product(NamedTuple):
     groups: Axis = (1, 0, 0)
 
     @property
+    def batch(self) -> int:
+        """How many elements the batch has."""
+        return math.prod([axis[0] for axis in self.axes])
+
+    @property
+    def integers(self) -> dict[str, int]:
+        """What kernels know of it, as `plan/names.h` lists it."""
+        x, y, (groups, x_group, y_group) = self.x, self.y, self.groups
+        lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
+        of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
+        of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group}
+        return {**lengths, "block": _block(x.columns), **of_x, **of_y, "axes": len(self.axes)}
+
+    @property
+    def rest(self) -> list[int]:
+        """The axes of the batch, behind."""
+        return [number for axis in self.axes for number in axis]
+
+    @property
     def work(self) -> float:
         """Nanoseconds: for the multiplications, and for all elements to come by."""
         m, n, k = self.x.rows, self.y.columns, self.x.columns
-        batch = math.prod(axis[0] for axis in self.axes)
         elements = m * n + self.groups[0] * (m * k + k * n)
         bytes_a_flop = 1 if self.dtype == "f32" else 2
         flops = 2 * self.groups[0] * m * n * k
-        return 50 + batch * bytes_a_flop * (flops / 80 + elements / 5)
+        return 50 + self.batch * bytes_a_flop * (flops / 80 + elements / 5)
 
 
 class Chain(NamedTuple):
-    """What follows for rows of a product while they are in the cache: a plan whose units are rows.
+    """What follows for rows of a product while they are in the cache: a call whose units are rows.
 
     Its parameters are those of the call, `nparams`; and one more, the product, where `out` is None.
     """
 
-    child: Plan
+    child: KernelCall
     nparams: int
     x: int
     y: int
@@ -74,10 +92,10 @@ class Chain(NamedTuple):
 # --- the ops -----------------------------------------------------------------------------
 
 
-@twin("matmul")
-def matmul(types: Types, attributes: Attributes) -> Plan | None:
+@planner("matmul")
+def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     product = _matmul(types[1], types[2], attributes)
-    return product and plan(product)
+    return product and call(product)
 
 
 def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
@@ -94,8 +112,8 @@ def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | N
     return Product(dtype, *_matrices(x, y, attributes), axes)
 
 
-@twin("batch_contract")
-def batch_contract(types: Types, attributes: Attributes) -> Plan | None:
+@planner("batch_contract")
+def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, x, y = types
     dtype = float_dtype(x, y)
     if dtype is None:
@@ -107,11 +125,13 @@ def batch_contract(types: Types, attributes: Attributes) -> Plan | None:
         y = y.with_shape((batch * y.shape[-2], y.shape[-1]))
         batch = 1
     groups = batch, math.prod(x.shape[-2:]), math.prod(y.shape[-2:])
-    return plan(Product(dtype, *_matrices(x, y, attributes), groups=groups))
+    return call(Product(dtype, *_matrices(x, y, attributes), groups=groups))
 
 
-def matmul_chain(x: TensorType, y: TensorType, attributes: Attributes, chain: Chain) -> Plan | None:
-    """The plan of a matmul and what is done with its rows; None if the product is a vector, or so
+def matmul_chain(
+    x: TensorType, y: TensorType, attributes: Attributes, chain: Chain
+) -> KernelCall | None:
+    """The call of a matmul and what is done with its rows; None if the product is a vector, or so
     large that a thread cannot go through it row by row."""
     product = _matmul(x, y, attributes)
     if product is None or product.y.columns == 1:
@@ -119,8 +139,8 @@ def matmul_chain(x: TensorType, y: TensorType, attributes: Attributes, chain: Ch
     return tiles(product, chain)
 
 
-def headed_plan(links: Sequence[Link], types: Types) -> Plan | None:
-    """The plan of a chain whose first link is a matmul, on parameters of these types: while rows of
+def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
+    """The call of a chain whose first link is a matmul, on parameters of these types: while rows of
     the product are in the cache, the rest is done with them. None if a link has no row function,
     or the product is not of that kind."""
     head, *rest = links
@@ -137,7 +157,7 @@ def headed_plan(links: Sequence[Link], types: Types) -> Plan | None:
         sources = tuple([renamed.get(source, source) for source in sources])
         renumbered.append(Link(op, target, sources, attributes))
         renamed.pop(target, None)
-    child = chain_plan(renumbered, child_types, unit=max(1, product.shape[-1]))
+    child = chain_call(renumbered, child_types, unit=max(1, product.shape[-1]))
     if child is None:
         return None
     places = Chain(child, len(types), x_number, y_number, head.target if kept else None)
@@ -177,7 +197,7 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
     return axes
 
 
-def plan(product: Product) -> Plan:
+def call(product: Product) -> KernelCall | None:
     """How the product is best made."""
     x, y = product.x, product.y
     if y.columns == 1:
@@ -187,9 +207,7 @@ def plan(product: Product) -> Plan:
         return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), 2, 1)
     if x.rows == 1 and y.column == 1:
         return _vector(product, 1, 2)
-    made = tiles(product)
-    assert made is not None
-    return made
+    return tiles(product)
 
 
 def _block(k: int) -> int:
@@ -198,28 +216,17 @@ def _block(k: int) -> int:
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
-def _ints(product: Product, places: Sequence[int], rest: Sequence[int]) -> list[int]:
-    x, y, groups = product.x, product.y, product.groups
-    block = _block(x.columns)
-    ints = [x.rows, y.columns, x.columns, groups[0], block, x.row, x.column, groups[1]]
-    ints += [y.row, y.column, groups[2], *places, *map(int, rest), len(product.axes)]
-    return ints + [i for axis in product.axes for i in axis]
-
-
-def _vector(product: Product, x: int, y: int) -> Plan:
+def _vector(product: Product, x: int, y: int) -> KernelCall | None:
     """A row times a matrix. The parameters x and y may have changed places."""
-    unit = 64
-    products = math.prod(axis[0] for axis in product.axes)
-    return Plan(
-        f"gemv_{product.dtype}",
-        3,
-        ints=_ints(product, (x, y, 0), (True, unit, *[0] * 8)),
-        units=products * -(-product.y.columns // unit),
-        work=product.work,
-    )
+    unit, kernel = 64, f"gemv_{product.dtype}"
+    units = product.batch * -(-product.y.columns // unit)
+    integers = {**product.integers, "x": x, "y": y, "by_columns": 1, "unit": unit}
+    return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
 
 
-def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] = ()) -> Plan | None:
+def tiles(
+    product: Product, chain: Chain | None = None, windows: dict[str, int] | None = None
+) -> KernelCall | None:
     """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
     x, y, groups = product.x, product.y, product.groups[0]
     m, n, k = x.rows, y.columns, x.columns
@@ -227,7 +234,7 @@ def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] =
     block = _block(k)
     # Where to read an operand in place: where copies would be read seldom, or are in the cache.
     transposed = x.column != 1
-    copy_x = 2 if windows else n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
+    copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_y = y.column != 1 or m > 48
     rows = 144 if transposed else 96
     columns, at_once = n, max(1, -(-k // block) * groups)
@@ -242,8 +249,6 @@ def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] =
     rows = -(-m // -(-m // rows) // 12) * 12 if m else 12
     columns = -(-columns // 32) * 32 or 32
     by_columns = n > m and not chain and not windows
-    unit = 64 if by_columns else 24
-    products = math.prod(axis[0] for axis in product.axes)
     # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
     strip = min(m, rows) * block + 64 if copy_x else 0
     strip = -(-strip // 16) * 16
@@ -251,17 +256,21 @@ def tiles(product: Product, chain: Chain | None = None, windows: Sequence[int] =
     child_scratch = (strip + panels) * itemsize
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
     scratch = product_scratch + (rows * n * itemsize if chain and chain.out is None else 0)
-    places = (1, 2, 0)
+    unit = 64 if by_columns else 24
+    integers = product.integers | (windows or {"copy_x": copy_x})
+    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit, "copy_y": copy_y}
+    integers |= {"rows_at_once": rows, "columns_at_once": columns, "blocks_at_once": at_once}
+    integers |= {"strip_length": strip, "child_scratch": child_scratch}
+    integers |= {"product_scratch": product_scratch}
     if chain:
-        places = chain.x, chain.y, -1 if chain.out is None else chain.out
-    rest = [by_columns, unit, copy_x, copy_y, rows, columns, at_once]
-    rest += [strip, child_scratch, product_scratch]
-    return Plan(
+        integers |= {"x": chain.x, "y": chain.y, "out": -1 if chain.out is None else chain.out}
+    return kernel_call(
         f"matmul_chain_{product.dtype}" if chain else f"matmul_{product.dtype}",
         chain.nparams if chain else 3,
-        ints=[*_ints(product, places, rest), *windows],
-        units=products * -(-(n if by_columns else m) // unit),
-        work=product.work + (chain.child.work if chain else 0),
+        product.batch * -(-(n if by_columns else m) // unit),
+        product.work + (chain.child.work if chain else 0),
+        integers,
         scratch=scratch,
-        parts=[chain.child] if chain else [],
+        children=[chain.child] if chain else [],
+        rest=product.rest,
     )

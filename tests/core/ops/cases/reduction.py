@@ -75,10 +75,7 @@ def _logsumexp(values: list[float]) -> float:
 
 
 def _first(of: Callable[[list[Any]], Any]) -> list[Case]:
-    def position(values: list[Any]) -> int:
-        return values.index(of(values))
-
-    expected = _lists(position, np.int64)
+    expected = _lists(lambda values: values.index(of(values)), np.int64)
     ties = np.array([[1, 3, 3], [0, 0, 2]], np.int16)
     return [
         Case((_X,), expected),

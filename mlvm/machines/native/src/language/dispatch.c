@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
-    long long nbytes, users;
+    long long nbytes;
     PyObject *weakrefs;
 } Region;
 
@@ -48,7 +48,7 @@ typedef struct {
     long long generation;
     PyObject *types[MOST_OPERANDS];
     PyObject *out;  /* the result's type */
-    PlanObject *plan; /* NULL: left to Python */
+    KernelCallObject *call; /* NULL: left to Python */
     long long program; /* of a VM elsewhere: its number there, 0: left to Python */
     PyObject *templates[MASKS]; /* of the tape's nodes, by the operands that are tracked */
 } Entry;
@@ -68,7 +68,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *find; /* find(handle, door) -> (array, type), or None */
-    PyObject *plan; /* plan(name, types, attributes) -> Plan or None */
+    PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
     Outbox *outbox;              /* of a VM elsewhere, which has no pool nor lock */
@@ -84,7 +84,7 @@ static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *do
 
 /* What `install` hands in. */
 static PyTypeObject *tensor_class, *tape_class;
-static PyObject *slow, *get_scope, *get_recording, *default_arena, *resolve, *raise_stale;
+static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
 static PyObject *weak_reference;
 static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
 
@@ -92,7 +92,7 @@ static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
 
 #define OBJECT_FIELD(Struct, name) {#name, T_OBJECT_EX, offsetof(Struct, name), 0, NULL}
 #define NUMBER_FIELD(Struct, name) {#name, T_LONGLONG, offsetof(Struct, name), 0, NULL}
-#define WEAKREFS(Struct) \
+#define WEAKREFS(Struct)                                                                 \
     {"__weaklistoffset__", T_PYSSIZET, offsetof(Struct, weakrefs), READONLY, NULL}
 
 /* All object fields of a struct lie one after the other. */
@@ -110,7 +110,7 @@ static void clear_fields(PyObject **fields, int count)
         Py_CLEAR(fields[i]);
 }
 
-#define COUNT(first, last, Struct) \
+#define COUNT(first, last, Struct)                                                       \
     ((int)((offsetof(Struct, last) - offsetof(Struct, first)) / sizeof(PyObject *)) + 1)
 
 #define FIELDS(Struct, name, first, last)                                                \
@@ -190,7 +190,7 @@ static PyMemberDef region_members[] = {
     OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset), OBJECT_FIELD(Region, bin),
     OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
     OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),   OBJECT_FIELD(Region, noted),
-    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes), NUMBER_FIELD(Region, users),
+    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
     WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {
     OBJECT_FIELD(Arena, door),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
@@ -220,7 +220,7 @@ SPEC(arena, "ArenaFields", Arena)
 
 static int is_ready(const Entry *entry)
 {
-    return entry->plan || entry->program;
+    return entry->call || entry->program;
 }
 
 /* What is freed may run Python, which finds the new entry. */
@@ -231,7 +231,7 @@ static void replace_entry(Entry *entry, Entry with)
     for (int i = 0; i < MOST_OPERANDS; i++)
         Py_XDECREF(old.types[i]);
     Py_XDECREF(old.out);
-    Py_XDECREF((PyObject *)old.plan);
+    Py_XDECREF((PyObject *)old.call);
     for (int i = 0; i < MASKS; i++)
         Py_XDECREF(old.templates[i]);
 }
@@ -297,17 +297,17 @@ static void learn(Call *call, Door *door, Allocation *const *operands, int count
     PyObject *answer =
         types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)door,
                                              NULL) : NULL;
-    PyObject *plan = NULL, *out = NULL;
-    if (answer && PyArg_ParseTuple(answer, "OO", &plan, &out)) {
+    PyObject *run = NULL, *out = NULL;
+    if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
         for (int i = 0; i < count; i++) {
             found.types[i] = PyTuple_GetItem(types, i);
             Py_INCREF(found.types[i]);
         }
-        if (is_plan(plan)) {
-            Py_INCREF(plan);
-            found.plan = (PlanObject *)plan;
-        } else if (PyLong_Check(plan)) {
-            found.program = PyLong_AsLongLong(plan);
+        if (is_kernel_call(run)) {
+            Py_INCREF(run);
+            found.call = (KernelCallObject *)run;
+        } else if (PyLong_Check(run)) {
+            found.program = PyLong_AsLongLong(run);
         }
         Py_INCREF(out);
         found.out = out;
@@ -322,21 +322,21 @@ static void learn(Call *call, Door *door, Allocation *const *operands, int count
 
 static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"find", "plan", "lock", "pool", "outbox", "flush", NULL};
-    PyObject *find = NULL, *plan = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:Door", names, &find, &plan, &lock, &pool,
+    static char *names[] = {"find", "prepare", "lock", "pool", "outbox", "flush", NULL};
+    PyObject *find = NULL, *prepare = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:Door", names, &find, &prepare, &lock, &pool,
                                      &outbox, &flush))
         return NULL;
-    if (!plan || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
+    if (!prepare || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
         return PyErr_Format(PyExc_TypeError, "a find, lock and Pool are wanted, or an Outbox and flush");
     Door *self = (Door *)object_of(type);
     if (!self)
         return NULL;
-    PyObject *given[] = {find, plan, pool, outbox, flush};
+    PyObject *given[] = {find, prepare, pool, outbox, flush};
     for (size_t i = 0; i < sizeof given / sizeof *given; i++)
         Py_XINCREF(given[i]);
     self->find = find;
-    self->plan = plan;
+    self->prepare = prepare;
     self->pool = (PoolObject *)pool;
     self->outbox = (Outbox *)outbox;
     self->flush = flush;
@@ -359,7 +359,7 @@ static int door_traverse(Door *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->find);
-    Py_VISIT(self->plan);
+    Py_VISIT(self->prepare);
     Py_VISIT(self->flush);
     return 0;
 }
@@ -367,7 +367,7 @@ static int door_traverse(Door *self, visitproc visit, void *arg)
 static int door_clear(Door *self)
 {
     Py_CLEAR(self->find);
-    Py_CLEAR(self->plan);
+    Py_CLEAR(self->prepare);
     Py_CLEAR(self->flush);
     return 0;
 }
@@ -450,7 +450,7 @@ static void find_address(Door *self, PyObject *handle)
     forgive();
 }
 
-static PyMemberDef door_members[] = {{"plan", T_OBJECT_EX, offsetof(Door, plan), READONLY, NULL},
+static PyMemberDef door_members[] = {{"prepare", T_OBJECT_EX, offsetof(Door, prepare), READONLY, NULL},
                                      {"observed", T_BOOL, offsetof(Door, observed), 0, NULL},
                                      {"instrumented", T_BOOL, offsetof(Door, instrumented), 0, NULL},
                                      {NULL, 0, 0, 0, NULL}};
@@ -464,7 +464,7 @@ static PyType_Slot door_slots[] = {{Py_tp_new, door_new},
                                    {Py_tp_dealloc, door_dealloc},
                                    {Py_tp_members, door_members},
                                    {Py_tp_methods, door_methods},
-                                   {Py_tp_doc, "Door(find, plan, lock, pool), Door(plan=, outbox=, flush=): a VM's short "
+                                   {Py_tp_doc, "Door(find, prepare, lock, pool), Door(prepare=, outbox=, flush=): a VM's short "
                                                 "way for one-op launches."},
                                    {0, NULL}};
 static PyType_Spec door_spec = {"mlvm.machines.native._native.Door", sizeof(Door), 0,
@@ -666,16 +666,16 @@ static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *ope
     /* If Python was asked, it may have changed anything. */
     if (!region && PyErr_Occurred())
         return -1;
-    if (!region && entry_holds(entry, door, operands, count) && entry->plan)
+    if (!region && entry_holds(entry, door, operands, count) && entry->call)
         region = addresses(entry, arena, door, operands, count, &handle, p, 0);
     if (!region)
         return 0;
-    PlanObject *plan = entry->plan;
-    Py_INCREF((PyObject *)plan); /* another thread may forget the entry */
+    KernelCallObject *kernel = entry->call;
+    Py_INCREF((PyObject *)kernel); /* another thread may forget the entry */
     int refused = take(region, handle, entry, arena, out, holder)
                       ? -1
-                      : run_in_pool(door->pool, &plan->plan, p);
-    Py_DECREF((PyObject *)plan);
+                      : run_in_pool(door->pool, &kernel->call, p);
+    Py_DECREF((PyObject *)kernel);
     return refused < 0 ? -1 : !refused;
 }
 
@@ -736,7 +736,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
                 goto end;
             /* The lock may have been waited for: look again. */
             if (!door->observed && !door->instrumented &&
-                entry_holds(entry, door, operands, count) && entry->plan)
+                entry_holds(entry, door, operands, count) && entry->call)
                 done = launch(entry, arena, door, operands, count, out, holder);
             PyObject *type, *error, *traceback;
             PyErr_Fetch(&type, &error, &traceback);
@@ -764,7 +764,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
             goto end;
         }
     set(&out->tape, Py_None);
-    PyObject *tape = PyObject_CallNoArgs(get_recording);
+    PyObject *tape = PyObject_CallNoArgs(get_current_tape);
     if (!entry_holds(entry, door, operands, count))
         entry = NULL; /* another call has its place now */
     if (tape && (tape == Py_None || !record(tape, call, entry, door, operands, count, out))) {
@@ -783,18 +783,18 @@ end:
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor", "tape", "apply", "scope", "recording",
+    static char *names[] = {"tensor", "tape", "apply", "scope", "current_tape",
                             "default_arena", "resolve", "stale", "reference", NULL};
     PyObject *tensor, *tape;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_recording, &default_arena, &resolve,
+                                     &get_scope, &get_current_tape, &default_arena, &resolve,
                                      &raise_stale, &weak_reference))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_recording,
+    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
                         default_arena, resolve, raise_stale, weak_reference};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         Py_INCREF(kept[i]); /* for as long as the process */

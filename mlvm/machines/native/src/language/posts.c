@@ -217,11 +217,11 @@ static PyType_Slot outbox_slots[] = {
 static PyType_Spec outbox_spec = {"mlvm.machines.native._native.Outbox", sizeof(Outbox), 0,
                                   Py_TPFLAGS_DEFAULT, outbox_slots};
 
-/* --- Bound: a plan and the arrays that it runs on --- */
+/* --- Bound: a call and the arrays that it runs on --- */
 
 typedef struct {
     PyObject_HEAD
-    PlanObject *plan;
+    KernelCallObject *call;
     PyObject *arrays;
     char *addresses[MOST_HANDLES];
     int count;
@@ -229,17 +229,17 @@ typedef struct {
 
 static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"plan", "arrays", NULL};
-    PyObject *plan, *arrays;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Bound", names, &plan, &PyTuple_Type, &arrays))
+    static char *names[] = {"call", "arrays", NULL};
+    PyObject *call, *arrays;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OO!:Bound", names, &call, &PyTuple_Type, &arrays))
         return NULL;
-    if (!is_plan(plan) || PyTuple_Size(arrays) >= MOST_HANDLES)
-        return PyErr_Format(PyExc_TypeError, "a Plan is wanted, and less than %d arrays", MOST_HANDLES);
+    if (!is_kernel_call(call) || PyTuple_Size(arrays) >= MOST_HANDLES)
+        return PyErr_Format(PyExc_TypeError, "a KernelCall is wanted, and less than %d arrays", MOST_HANDLES);
     Bound *self = (Bound *)object_of(type);
     if (!self)
         return NULL;
-    Py_INCREF(plan);
-    self->plan = (PlanObject *)plan;
+    Py_INCREF(call);
+    self->call = (KernelCallObject *)call;
     Py_INCREF(arrays);
     self->arrays = arrays;
     self->count = (int)PyTuple_Size(arrays);
@@ -253,14 +253,14 @@ static PyObject *bound_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 
 static void bound_dealloc(Bound *self)
 {
-    Py_XDECREF((PyObject *)self->plan);
+    Py_XDECREF((PyObject *)self->call);
     Py_XDECREF(self->arrays);
     free_object((PyObject *)self);
 }
 
 static PyType_Slot bound_slots[] = {{Py_tp_new, bound_new},
                                     {Py_tp_dealloc, bound_dealloc},
-                                    {Py_tp_doc, "Bound(plan, arrays): a plan, and what it runs on."},
+                                    {Py_tp_doc, "Bound(call, arrays): a call, and what it runs on."},
                                     {0, NULL}};
 static PyType_Spec bound_spec = {"mlvm.machines.native._native.Bound", sizeof(Bound), 0,
                                  Py_TPFLAGS_DEFAULT, bound_slots};
@@ -300,7 +300,7 @@ static PyObject *run_launches(PyObject *module, PyObject *args)
         char *p[MOST_HANDLES + 1];
         memcpy(p, found->addresses, sizeof found->addresses);
         Py_INCREF((PyObject *)found);
-        int refused = run_in_pool((PoolObject *)pool, &found->plan->plan, p);
+        int refused = run_in_pool((PoolObject *)pool, &found->call->call, p);
         Py_DECREF((PyObject *)found);
         failed = refused < 0;
         if (refused)
@@ -325,6 +325,8 @@ int posts_init(PyObject *module)
     lasti_name = PyUnicode_InternFromString("f_lasti");
     back_name = PyUnicode_InternFromString("f_back");
     if (!outbox_type || !bound_type || !filename_name || !lasti_name || !back_name)
+        return -1;
+    if (PyModule_AddIntMacro(module, MOST_HANDLES))
         return -1;
     return PyModule_AddFunctions(module, posts_functions);
 }

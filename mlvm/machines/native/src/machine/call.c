@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-static PyTypeObject *plan_type, *pool_type;
+static PyTypeObject *kernel_call_type, *pool_type;
 
-/* --- Plan --- */
+/* --- KernelCall --- */
 
 /* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
 static void *numbers_of(PyObject *given, int reals)
@@ -38,7 +38,7 @@ static void *numbers_of(PyObject *given, int reals)
     return values;
 }
 
-static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"kernel", "nparams", "ints",   "floats", "units",
                             "work",   "scratch", "shared", "parts",  NULL};
@@ -47,26 +47,26 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     PyObject *ints = NULL, *reals = NULL, *parts = NULL;
     long long units = 1, scratch = 0, shared = 0;
     double work = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:Plan", names, &kernel, &nparams,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:KernelCall", names, &kernel, &nparams,
                                      &ints, &reals, &units, &work, &scratch, &shared, &parts))
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)
         return PyErr_Format(PyExc_LookupError, "no native kernel %s", kernel);
-    PlanObject *self = (PlanObject *)object_of(type);
+    KernelCallObject *self = (KernelCallObject *)object_of(type);
     if (!self)
         return NULL;
-    self->plan.run = entry->run;
-    self->plan.finish = entry->finish;
-    self->plan.nparams = nparams;
-    self->plan.units = units;
-    self->plan.work = work;
-    self->plan.scratch = scratch;
-    self->plan.shared = shared;
+    self->call.run = entry->run;
+    self->call.finish = entry->finish;
+    self->call.nparams = nparams;
+    self->call.units = units;
+    self->call.work = work;
+    self->call.scratch = scratch;
+    self->call.shared = shared;
     self->name = entry->name;
-    if (ints && !(self->plan.n = self->ints = numbers_of(ints, 0)))
+    if (ints && !(self->call.n = self->ints = numbers_of(ints, 0)))
         goto failed;
-    if (reals && !(self->plan.a = self->floats = numbers_of(reals, 1)))
+    if (reals && !(self->call.a = self->floats = numbers_of(reals, 1)))
         goto failed;
     if (parts) {
         self->parts = PySequence_Tuple(parts);
@@ -81,13 +81,13 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
         for (Py_ssize_t i = 0; i < nparts; i++) {
             PyObject *part = PyTuple_GetItem(self->parts, i);
             if (!PyObject_TypeCheck(part, type)) {
-                PyErr_SetString(PyExc_TypeError, "the parts of a plan are plans");
+                PyErr_SetString(PyExc_TypeError, "the parts of a KernelCall are such, too");
                 goto failed;
             }
-            self->children[i] = &((PlanObject *)part)->plan;
+            self->children[i] = &((KernelCallObject *)part)->call;
         }
-        self->plan.children = self->children;
-        self->plan.nchildren = (int)nparts;
+        self->call.children = self->children;
+        self->call.nchildren = (int)nparts;
     }
     return (PyObject *)self;
 failed:
@@ -95,7 +95,7 @@ failed:
     return NULL;
 }
 
-static void plan_dealloc(PlanObject *self)
+static void kernel_call_dealloc(KernelCallObject *self)
 {
     PyMem_Free(self->ints);
     PyMem_Free(self->floats);
@@ -104,36 +104,36 @@ static void plan_dealloc(PlanObject *self)
     free_object((PyObject *)self);
 }
 
-static PyObject *plan_repr(PlanObject *self)
+static PyObject *kernel_call_repr(KernelCallObject *self)
 {
-    return PyUnicode_FromFormat("<Plan %s>", self->name);
+    return PyUnicode_FromFormat("<KernelCall %s>", self->name);
 }
 
-/* plan.run(pool, *arrays) -> bool: whether the op accepted the values. */
-static PyObject *plan_run(PlanObject *self, PyObject *const *args, Py_ssize_t nargs)
+/* call.run(pool, *arrays) -> bool: whether the op accepted the values. */
+static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     char *p[MOST_PARAMETERS + 1];
-    const Plan *plan = &self->plan;
-    if (nargs != plan->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
+    const KernelCall *call = &self->call;
+    if (nargs != call->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
         return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, was given %zd values",
-                            self->name, plan->nparams, nargs);
+                            self->name, call->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
         if (address_of(args[i], &p[i - 1], NULL))
             return NULL;
     PoolObject *pool = (PoolObject *)args[0];
-    int result = run_in_pool(pool, plan, p);
+    int result = run_in_pool(pool, call, p);
     if (result < 0)
         return NULL;
     return PyBool_FromLong(!result);
 }
 
-static PyMethodDef plan_methods[] = {
-    {"run", (PyCFunction)(void (*)(void))plan_run, METH_FASTCALL,
+static PyMethodDef kernel_call_methods[] = {
+    {"run", (PyCFunction)(void (*)(void))kernel_call_run, METH_FASTCALL,
      "run(pool, *arrays): do it; return False for values that the op refuses."},
     {NULL, NULL, 0, NULL}};
 
-#define MEMBER(name, type) {#name, type, offsetof(PlanObject, plan.name), READONLY, NULL}
-static PyMemberDef plan_members[] = {{"kernel", T_STRING, offsetof(PlanObject, name), READONLY, NULL},
+#define MEMBER(name, type) {#name, type, offsetof(KernelCallObject, call.name), READONLY, NULL}
+static PyMemberDef kernel_call_members[] = {{"kernel", T_STRING, offsetof(KernelCallObject, name), READONLY, NULL},
                                      MEMBER(units, T_LONGLONG),
                                      MEMBER(work, T_DOUBLE),
                                      MEMBER(scratch, T_LONGLONG),
@@ -141,21 +141,21 @@ static PyMemberDef plan_members[] = {{"kernel", T_STRING, offsetof(PlanObject, n
                                      MEMBER(nparams, T_INT),
                                      {NULL, 0, 0, 0, NULL}};
 
-static PyType_Slot plan_slots[] = {{Py_tp_new, plan_new},
-                                   {Py_tp_dealloc, plan_dealloc},
-                                   {Py_tp_repr, plan_repr},
-                                   {Py_tp_methods, plan_methods},
-                                   {Py_tp_members, plan_members},
+static PyType_Slot kernel_call_slots[] = {{Py_tp_new, kernel_call_new},
+                                   {Py_tp_dealloc, kernel_call_dealloc},
+                                   {Py_tp_repr, kernel_call_repr},
+                                   {Py_tp_methods, kernel_call_methods},
+                                   {Py_tp_members, kernel_call_members},
                                    {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
                                    {0, NULL}};
-static PyType_Spec plan_spec = {"mlvm.machines.native._native.Plan", sizeof(PlanObject), 0,
-                                Py_TPFLAGS_DEFAULT, plan_slots};
+static PyType_Spec kernel_call_spec = {"mlvm.machines.native._native.KernelCall", sizeof(KernelCallObject), 0,
+                                Py_TPFLAGS_DEFAULT, kernel_call_slots};
 
 /* --- Pool --- */
 
-int is_plan(PyObject *object)
+int is_kernel_call(PyObject *object)
 {
-    return PyObject_TypeCheck(object, plan_type);
+    return PyObject_TypeCheck(object, kernel_call_type);
 }
 
 int is_pool(PyObject *object)
@@ -163,18 +163,18 @@ int is_pool(PyObject *object)
     return PyObject_TypeCheck(object, pool_type);
 }
 
-int run_in_pool(PoolObject *self, const Plan *plan, char **p)
+int run_in_pool(PoolObject *self, const KernelCall *call, char **p)
 {
     int alone = self->busy == process_number(), result;
-    if (!alone && pool_reserve(self->pool, plan->scratch, plan->shared)) {
+    if (!alone && pool_reserve(self->pool, call->scratch, call->shared)) {
         PyErr_NoMemory();
         return -1;
     }
-    if (plan->work < WORTH_RELEASING && !alone)
-        return pool_run(self->pool, plan, p);
+    if (call->work < WORTH_RELEASING && !alone)
+        return pool_run(self->pool, call, p);
     self->busy = process_number();
     Py_BEGIN_ALLOW_THREADS
-    result = alone ? plan_run_alone(plan, p) : pool_run(self->pool, plan, p);
+    result = alone ? run_alone(call, p) : pool_run(self->pool, call, p);
     Py_END_ALLOW_THREADS
     if (!alone)
         self->busy = 0;
@@ -222,7 +222,7 @@ static PyType_Slot pool_slots[] = {{Py_tp_new, pool_new_},
                                    {Py_tp_dealloc, pool_dealloc},
                                    {Py_tp_getset, pool_getters},
                                    {Py_tp_doc, "Pool(threads=1, pinned=False, worth_sharing=4000): threads that share the work "
-                                              "of a plan, from so many nanoseconds on."},
+                                              "of a call, from so many nanoseconds on."},
                                    {0, NULL}};
 static PyType_Spec pool_spec = {"mlvm.machines.native._native.Pool", sizeof(PoolObject), 0,
                                 Py_TPFLAGS_DEFAULT, pool_slots};
@@ -258,18 +258,34 @@ static PyObject *choose_simd(PyObject *module, PyObject *name)
     return PyBool_FromLong(!refused);
 }
 
+/* The names, which end with NULL, as a tuple. */
+static PyObject *tuple_of_names(const char *const *names)
+{
+    Py_ssize_t count = 0;
+    while (names[count])
+        count++;
+    PyObject *tuple = PyTuple_New(count);
+    for (Py_ssize_t i = 0; tuple && i < count; i++) {
+        PyObject *name = PyUnicode_FromString(names[i]);
+        if (!name || PyTuple_SetItem(tuple, i, name))
+            Py_CLEAR(tuple);
+    }
+    return tuple;
+}
+
 static PyObject *get_kernels(PyObject *module, PyObject *unused)
 {
     (void)module, (void)unused;
-    PyObject *list = PyList_New(0);
+    PyObject *kernels = PyDict_New();
     const KernelEntry *entry;
-    for (int i = 0; list && (entry = nth_kernel(i)); i++) {
-        PyObject *name = PyUnicode_FromString(entry->name);
-        if (!name || PyList_Append(list, name))
-            Py_CLEAR(list);
-        Py_XDECREF(name);
+    const char *const *names;
+    for (int i = 0; kernels && (entry = nth_kernel(i, &names)); i++) {
+        PyObject *integers = tuple_of_names(names);
+        if (!integers || PyDict_SetItemString(kernels, entry->name, integers))
+            Py_CLEAR(kernels);
+        Py_XDECREF(integers);
     }
-    return list;
+    return kernels;
 }
 
 static PyObject *get_rows(PyObject *module, PyObject *unused)
@@ -304,15 +320,26 @@ static PyMethodDef call_functions[] = {
     {"simd_sets", get_simd_sets, METH_NOARGS,
      "The instruction sets of this build, the best first, and whether the processor has them."},
     {"choose_simd", choose_simd, METH_O,
-     "Use that instruction set for plans made from now on; False if there is no such one here."},
-    {"kernels", get_kernels, METH_NOARGS, "The names of all kernels."},
-    {"row", get_row, METH_O, "The address of a row function, as plans of chains hold it."},
+     "Use that instruction set for calls made from now on; False if there is no such one here."},
+    {"kernels", get_kernels, METH_NOARGS, "All kernels, and the names of the integers that their calls have."},
+    {"row", get_row, METH_O, "The address of a row function, as calls of chains hold it."},
     {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
     {NULL, NULL, 0, NULL}};
 
 int call_init(PyObject *module)
 {
-    plan_type = add_type(module, "Plan", &plan_spec);
+    kernel_call_type = add_type(module, "KernelCall", &kernel_call_spec);
     pool_type = add_type(module, "Pool", &pool_spec);
-    return plan_type && pool_type ? PyModule_AddFunctions(module, call_functions) : -1;
+    if (!kernel_call_type || !pool_type)
+        return -1;
+#define ADD(name, number)                                                                \
+    if (PyModule_AddIntConstant(module, #name, number))                                  \
+        return -1;
+    CONSTANTS(ADD)
+#define TEXT(name) #name,
+    static const char *const names[] = {chain_value_integers(TEXT) NULL};
+    PyObject *value = tuple_of_names(names);
+    int failed = !value || PyModule_AddObjectRef(module, "CHAIN_VALUE", value);
+    Py_XDECREF(value);
+    return failed ? -1 : PyModule_AddFunctions(module, call_functions);
 }

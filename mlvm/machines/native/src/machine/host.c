@@ -491,6 +491,7 @@ typedef struct {
     PyObject *given; /* what `host` borrows from */
     Host *host;
     Types types;
+    int running; /* calls, of which each may have values of these types */
 } Caller;
 
 static PyObject *caller_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
@@ -555,10 +556,13 @@ static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
     given = PySequence_List(given);
     Py_ssize_t count = given ? PyList_Size(given) : 0, known = 0;
     Value *params = given ? PyMem_Calloc((size_t)count + 1, sizeof *params) : NULL;
+    if (!self->running && types_count(&self->types) > MOST_KEPT)
+        types_forget(&self->types);
     Frame *frame = params ? frame_take(&self->types) : NULL;
     if (given && !params)
         PyErr_NoMemory();
     Py_INCREF((PyObject *)self);
+    self->running++;
     while (frame && known < count &&
            !value_of(&self->types, self->host->asked, PyList_GetItem(given, known), &params[known]))
         known++;
@@ -570,6 +574,7 @@ static PyObject *caller_call(Caller *self, PyObject *args, PyObject *kwargs)
         drop_value(params[--known]);
     PyMem_Free(params);
     Py_XDECREF(given);
+    self->running--;
     Py_DECREF((PyObject *)self);
     return results;
 }

@@ -4,7 +4,7 @@
  * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
  * it with the state of the machine, and the reference loop goes on from there, or says what is
  * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
- * twin, are called back. Nobody has verified a raw machine's program: what would leave the stack is
+ * planner, are called back. Nobody has verified a raw machine's program: what would leave the stack is
  * left to the reference loop.
  *
  * Whoever changes the function table counts that in its `version`. Before each function the loop
@@ -12,7 +12,7 @@
  * a change needs the VM's own lock, which the launch has, so it comes from this thread: from a host
  * function, however it has come back to Python, or from a signal handler.
  *
- * A call that takes its parameters from the stack remembers, for the types it has met, the plan to
+ * A call that takes its parameters from the stack remembers, for the types it has met, the kernel call to
  * run and the type of the result. Other types ask Python once.
  */
 #include "loop.h"
@@ -27,31 +27,17 @@
 #include <string.h>
 #include <time.h>
 
-/* As mlvm/core/machine/link.py numbers them; the two after them are this loop's. */
-enum Code {
-    CALL_ON_ARGS = 0,
-    HALT = 1,
-    LOAD_ARG = 2,
-    CALL = 3,
-    PUSH = 4,
-    GET = 5,
-    SET = 6,
-    JUMP_IF_FALSE = 7,
-    JUMP = 8,
-    CALL_FUNCTION = 9,
-    RETURN = 10,
-    POP = 11,
-    LOAD_GLOBAL = 12,
-    STORE_GLOBAL = 13,
-    CALL_NAMED = 14,
-    UNREACHED = 16,
-    RUN = 32,  /* a plan, on parameters with addresses that are known */
-    BACK = 33, /* back to Python, with no parameters and no results */
-};
+/* The steps that this loop knows, by the names of mlvm/core/machine/link.py, and two of its own: RUN, a
+ * kernel on parameters with addresses that are known, and BACK, back to Python with no parameters and no
+ * results. Python has their numbers from here. */
+#define STEPS(X)                                                                         \
+    X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
+    X(CALL_FUNCTION) X(RETURN) X(POP) X(LOAD_GLOBAL) X(STORE_GLOBAL) X(RUN) X(BACK)
+enum Code { STEPS(NAME) };
 
-enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_KEPT = 1024, MOST_DEPTH = 10000, ALL = -1 };
+enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
 #define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
-#define ANY UINT32_MAX /* parameter may lie anywhere over others */
+#define ANYWHERE UINT32_MAX /* parameter may lie anywhere over others */
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
  * signals; what a jump and a call of a function in C count for. */
@@ -64,7 +50,7 @@ enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_KEPT = 1024, MOST_DEPTH = 10000, AL
 typedef struct {
     TypeObject *types[MOST_TYPES]; /* of `count` parameters */
     int count;
-    PlanObject *plan; /* the case's own; NULL: Python calls the function */
+    KernelCallObject *call; /* the case's own; NULL: Python calls the function */
     TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
     int nwrites;
     uint32_t over[MOST_TYPES]; /* for each it writes, which others it may lie exactly over */
@@ -116,26 +102,26 @@ static int keep(ProgramObject *self, PyObject *object)
     return PyList_Append(self->kept, object);
 }
 
-static int fill_run(ProgramObject *self, Step *step, PyObject *plan, PyObject *arrays)
+static int fill_run(ProgramObject *self, Step *step, PyObject *call, PyObject *arrays)
 {
-    if (!is_plan(plan) || !PyTuple_Check(arrays))
+    if (!is_kernel_call(call) || !PyTuple_Check(arrays))
         return PyErr_BadArgument(), -1;
     Py_ssize_t count = PyTuple_Size(arrays);
-    step->bound.plan = &((PlanObject *)plan)->plan;
+    step->bound.call = &((KernelCallObject *)call)->call;
     step->bound.p = PyMem_Calloc((size_t)count + 1, sizeof *step->bound.p);
     if (!step->bound.p)
         return PyErr_NoMemory(), -1;
-    if (count != step->bound.plan->nparams)
+    if (count != step->bound.call->nparams)
         return PyErr_BadArgument(), -1;
     for (Py_ssize_t i = 0; i < count; i++)
         if (address_of(PyTuple_GetItem(arrays, i), &step->bound.p[i], NULL))
             return -1;
-    if (step->bound.plan->scratch > self->scratch)
-        self->scratch = step->bound.plan->scratch;
-    if (step->bound.plan->shared > self->shared)
-        self->shared = step->bound.plan->shared;
-    self->work += step->bound.plan->work;
-    return keep(self, plan) || keep(self, arrays) ? -1 : 0;
+    if (step->bound.call->scratch > self->scratch)
+        self->scratch = step->bound.call->scratch;
+    if (step->bound.call->shared > self->shared)
+        self->shared = step->bound.call->shared;
+    self->work += step->bound.call->work;
+    return keep(self, call) || keep(self, arrays) ? -1 : 0;
 }
 
 /* A constant: an int, a str, or a pair of an array and its type. */
@@ -201,7 +187,7 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
     }
     case LOAD_ARG:
         if (step->number < 0 || step->number >= PyTuple_Size(self->arguments))
-            step->code = UNREACHED;
+            step->code = UNKNOWN;
         /* fall through */
     default:
         self->straight = self->straight && step->code == HALT;
@@ -316,9 +302,9 @@ static void forget_cases(ProgramObject *self)
         for (int i = 0; i < self->functions[f].count; i++) {
             Step *step = &self->functions[f].steps[i];
             while (step->ncases) {
-                PyObject *plan = (PyObject *)step->cases[--step->ncases].plan;
-                step->cases[step->ncases].plan = NULL;
-                Py_XDECREF(plan);
+                PyObject *call = (PyObject *)step->cases[--step->ncases].call;
+                step->cases[step->ncases].call = NULL;
+                Py_XDECREF(call);
             }
             step->next_case = 0;
         }
@@ -555,7 +541,7 @@ static int call_back(Machine *m, const Step *step, int64_t first)
     return 0;
 }
 
-/* A kernel without a twin. Returns as `call_back` does. */
+/* A kernel without a planner. Returns as `call_back` does. */
 static int call_kernel(Machine *m, const Step *step)
 {
     hold(m);
@@ -629,18 +615,18 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     Py_XDECREF(types);
     if (!answer)
         return NULL;
-    PyObject *plan, *out, *over;
+    PyObject *call, *out, *over;
     Case found = {.count = count};
-    int bad = !PyArg_ParseTuple(answer, "OOO!", &plan, &out, &PyTuple_Type, &over);
+    int bad = !PyArg_ParseTuple(answer, "OOO!", &call, &out, &PyTuple_Type, &over);
     found.nwrites = bad ? 0 : (int)PyTuple_Size(over);
     bad = bad || found.nwrites > count;
     for (int i = 0; !bad && i < found.nwrites; i++)
         found.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
     bad = bad || PyErr_Occurred();
-    if (!bad && plan != Py_None) {
-        found.plan = (PlanObject *)plan;
-        const Plan *its = &found.plan->plan;
-        bad = !is_plan(plan);
+    if (!bad && call != Py_None) {
+        found.call = (KernelCallObject *)call;
+        const KernelCall *its = &found.call->call;
+        bad = !is_kernel_call(call);
         if (!bad && out != Py_None) {
             bad = !is_type(out) || types_keep(&m->program->types, out);
             found.out = (TypeObject *)out;
@@ -648,7 +634,7 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
         if (!bad && pool_reserve(m->pool->pool, its->scratch, its->shared))
             PyErr_NoMemory(), bad = 1;
         if (!bad)
-            Py_INCREF(plan);
+            Py_INCREF(call);
     }
     Py_DECREF(answer);
     if (bad) {
@@ -661,7 +647,7 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     int place = step->next_case++ % MOST_CASES;
     if (step->ncases < MOST_CASES)
         step->ncases++;
-    PyObject *old = (PyObject *)step->cases[place].plan;
+    PyObject *old = (PyObject *)step->cases[place].call;
     step->cases[place] = found;
     Py_XDECREF(old);
     return &step->cases[place];
@@ -674,7 +660,7 @@ static int collides(const Case *known, const Value *params, int count)
         const Tensor *out = params[i].as.tensor;
         if (out->constant)
             return 1;
-        for (int j = 0; known->over[i] != ANY && j < count; j++) {
+        for (int j = 0; known->over[i] != ANYWHERE && j < count; j++) {
             const Tensor *x = params[j].as.tensor;
             if (j != i && out->address < x->address + x->type->nbytes &&
                 x->address < out->address + out->type->nbytes &&
@@ -686,8 +672,8 @@ static int collides(const Case *known, const Value *params, int count)
 }
 
 /* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
- * for values that the plan refuses, or without memory: nothing has happened then. */
-static int call(Machine *m, Step *step, int64_t first)
+ * for values that the kernel refuses, or without memory: nothing has happened then. */
+static int call_function(Machine *m, Step *step, int64_t first)
 {
     if (step->host)
         return step->host->function ? call_c(m, step, first) : call_back(m, step, first);
@@ -703,7 +689,7 @@ static int call(Machine *m, Step *step, int64_t first)
         if (!known)
             return -1;
     }
-    if (!known->plan || collides(known, params, count))
+    if (!known->call || collides(known, params, count))
         return call_back(m, step, first);
     char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
     Tensor *out = NULL;
@@ -715,8 +701,8 @@ static int call(Machine *m, Step *step, int64_t first)
     }
     for (int i = 0; i < count; i++)
         p[i + (out != NULL)] = params[i].as.tensor->address;
-    m->worked += (int64_t)known->plan->plan.work;
-    if (pool_run(m->pool->pool, &known->plan->plan, p)) {
+    m->worked += (int64_t)known->call->call.work;
+    if (pool_run(m->pool->pool, &known->call->call, p)) {
         if (out)
             tensor_free(out);
         return 1;
@@ -830,7 +816,7 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
 
 /* --- the loop --- */
 
-/* A straight program. Returns the step whose values its plan refuses or that is none, or with an
+/* A straight program. Returns the step whose values its kernel refuses or that is none, or with an
  * exception set the one that was interrupted; -1 if it has ended. */
 static int run_straight(Machine *m)
 {
@@ -889,16 +875,16 @@ static int run(Machine *m)
             STOP(-is_full(m));
         switch (step->code) {
         case RUN:
-            m->worked += (int64_t)step->bound.plan->work;
+            m->worked += (int64_t)step->bound.call->work;
             if (look_up(m))
                 STOP(-1);
-            if (changed(m) || pool_run(m->pool->pool, step->bound.plan, step->bound.p))
+            if (changed(m) || pool_run(m->pool->pool, step->bound.call, step->bound.p))
                 STOP(0);
             break;
         case CALL:
             first = step->number == ALL ? m->base : m->top - step->number;
             NEED(first >= 0 && first <= m->top);
-            CALLED(call(m, step, first));
+            CALLED(call_function(m, step, first));
             break;
         case BACK:
             CALLED(call_kernel(m, step));
@@ -1126,6 +1112,19 @@ static PyType_Slot program_slots[] = {{Py_tp_new, program_new},
 static PyType_Spec program_spec = {"mlvm.machines.native._native.Program", sizeof(ProgramObject), 0,
                                    Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, program_slots};
 
+/* steps() -> dict: the number of each step that the loop knows */
+static PyObject *get_steps(PyObject *module, PyObject *unused)
+{
+#define FORMAT(name) "si"
+#define PAIR(name) , #name, name
+    (void)module, (void)unused;
+    return Py_BuildValue("{" STEPS(FORMAT) "}" STEPS(PAIR));
+}
+
+static PyMethodDef loop_functions[] = {
+    {"steps", get_steps, METH_NOARGS, "The numbers of the steps that the loop knows."},
+    {NULL, NULL, 0, NULL}};
+
 int loop_init(PyObject *module)
 {
     name_breathe = PyUnicode_InternFromString("breathe");
@@ -1135,5 +1134,7 @@ int loop_init(PyObject *module)
     if (!name_breathe || !name_load || !name_perform || !name_store)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
-    return program_type ? 0 : -1;
+    if (!program_type || PyModule_AddIntConstant(module, "ANYWHERE", (long)ANYWHERE))
+        return -1;
+    return PyModule_AddFunctions(module, loop_functions);
 }

@@ -406,7 +406,8 @@ int value_init(PyObject *module)
 {
     type_type = add_type(module, "Type", &type_spec);
     memory_type = add_type(module, "Memory", &memory_spec);
-    if (!type_type || !memory_type || PyModule_AddIntMacro(module, MLVM_ABI_VERSION))
+    if (!type_type || !memory_type || PyModule_AddIntMacro(module, MLVM_ABI_VERSION) ||
+        PyModule_AddIntMacro(module, MLVM_ANY))
         return -1;
     return PyModule_AddFunctions(module, value_functions);
 }

@@ -55,6 +55,9 @@ typedef struct {
 int types_init(Types *types);
 void types_clear(Types *types);
 
+/* As many are kept while no value of them is left. */
+enum { MOST_KEPT = 1024 };
+
 /* Keep none of those met so far: no value of them is left. */
 void types_forget(Types *types);
 Py_ssize_t types_count(const Types *types);

@@ -4,10 +4,10 @@ int run_bound(Pool *pool, const BoundCall *calls, int count, int *next, double *
 {
     for (; *next < count && *most > 0; ++*next) {
         const BoundCall *call = &calls[*next];
-        int refused = pool_run(pool, call->plan, call->p);
+        int refused = pool_run(pool, call->call, call->p);
         if (refused)
             return refused;
-        *most -= call->plan->work;
+        *most -= call->call->work;
     }
     return 0;
 }

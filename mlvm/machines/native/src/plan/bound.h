@@ -6,7 +6,7 @@
 
 /* A call, and its parameters as `pool_run` takes them. */
 typedef struct {
-    const Plan *plan;
+    const KernelCall *call;
     char **p;
 } BoundCall;
 

@@ -1,6 +1,6 @@
-/* A kernel, and the plan of one call of it.
+/* A kernel, and the call of one call of it.
  *
- * A plan is made once for the types of a call's parameters. What differs from call to call is only
+ * A call is made once for the types of a call's parameters. What differs from call to call is only
  * where the parameters lie. The work is divided into units by the shapes alone: each unit computes
  * its elements in the same way whoever does the others, so the bits of a result do not depend on
  * the number of threads.
@@ -8,19 +8,21 @@
 #ifndef MLVM_PLAN_H
 #define MLVM_PLAN_H
 
+#include "names.h"
+
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct Plan Plan;
+typedef struct KernelCall KernelCall;
 
 /* Does the units begin .. end - 1 of a call. `p` has the addresses of the result and the operands,
- * as many as the plan says, and then that of the plan's shared bytes. All are packed, row-major and
+ * as many as the call says, and then that of the call's shared bytes. All are packed, row-major and
  * aligned to their elements. `scratch` is aligned to 64 bytes and the thread's own. Returns 0, or 1
  * for a value that the op refuses; the reference kernel then says what is wrong. */
-typedef int (*KernelFn)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                         char *scratch);
 
-struct Plan {
+struct KernelCall {
     KernelFn run;
     KernelFn finish;   /* NULL, or what is left to do, by one thread, when all units are done */
     int64_t units;     /* how many pieces the work has; any thread may do any of them */
@@ -28,9 +30,9 @@ struct Plan {
     int64_t scratch;   /* bytes that each thread wants for itself */
     int64_t shared;    /* bytes that `run` leaves for `finish` */
     int nparams;
-    const int64_t *n;  /* lengths, strides, choices: what the kernel's comment lists */
+    const int64_t *n;  /* lengths, strides, choices: see names.h */
     const double *a;   /* floating-point attributes */
-    const Plan *const *children; /* plans that this one calls on parts of its work */
+    const KernelCall *const *children; /* calls that this one calls on parts of its work */
     int nchildren;
 };
 

@@ -1,5 +1,5 @@
-/* A pool waits by spinning for a while, since the next plan mostly follows within microseconds,
- * and then sleeps. A plan is divided evenly; whoever is done first waits. */
+/* A pool waits by spinning for a while, since the next call mostly follows within microseconds,
+ * and then sleeps. A call is divided evenly; whoever is done first waits. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -40,7 +40,7 @@ struct Pool {
     char *shared_bytes;
     Member *members; /* members[0] is the caller */
     /* The job: written by the caller, then announced by a new number. */
-    const Plan *plan;
+    const KernelCall *call;
     char *const *p;
     _Alignas(64) atomic_uint number;
     atomic_int sleeping, ending;
@@ -134,10 +134,10 @@ int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
 static void do_share(Member *member)
 {
     const Pool *pool = member->pool;
-    const Plan *plan = pool->plan;
-    int64_t begin = plan->units * member->index / pool->threads;
-    int64_t end = plan->units * (member->index + 1) / pool->threads;
-    member->result = begin < end ? plan->run(plan, pool->p, begin, end, member->scratch) : 0;
+    const KernelCall *call = pool->call;
+    int64_t begin = call->units * member->index / pool->threads;
+    int64_t end = call->units * (member->index + 1) / pool->threads;
+    member->result = begin < end ? call->run(call, pool->p, begin, end, member->scratch) : 0;
 }
 
 static void stay_on_processor(int index)
@@ -224,31 +224,31 @@ static int start(Pool *pool)
     return pool->threads > 1;
 }
 
-int plan_run_alone(const Plan *plan, char **p)
+int run_alone(const KernelCall *call, char **p)
 {
-    char *scratch = aligned(plan->scratch), *shared = aligned(plan->shared);
+    char *scratch = aligned(call->scratch), *shared = aligned(call->shared);
     int result = -1;
     if (scratch && shared) {
-        p[plan->nparams] = shared;
-        result = plan->run(plan, p, 0, plan->units, scratch);
-        if (!result && plan->finish)
-            result = plan->finish(plan, p, 0, plan->units, scratch);
+        p[call->nparams] = shared;
+        result = call->run(call, p, 0, call->units, scratch);
+        if (!result && call->finish)
+            result = call->finish(call, p, 0, call->units, scratch);
     }
     free(scratch);
     free(shared);
     return result;
 }
 
-int pool_run(Pool *pool, const Plan *plan, char **p)
+int pool_run(Pool *pool, const KernelCall *call, char **p)
 {
     Member *caller = &pool->members[0];
     int result;
-    p[plan->nparams] = pool->shared_bytes;
-    if (pool->threads == 1 || plan->units == 1 || plan->work < pool->worth_sharing ||
+    p[call->nparams] = pool->shared_bytes;
+    if (pool->threads == 1 || call->units == 1 || call->work < pool->worth_sharing ||
         (pool->started != processes && !start(pool))) {
-        result = plan->run(plan, p, 0, plan->units, caller->scratch);
+        result = call->run(call, p, 0, call->units, caller->scratch);
     } else {
-        pool->plan = plan;
+        pool->call = call;
         pool->p = p;
         unsigned number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
         atomic_store(&pool->number, number);
@@ -272,8 +272,8 @@ int pool_run(Pool *pool, const Plan *plan, char **p)
             result |= member->result;
         }
     }
-    if (!result && plan->finish)
-        result = plan->finish(plan, p, 0, plan->units, caller->scratch);
+    if (!result && call->finish)
+        result = call->finish(call, p, 0, call->units, caller->scratch);
     return result;
 }
 

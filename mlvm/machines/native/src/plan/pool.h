@@ -1,4 +1,4 @@
-/* Threads that share the units of a plan. */
+/* Threads that share the units of a call. */
 #ifndef MLVM_POOL_H
 #define MLVM_POOL_H
 
@@ -11,7 +11,7 @@ typedef struct Pool Pool;
  * stays on the i-th processor that the process may use. */
 Pool *pool_new(int threads, int pinned, double worth_sharing);
 
-/* End the threads. No plan may be running. */
+/* End the threads. No call may be running. */
 void pool_free(Pool *pool);
 
 int pool_threads(const Pool *pool);
@@ -20,15 +20,15 @@ int pool_threads(const Pool *pool);
  * doing is over. */
 int process_number(void);
 
-/* Make room for plans that want so many bytes, before the first of them runs. Returns 0, or -1. */
+/* Make room for calls that want so many bytes, before the first of them runs. Returns 0, or -1. */
 int pool_reserve(Pool *pool, int64_t scratch, int64_t shared);
 
 /* Do all units in the calling thread, with memory of its own: while another caller has the pool.
  * Returns what the kernel returns, or -1 if there is no memory. */
-int plan_run_alone(const Plan *plan, char **p);
+int run_alone(const KernelCall *call, char **p);
 
-/* Do all units of the plan. `p` has room for one address more than the plan has parameters. Returns
+/* Do all units of the call. `p` has room for one address more than the call has parameters. Returns
  * what its kernel returns. One caller at a time. */
-int pool_run(Pool *pool, const Plan *plan, char **p);
+int pool_run(Pool *pool, const KernelCall *call, char **p);
 
 #endif

@@ -27,6 +27,12 @@
         KERNEL_FILES(LIST_KERNELS, target) NULL};                                        \
     static const RowEntry *const rows_##target[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
+#define TEXT(name) #name,
+#define INTEGERS(file, unused) static const char *const file##_names[] = {file##_integers(TEXT) NULL};
+#define LIST_INTEGERS(file, unused) file##_names,
+KERNEL_FILES(INTEGERS, )
+static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, )};
+
 typedef struct {
     const char *name;
     const KernelEntry *const *kernels;
@@ -115,19 +121,23 @@ const RowEntry *find_row(const char *name)
     FIND(RowEntry, rows)
 }
 
-#define NTH(Entry, member)                                                               \
-    for (const Entry *const *table = set_in_use()->member; *table; table++)              \
-        for (const Entry *entry = *table; entry->name; entry++)                          \
-            if (!i--)                                                                    \
-                return entry;                                                            \
-    return NULL;
-
-const KernelEntry *nth_kernel(int i)
+const KernelEntry *nth_kernel(int i, const char *const **names)
 {
-    NTH(KernelEntry, kernels)
+    const KernelEntry *const *tables = set_in_use()->kernels;
+    for (int file = 0; tables[file]; file++)
+        for (const KernelEntry *entry = tables[file]; entry->name; entry++)
+            if (!i--) {
+                *names = integers[file];
+                return entry;
+            }
+    return NULL;
 }
 
 const RowEntry *nth_row(int i)
 {
-    NTH(RowEntry, rows)
+    for (const RowEntry *const *table = set_in_use()->rows; *table; table++)
+        for (const RowEntry *entry = *table; entry->name; entry++)
+            if (!i--)
+                return entry;
+    return NULL;
 }

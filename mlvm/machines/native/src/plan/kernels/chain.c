@@ -9,40 +9,25 @@
 
 #include <string.h>
 
-enum { MOST_VALUES = 128, MOST_AXES = 64, MOST_OPERANDS = 4 };
+enum { chain_integers(NAME) REST };
+enum { chain_value_integers(NAME) STRIDES };
+enum { MOST_OPERANDS = 4 };
 
-/* n: elements, elements a unit, the row function, bytes of an element of each parameter. */
-static int row(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
-    int64_t first = begin * n[1], last = end * n[1] < n[0] ? end * n[1] : n[0];
+    const int64_t *n = call->n;
+    int64_t first = begin * n[UNIT], last = end * n[UNIT];
+    last = last < n[ELEMENTS] ? last : n[ELEMENTS];
     char *operands[MOST_OPERANDS];
-    for (int i = 0; i < plan->nparams; i++)
-        operands[i] = p[i] + first * n[3 + i];
-    ((RowFn)(intptr_t)n[2])(operands, last - first, plan->a);
+    for (int i = 0; i < call->nparams; i++)
+        operands[i] = p[i] + first * n[REST + i];
+    ((RowFn)(intptr_t)n[FUNCTION])(operands, last - first, call->a);
     return 0;
 }
 
-typedef enum {
-    WHOLE,     /* a parameter of the chain's shape */
-    REPEATED,  /* one row, or a scalar: repeated in scratch memory for the rows of a piece */
-    SPREAD,    /* any other parameter: laid out in scratch memory for each piece */
-    TEMPORARY, /* what passes between links, in scratch memory */
-} Kind;
-
-/* A parameter or temporary, as it stands in n; the strides of its axes, in elements, follow. */
-typedef struct {
-    int64_t kind, parameter, size, scratch;
-} Value;
-
-/* n: as this struct, then the lengths of the axes, the last of which is the row; the values; the
- * links: each a row function, how many operands it has with its result, and which. */
-typedef struct {
-    int64_t elements, unit, piece, naxes, nvalues, nlinks, lengths[];
-} Form;
-
-enum { FORM = sizeof(Form) / sizeof(int64_t), VALUE = sizeof(Value) / sizeof(int64_t) };
+/* Behind the integers of a chain come the lengths of its axes, the last of which is the row; its values;
+ * its links: each a row function, how many operands it has with its result, and which. */
 
 /* Lay out a row, `length` bytes, again and again until there are `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
@@ -76,15 +61,15 @@ static void fill(char *to, const char *from, int64_t count, int64_t size)
 
 /* Lay out the elements from `first` on, for `count`; return where they are. They are whole rows, or
  * part of one. */
-static char *spread(const Form *form, const int64_t *strides, int64_t size, const char *from,
+static char *spread(const int64_t *n, const int64_t *strides, int64_t size, const char *from,
                     char *to, int64_t first, int64_t count)
 {
-    int64_t last = form->naxes - 1, length = form->lengths[last];
-    int64_t at[MOST_AXES], number = first / length, column = first % length, offset = 0;
+    int64_t last = n[NAXES] - 1, length = n[REST + last];
+    int64_t at[CHAIN_MOST_AXES], number = first / length, column = first % length, offset = 0;
     int64_t step = count < length ? count : length;
     for (int64_t axis = last - 1; axis >= 0; axis--) {
-        at[axis] = number % form->lengths[axis];
-        number /= form->lengths[axis];
+        at[axis] = number % n[REST + axis];
+        number /= n[REST + axis];
         offset += at[axis] * strides[axis];
     }
     if (strides[last] && count <= length)
@@ -96,7 +81,7 @@ static char *spread(const Form *form, const int64_t *strides, int64_t size, cons
             fill(to + done * size, from + offset * size, step, size);
         for (int64_t axis = last - 1; axis >= 0; axis--) {
             offset += strides[axis];
-            if (++at[axis] < form->lengths[axis])
+            if (++at[axis] < n[REST + axis])
                 break;
             offset -= at[axis] * strides[axis];
             at[axis] = 0;
@@ -106,63 +91,61 @@ static char *spread(const Form *form, const int64_t *strides, int64_t size, cons
 }
 
 /* How many elements the piece that begins at element `at` has, before `end`. */
-static int64_t piece_at(const Form *form, int64_t at, int64_t end)
+static int64_t piece_at(const int64_t *n, int64_t at, int64_t end)
 {
-    int64_t length = form->lengths[form->naxes - 1], left = end - at;
-    int64_t column = form->naxes == 1 ? 0 : at % length, most = form->piece;
-    if (form->naxes > 1 && (column || length > most)) /* no further than this row */
+    int64_t length = n[REST + n[NAXES] - 1], left = end - at;
+    int64_t column = n[NAXES] == 1 ? 0 : at % length, most = n[PIECE];
+    if (n[NAXES] > 1 && (column || length > most)) /* no further than this row */
         most = length - column < most ? length - column : most;
-    else if (form->naxes > 1 && left >= length) /* whole rows */
+    else if (n[NAXES] > 1 && left >= length) /* whole rows */
         left -= left % length;
     return left < most ? left : most;
 }
 
-static int chain(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const Form *form = (const Form *)plan->n;
-    int64_t width = VALUE + form->naxes, length = form->lengths[form->naxes - 1];
-    const int64_t *values = plan->n + FORM + form->naxes;
-    const int64_t *links = values + form->nvalues * width;
-    int64_t first = begin * form->unit, last = end * form->unit;
-    char *base[MOST_VALUES], *now[MOST_VALUES], *operands[MOST_OPERANDS];
-    if (last > form->elements)
-        last = form->elements;
+    const int64_t *n = call->n;
+    int64_t width = STRIDES + n[NAXES], length = n[REST + n[NAXES] - 1];
+    const int64_t *values = n + REST + n[NAXES];
+    const int64_t *links = values + n[NVALUES] * width;
+    int64_t first = begin * n[UNIT], last = end * n[UNIT];
+    char *base[CHAIN_MOST_VALUES], *now[CHAIN_MOST_VALUES], *operands[MOST_OPERANDS];
+    if (last > n[ELEMENTS])
+        last = n[ELEMENTS];
     if (first >= last)
         return 0;
-    for (int64_t i = 0; i < form->nvalues; i++) {
-        const Value *value = (const Value *)(values + i * width);
-        int64_t most = last - first < form->piece ? last - first : form->piece;
-        char *space = scratch + value->scratch;
-        base[i] = now[i] = value->kind == TEMPORARY ? space : p[value->parameter];
-        if (value->kind != REPEATED)
+    for (int64_t i = 0; i < n[NVALUES]; i++) {
+        const int64_t *value = values + i * width;
+        int64_t most = last - first < n[PIECE] ? last - first : n[PIECE];
+        char *space = scratch + value[PLACE];
+        base[i] = now[i] = value[KIND] == TEMPORARY ? space : p[value[PARAMETER]];
+        if (value[KIND] != REPEATED)
             continue;
         now[i] = base[i] = space;
-        if (!values[i * width + width - 1])
-            fill(space, p[value->parameter], most, value->size);
-        else if (length <= form->piece && last - first > length - first % length)
-            repeat(space, p[value->parameter], length * value->size,
-                   (most < length ? length : most) * value->size);
+        if (!value[width - 1])
+            fill(space, p[value[PARAMETER]], most, value[SIZE]);
+        else if (length <= n[PIECE] && last - first > length - first % length)
+            repeat(space, p[value[PARAMETER]], length * value[SIZE],
+                   (most < length ? length : most) * value[SIZE]);
         else
-            base[i] = p[value->parameter];
+            base[i] = p[value[PARAMETER]];
     }
     for (int64_t at = first, count; at < last; at += count) {
-        count = piece_at(form, at, last);
-        for (int64_t i = 0; i < form->nvalues; i++) {
-            const Value *value = (const Value *)(values + i * width);
-            const int64_t *strides = values + i * width + VALUE;
-            if (value->kind == WHOLE)
-                now[i] = base[i] + at * value->size;
-            else if (value->kind == REPEATED && strides[form->naxes - 1])
-                now[i] = base[i] + at % length * value->size;
-            else if (value->kind == SPREAD)
-                now[i] = spread(form, strides, value->size, base[i], scratch + value->scratch, at,
-                                count);
+        count = piece_at(n, at, last);
+        for (int64_t i = 0; i < n[NVALUES]; i++) {
+            const int64_t *value = values + i * width, *strides = value + STRIDES;
+            if (value[KIND] == WHOLE)
+                now[i] = base[i] + at * value[SIZE];
+            else if (value[KIND] == REPEATED && strides[n[NAXES] - 1])
+                now[i] = base[i] + at % length * value[SIZE];
+            else if (value[KIND] == SPREAD)
+                now[i] = spread(n, strides, value[SIZE], base[i], scratch + value[PLACE], at, count);
         }
         const int64_t *link = links;
-        for (int64_t i = 0; i < form->nlinks; i++) {
+        for (int64_t i = 0; i < n[NLINKS]; i++) {
             for (int64_t k = 0; k < link[1]; k++)
                 operands[k] = now[link[2 + k]];
-            ((RowFn)(intptr_t)link[0])(operands, count, plan->a);
+            ((RowFn)(intptr_t)link[0])(operands, count, call->a);
             link += 2 + link[1];
         }
     }

@@ -11,12 +11,12 @@
 #define PASTE(x, y) PASTE_(x, y)
 
 /* Lists of (dtype, its C type, the type in which it is computed). */
-#define EACH_UNSIGNED(X)                                                                      \
+#define EACH_UNSIGNED(X)                                                                 \
     X(u8, uint8_t, uint32_t)                                                             \
     X(u16, uint16_t, uint32_t)                                                           \
     X(u32, uint32_t, uint32_t)                                                           \
     X(u64, uint64_t, uint64_t)
-#define EACH_SIGNED(X)                                                                        \
+#define EACH_SIGNED(X)                                                                   \
     X(i8, int8_t, uint32_t)                                                              \
     X(i16, int16_t, uint32_t)                                                            \
     X(i32, int32_t, uint32_t)                                                            \
@@ -29,7 +29,7 @@
     X(1, uint8_t, ) X(2, uint16_t, ) X(4, uint32_t, ) X(8, uint64_t, ) X(16, _Complex double, )
 
 /* A row function `name` of operands of types X, Y, Z, by an expression of x, y, z. */
-#define UNARY_ROW(name, R, X, expression)                                                    \
+#define UNARY_ROW(name, R, X, expression)                                                \
     static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
@@ -41,7 +41,7 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-#define BINARY_ROW(name, R, X, expression)                                                   \
+#define BINARY_ROW(name, R, X, expression)                                               \
     static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
@@ -53,7 +53,7 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-#define TERNARY_ROW(name, R, X, Y, expression)                                               \
+#define TERNARY_ROW(name, R, X, Y, expression)                                           \
     static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
@@ -207,7 +207,7 @@ LOG_OF_SUM(f64, double, )
 /* --- moves --- */
 
 #define MOVES(size, T, unused)                                                           \
-    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                                      \
+    TERNARY_ROW(where_##size, T, uint8_t, T, x ? y : z)                                  \
     static void copy_##size##_row(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
@@ -314,8 +314,8 @@ static inline float to_odd(double x)
 }
 
 #define HALF(t, T, W)                                                                    \
-    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x))                               \
-    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))                                \
+    UNARY_ROW(astype_##t##_f32, float, uint16_t, widen_##t(x))                           \
+    UNARY_ROW(astype_f32_##t, uint16_t, float, narrow_##t(x))                            \
     UNARY_ROW(astype_f64_##t, uint16_t, double, narrow_##t(to_odd(x)))
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)

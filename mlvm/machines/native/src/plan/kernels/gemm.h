@@ -7,7 +7,7 @@
 
 /* What is done at once: some rows and columns of one product of the batch. */
 typedef struct {
-    const int64_t *n; /* as enum Product says */
+    const int64_t *n;
     const T *x, *y;
     T *out;            /* the product's first element */
     T *strip, *panels; /* scratch: copied rows of x and panels of y */
@@ -161,7 +161,7 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     int64_t row_step = n[X_ROW]; /* from tile to tile */
     if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
-            OF(gather_rows)(part->strip, part->x, n + AXIS + 3 * n[AXES], row, rows, first, k);
+            OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
         else if (n[X_K] == 1)
             OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
         else
@@ -232,10 +232,10 @@ static int OF(product)(OF(Part) *part)
 }
 
 /* A unit is UNIT rows or columns of one of the products. */
-static int OF(units)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch,
+static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
                      Next *next)
 {
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t length = n[BY_COLUMNS] ? n[N] : n[M], units = (length + n[UNIT] - 1) / n[UNIT];
     OF(Part) part = {.n = n, .rows = n[M], .columns = n[N], .next = next};
     part.strip = (T *)scratch;
@@ -263,24 +263,24 @@ static int OF(units)(const Plan *plan, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-static int OF(matmul)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int OF(matmul)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    return OF(units)(plan, p, begin, end, scratch, NULL);
+    return OF(units)(call, p, begin, end, scratch, NULL);
 }
 
-/* The plan has a child, whose units are rows of all products, and whose parameters are those of the
+/* The call has a child, whose units are rows of all products, and whose parameters are those of the
  * call and then, if OUT is -1, the product: of it only the rows of one strip are in memory. */
-static int OF(matmul_chain)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {
-    const int64_t *n = plan->n;
-    char *q[MOST_CHAINED + 2];
-    Next next = {.child = plan->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(T)};
-    memcpy(q, p, (size_t)(plan->nparams + 1) * sizeof *q);
-    next.product = &q[plan->nparams];
+    const int64_t *n = call->n;
+    char *q[MOST_PARAMETERS + 2];
+    Next next = {.child = call->children[0], .p = q, .row_bytes = n[N] * (int64_t)sizeof(T)};
+    memcpy(q, p, (size_t)(call->nparams + 1) * sizeof *q);
+    next.product = &q[call->nparams];
     next.scratch = scratch + n[CHILD_SCRATCH];
     next.strip = n[OUT] < 0 ? scratch + n[PRODUCT_SCRATCH] : NULL;
-    return OF(units)(plan, p, begin, end, scratch, &next);
+    return OF(units)(call, p, begin, end, scratch, &next);
 }
 
 /* --- vectors --- */
@@ -422,9 +422,9 @@ static void OF(dots)(const int64_t *n, const T *x, const T *y, T *out, int64_t c
         }
 }
 
-static int OF(gemv)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int OF(gemv)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     int64_t units = (n[N] + n[UNIT] - 1) / n[UNIT];
     (void)scratch;
     while (begin < end) {

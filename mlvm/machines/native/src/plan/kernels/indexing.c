@@ -43,10 +43,7 @@ static int in_range(const char *x, int64_t kind, int64_t count, int64_t low, int
     }
 }
 
-/* What the kernels of takes and additions have in n. `count` is the indexed axis' length beside
- * the indices, `length` the one that they point into. `piece` columns of the `behind` are a unit,
- * or `piece` rows of before * count. */
-enum { KIND, BEFORE, COUNT, LENGTH, BEHIND, PIECE };
+enum { indexing_integers(NAME) };
 
 static inline int64_t within(int64_t index, int64_t length)
 {
@@ -62,10 +59,10 @@ static inline int64_t place(const char *indices, int64_t kind, int64_t i, int64_
 /* --- take: out[b, i, :] = x[b, indices[i], :]; a unit is `piece` rows (b, i) --- */
 
 /* Rows of `behind` bytes. */
-static int take_rows(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
+    const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND];
     if (!in_range(p[2], n[KIND], count, -length, length))
         return 1;
     int64_t row = begin * n[PIECE], last = least(end * n[PIECE], n[BEFORE] * count);
@@ -114,11 +111,11 @@ static void places(int64_t at[CHUNK], const char *x, int64_t kind, int64_t first
 
 /* Single elements. */
 #define TAKE(size)                                                                       \
-    static int take_##size(const Plan *plan, char *const *p, int64_t begin, int64_t end, \
+    static int take_##size(const KernelCall *call, char *const *p, int64_t begin, int64_t end, \
                            char *scratch)                                                \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH];                \
+        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH];                \
         if (!in_range(p[2], n[KIND], count, -length, length))                            \
             return 1;                                                                    \
         int64_t at[CHUNK], held = -1;                                                    \
@@ -145,10 +142,10 @@ TAKE(8)
 /* --- dynamic_update: x with `count` rows from an index on replaced; a unit is a row of `before`.
  * Where out is x, only these are written --- */
 
-static int update_rows(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int update_rows(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, length = n[LENGTH], behind = n[BEHIND];
+    const int64_t *n = call->n, length = n[LENGTH], behind = n[BEHIND];
     if (!in_range(p[3], n[KIND], 1, -length, length))
         return 1;
     int64_t first = place(p[3], n[KIND], 0, length), rest = length - first - n[COUNT];
@@ -170,11 +167,11 @@ static int update_rows(const Plan *plan, char *const *p, int64_t begin, int64_t 
 /* --- take_along_axis: out[b, i, c] = x[b, indices[b, i, c], c]; units are as above --- */
 
 #define TAKE_ALONG(size)                                                                 \
-    static int take_along_##size(const Plan *plan, char *const *p, int64_t begin,        \
+    static int take_along_##size(const KernelCall *call, char *const *p, int64_t begin,  \
                                  int64_t end, char *scratch)                             \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND]; \
+        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH], behind = n[BEHIND]; \
         const int64_t rows = n[BEFORE] * count;                                          \
         if (!in_range(p[2], n[KIND], rows * behind, -length, length))                    \
             return 1;                                                                    \
@@ -212,10 +209,10 @@ TAKE_ALONG(8)
 typedef void (*ColumnsFn)(const int64_t *n, char *const *p, const char *x, int64_t b,
                           int64_t first, int64_t last);
 
-static int for_columns(const Plan *plan, char *const *p, const char *x, int64_t begin,
+static int for_columns(const KernelCall *call, char *const *p, const char *x, int64_t begin,
                        int64_t end, int64_t indices, ColumnsFn add)
 {
-    const int64_t *n = plan->n, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
+    const int64_t *n = call->n, pieces = (n[BEHIND] + n[PIECE] - 1) / n[PIECE];
     if (!in_range(p[2], n[KIND], indices, -n[LENGTH], n[LENGTH]))
         return 1;
     end = least(end, n[BEFORE] * pieces);
@@ -269,18 +266,18 @@ static int for_columns(const Plan *plan, char *const *p, const char *x, int64_t 
                                  in + (i + k) * behind + first, last - first);           \
         }                                                                                \
     }                                                                                    \
-    static int scatter_add_##suffix(const Plan *plan, char *const *p, int64_t begin,     \
+    static int scatter_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
                                     int64_t end, char *scratch)                          \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return for_columns(plan, p, NULL, begin, end, plan->n[COUNT], add_rows_##suffix); \
+        return for_columns(call, p, NULL, begin, end, call->n[COUNT], add_rows_##suffix); \
     }                                                                                    \
-    static int index_add_##suffix(const Plan *plan, char *const *p, int64_t begin,       \
+    static int index_add_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
                                   int64_t end, char *scratch)                            \
     {                                                                                    \
         (void)scratch;                                                                   \
         char *const q[3] = {p[0], p[2], p[3]};                                           \
-        return for_columns(plan, q, p[1], begin, end, plan->n[COUNT], add_rows_##suffix); \
+        return for_columns(call, q, p[1], begin, end, call->n[COUNT], add_rows_##suffix); \
     }                                                                                    \
     /* With all columns, the elements follow each other from row to row: one run. */     \
     static void add_along_##suffix(const int64_t *n, char *const *p, const char *x,      \
@@ -303,12 +300,12 @@ static int for_columns(const Plan *plan, char *const *p, const char *x, int64_t 
             }                                                                            \
         }                                                                                \
     }                                                                                    \
-    static int scatter_along_##suffix(const Plan *plan, char *const *p, int64_t begin,   \
+    static int scatter_along_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
                                       int64_t end, char *scratch)                        \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, indices = n[BEFORE] * n[COUNT] * n[BEHIND];          \
-        return for_columns(plan, p, NULL, begin, end, indices, add_along_##suffix);      \
+        const int64_t *n = call->n, indices = n[BEFORE] * n[COUNT] * n[BEHIND];          \
+        return for_columns(call, p, NULL, begin, end, indices, add_along_##suffix);      \
     }
 SCATTER(uint8_t, 1)
 SCATTER(uint16_t, 2)
@@ -317,23 +314,23 @@ SCATTER(uint64_t, 8)
 SCATTER(float, f32)
 SCATTER(double, f64)
 
-/* --- one_hot; n: the indices' kind, rows, rows of a unit, classes, an element's bytes, ones --- */
+/* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
-static int one_hot(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, size = n[4], width = n[3] * size;
-    int64_t first = begin * n[2], last = least(end * n[2], n[1]);
-    if (!in_range(p[1], n[0], n[1], 0, n[3]))
+    const int64_t *n = call->n, size = n[SIZE], width = n[LENGTH] * size;
+    int64_t first = begin * n[PIECE], last = least(end * n[PIECE], n[COUNT]);
+    if (!in_range(p[1], n[KIND], n[COUNT], 0, n[LENGTH]))
         return 1;
     if (first < last)
         memset(p[0] + first * width, 0, (size_t)((last - first) * width));
     for (int64_t i = first; i < last; i++)
-        memcpy(p[0] + i * width + place(p[1], n[0], i, n[3]) * size, &n[5], (size_t)size);
+        memcpy(p[0] + i * width + place(p[1], n[KIND], i, n[LENGTH]) * size, &n[ONE], (size_t)size);
     return 0;
 }
 
-/* --- mask_scatter; n: the mask's length, elements of a unit, updates, bytes of each --- */
+/* --- mask_scatter: COUNT elements, PIECE of them a unit, UPDATES of BEHIND bytes --- */
 
 static int64_t count_true(const char *mask, int64_t count)
 {
@@ -359,14 +356,14 @@ MASKED(2)
 MASKED(4)
 MASKED(8)
 
-static int mask_scatter(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                         char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, width = n[3];
-    int64_t first = least(begin * n[1], n[0]), last = least(end * n[1], n[0]);
-    int64_t before = count_true(p[2], first), left = n[2] - before;
-    if (count_true(p[2] + first, n[0] - first) != left)
+    const int64_t *n = call->n, width = n[BEHIND], count = n[COUNT];
+    int64_t first = least(begin * n[PIECE], count), last = least(end * n[PIECE], count);
+    int64_t before = count_true(p[2], first), left = n[UPDATES] - before;
+    if (count_true(p[2] + first, count - first) != left)
         return 1;
     const char *in = p[1] + before * width, *mask = p[2] + first;
     char *out = p[0] + first * width;

@@ -8,16 +8,8 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* n: which parameter is read (0: the value in n itself), the value's bytes; where the box begins in
- * the result and in the operand; planes, rows and columns, and those of a tile; their distances in
- * the result and in the operand; the number of axes around a tile, which of them count tiles of
- * planes, of rows and of columns (none: the number of axes), and of each axis the length and two
- * distances. */
-enum {
-    READS, VALUE, OUT_AT, IN_AT, PLANES, ROWS, COLUMNS, TILE_PLANES, TILE_ROWS, TILE_COLUMNS,
-    OUT_PLANE, OUT_ROW, OUT_COLUMN, IN_PLANE, IN_ROW, IN_COLUMN, NAXES, AXIS_OF_PLANES,
-    AXIS_OF_ROWS, AXIS_OF_COLUMNS, AXES
-};
+/* Of each axis around a tile, the length and two distances follow. */
+enum { layout_integers(NAME) AXES };
 enum { MOST_AXES = 67 };
 
 /* Copies a plane's part in a tile. The first operand lies `apart` bytes from the result. */
@@ -25,9 +17,9 @@ typedef void (*PlaneFn)(char *out, const char *in, int64_t apart, int64_t rows,
                         int64_t columns, const int64_t *n);
 
 /* Call `copy` for the planes of the tiles begin .. end - 1. */
-static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
+static inline int walk(const KernelCall *call, char *const *p, int64_t begin, int64_t end, PlaneFn copy)
 {
-    const int64_t *n = plan->n, *axes = n + AXES;
+    const int64_t *n = call->n, *axes = n + AXES;
     const int naxes = (int)n[NAXES];
     const int64_t apart = (int64_t)((intptr_t)p[1] - (intptr_t)p[0]);
     int64_t at[MOST_AXES + 1], left = begin;
@@ -65,11 +57,11 @@ static inline int walk(const Plan *plan, char *const *p, int64_t begin, int64_t 
 }
 
 #define BOX(name, copy)                                                                  \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return walk(plan, p, begin, end, copy);                                          \
+        return walk(call, p, begin, end, copy);                                          \
     }
 
 /* --- rows whose elements lie side by side; a column is a byte --- */
@@ -121,11 +113,11 @@ EACH(8)
 /* --- what is left of an operand of the result's shape; nothing to do where it is the result --- */
 
 #define REST(size)                                                                       \
-    static int box_rest_##size(const Plan *plan, char *const *p, int64_t begin,          \
+    static int box_rest_##size(const KernelCall *call, char *const *p, int64_t begin,    \
                                int64_t end, char *scratch)                               \
     {                                                                                    \
         (void)scratch;                                                                   \
-        return p[1] == p[0] ? 0 : walk(plan, p, begin, end, copy_each_##size);           \
+        return p[1] == p[0] ? 0 : walk(call, p, begin, end, copy_each_##size);           \
     }
 REST(1)
 REST(2)
@@ -285,27 +277,23 @@ TRANSPOSE(8)
 
 /* --- one run, and several boxes --- */
 
-enum { PIECE = 4096 };
-
-/* n: bytes, where they begin in the result and in the operand, which parameter is read. A unit is
- * 4096 bytes. */
-static int copy(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int copy(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
-    int64_t first = begin * PIECE, last = least(end * PIECE, n[0]);
-    char *out = p[0] + n[1];
-    const char *in = p[n[3]] + n[2];
+    const int64_t *n = call->n;
+    int64_t first = begin * COPY_UNIT, last = least(end * COPY_UNIT, n[BYTES]);
+    char *out = p[0] + n[OUT_AT];
+    const char *in = p[n[READS]] + n[IN_AT];
     if (out != in && first < last)
         memcpy(out + first, in + first, (size_t)(last - first));
     return 0;
 }
 
 /* The parts one after the other: its units are theirs. */
-static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    for (int i = 0; i < plan->nchildren && end > 0; i++) {
-        const Plan *part = plan->children[i];
+    for (int i = 0; i < call->nchildren && end > 0; i++) {
+        const KernelCall *part = call->children[i];
         if (begin < part->units)
             part->run(part, p, begin > 0 ? begin : 0, least(end, part->units), scratch);
         begin -= part->units;
@@ -316,19 +304,18 @@ static int boxes(const Plan *plan, char *const *p, int64_t begin, int64_t end, c
 
 /* --- triangles --- */
 
-/* n: the bytes of a row and of an element, the rows of a matrix, rows in all, rows of a unit, the
- * diagonal, and whether what lies above it is kept. In each row, the elements before the first one
+/* In each row, the elements before the first one
  * past the diagonal are kept, or the others. */
-static int triangle(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n, width = n[0], size = n[1];
-    for (int64_t row = begin * n[4], last = least(end * n[4], n[3]); row < last; row++) {
-        int64_t split = (row % n[2] + n[5]) * size;
+    const int64_t *n = call->n, width = n[WIDTH], size = n[SIZE];
+    for (int64_t row = begin * n[TILE_ROWS], last = least(end * n[TILE_ROWS], n[ROWS_IN_ALL]); row < last; row++) {
+        int64_t split = (row % n[ROWS] + n[DIAGONAL]) * size;
         split = split < 0 ? 0 : least(split, width);
         char *out = p[0] + row * width;
         const char *in = p[1] + row * width;
-        if (n[6]) {
+        if (n[ABOVE]) {
             memset(out, 0, (size_t)split);
             memcpy(out + split, in + split, (size_t)(width - split));
         } else {

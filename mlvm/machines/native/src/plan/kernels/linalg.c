@@ -72,30 +72,10 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define TRANSPOSE_f64(r) EXCHANGE(r, 2, 1, Lanes_f64, LIST(0, 2), LIST(1, 3))
 #endif
 
-/* --- what a plan says --- */
+/* --- what a call says --- */
 
-/* plan->n of all products. Strides are in elements; of the two of a matrix, one is 1. A product is
- * the sum over GROUPS of products M x K by K x N, each block of BLOCK of each group after the
- * other: this order, and with it all bits, do not depend on the other numbers. */
-enum Product {
-    M, N, K, GROUPS, BLOCK,
-    X_ROW, X_K, X_GROUP,
-    Y_K, Y_COLUMN, Y_GROUP,
-    X, Y, OUT,       /* which parameters they are */
-    BY_COLUMNS,      /* whether units are columns, not rows */
-    UNIT,            /* how many of them */
-    COPY_X, COPY_Y,  /* whether to copy: else they are read where they are */
-    ROWS_AT_ONCE, COLUMNS_AT_ONCE, BLOCKS_AT_ONCE,
-    STRIP_LENGTH,    /* elements of scratch for copied rows; before those for panels */
-    CHILD_SCRATCH, PRODUCT_SCRATCH, /* where in scratch they begin, in bytes */
-    AXES,            /* of the batch */
-    AXIS,            /* for each: its length, and the strides of x and y */
-};
-enum { GATHER = 2 }; /* COPY_X: a row of x is a window over images, which follow the axes: */
-enum Windows {
-    IMAGE_HEIGHT, IMAGE_WIDTH, CHANNELS, WINDOW_WIDTH, STRIDE_DOWN, STRIDE_ACROSS, PAD_TOP,
-    PAD_LEFT, GRID_HEIGHT, GRID_WIDTH,
-};
+/* Of each axis of the batch its length, and the strides of x and y, follow. */
+enum { linalg_integers(NAME) AXIS };
 
 /* Where the operands of one product of the batch begin. */
 static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_t *y)
@@ -110,9 +90,8 @@ static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_
 }
 
 /* What is done with rows of a product while they are in the cache. */
-enum { MOST_CHAINED = 256 };
 typedef struct {
-    const Plan *child;
+    const KernelCall *child;
     char **p;          /* its parameters */
     char **product;    /* the one among them that a strip takes the place of */
     char *scratch, *strip;

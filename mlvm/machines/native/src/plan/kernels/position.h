@@ -63,7 +63,7 @@ static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, in
                               int64_t width, int64_t first, char *scratch)
 {
     X *restrict best = (X *)scratch;
-    int32_t *restrict at = (int32_t *)(scratch + WIDEST * sizeof(X));
+    int32_t *restrict at = (int32_t *)(scratch + REDUCTION_WIDEST * sizeof(X));
     for (int64_t j = 0; j < width; j++)
         best[j] = x[j], at[j] = 0;
     for (int32_t r = 1; r < rows; r++) {
@@ -78,10 +78,10 @@ static void POSITION(columns)(int64_t *restrict to, const X *x, int64_t rows, in
         to[j] = first + at[j];
 }
 
-static int POSITION(run)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int POSITION(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                          char *scratch)
 {
-    const int64_t *n = plan->n;
+    const int64_t *n = call->n;
     const X *x = (const X *)p[1];
     int64_t *out = (int64_t *)p[0];
     if (n[CONTIGUOUS] && n[INNER] == 1) {
@@ -101,10 +101,10 @@ static int POSITION(run)(const Plan *plan, char *const *p, int64_t begin, int64_
     return 0;
 }
 
-static int POSITION(finish)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int POSITION(finish)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                             char *scratch)
 {
-    const int64_t *n = plan->n, inner = n[INNER];
+    const int64_t *n = call->n, inner = n[INNER];
     (void)begin, (void)end, (void)scratch;
     for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++)
         for (int64_t j = 0; j < inner; j++) {

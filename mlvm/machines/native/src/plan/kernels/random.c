@@ -7,7 +7,7 @@
 #include "elements.h"
 
 enum { ROUNDS = 10, TOGETHER = 2 };
-enum { UNIT = 256 }; /* words */
+enum { random_integers(NAME) };
 
 #if defined(__SIZEOF_INT128__)
 static inline uint64_t high_product(uint64_t x, uint64_t y)
@@ -25,7 +25,7 @@ static inline uint64_t high_product(uint64_t x, uint64_t y)
 
 /* Fill `words` from the stream's word `at` on, which begins a block. The stream begins at the
  * counter (data, 0, 0, purpose). Two blocks at once, as each waits for its own products. */
-static void draw(uint64_t words[UNIT], int64_t at, int64_t count, const char *stream_key,
+static void draw(uint64_t words[DRAW_UNIT], int64_t at, int64_t count, const char *stream_key,
                  uint64_t purpose, uint64_t data)
 {
     uint64_t key[2];
@@ -55,7 +55,7 @@ static void draw(uint64_t words[UNIT], int64_t at, int64_t count, const char *st
     }
 }
 
-/* Half a word at a time, the lower one first: the twins serve little-endian processors only. */
+/* Half a word at a time, the lower one first: the planners serve little-endian processors only. */
 static inline const Element4 *halves(const uint64_t *words)
 {
     return (const Element4 *)words;
@@ -72,38 +72,38 @@ static inline double unit_f64(uint64_t word)
 }
 
 /* A kernel that calls `use(words, at, count)` for each unit: its words, and the first and the
- * number of its elements, of which each word has `per_word`. n[0] counts the elements. */
+ * number of its elements, of which each word has `per_word`. */
 #define DRAWS(name, key, per_word, use)                                                  \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
         for (int64_t unit = begin; unit < end; unit++) {                                 \
-            uint64_t words[UNIT];                                                        \
-            int64_t at = unit * UNIT * per_word;                                         \
-            int64_t count = least(UNIT * per_word, plan->n[0] - at);                     \
-            draw(words, unit * UNIT, (count + per_word - 1) / per_word, p[key], 0, 0);   \
-            use(plan, p, words, at, count);                                              \
+            uint64_t words[DRAW_UNIT];                                                   \
+            int64_t at = unit * DRAW_UNIT * per_word;                                    \
+            int64_t count = least(DRAW_UNIT * per_word, call->n[COUNT] - at);            \
+            draw(words, unit * DRAW_UNIT, (count + per_word - 1) / per_word, p[key], 0, 0); \
+            use(call, p, words, at, count);                                              \
         }                                                                                \
         return 0;                                                                        \
     }
 
 /* --- uniform --- */
 
-static void use_uniform_f32(const Plan *plan, char *const *p, const uint64_t *words, int64_t at,
+static void use_uniform_f32(const KernelCall *call, char *const *p, const uint64_t *words, int64_t at,
                             int64_t count)
 {
-    (void)plan;
+    (void)call;
     float *out = (float *)p[0] + at;
     for (int64_t i = 0; i < count; i++)
         out[i] = unit_f32(halves(words)[i]);
 }
 DRAWS(uniform_f32, 1, 2, use_uniform_f32)
 
-static void use_uniform_f64(const Plan *plan, char *const *p, const uint64_t *words, int64_t at,
+static void use_uniform_f64(const KernelCall *call, char *const *p, const uint64_t *words, int64_t at,
                             int64_t count)
 {
-    (void)plan;
+    (void)call;
     double *out = (double *)p[0] + at;
     for (int64_t i = 0; i < count; i++)
         out[i] = unit_f64(words[i]);
@@ -113,11 +113,11 @@ DRAWS(uniform_f64, 1, 1, use_uniform_f64)
 /* --- dropout; a: the rate, and what the others are multiplied by --- */
 
 #define DROPOUT(T, name)                                                                 \
-    static void use_##name(const Plan *plan, char *const *p, const uint64_t *words,      \
+    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, \
                            int64_t at, int64_t count)                                    \
     {                                                                                    \
-        const T *x = (const T *)p[1] + at, scale = (T)plan->a[1];                        \
-        const float rate = (float)plan->a[0];                                            \
+        const T *x = (const T *)p[1] + at, scale = (T)call->a[1];                        \
+        const float rate = (float)call->a[0];                                            \
         T *out = (T *)p[0] + at;                                                         \
         for (int64_t i = 0; i < count; i++) {                                            \
             T kept = x[i] * scale;                                                       \
@@ -128,49 +128,49 @@ DRAWS(uniform_f64, 1, 1, use_uniform_f64)
 DROPOUT(float, dropout_f32)
 DROPOUT(double, dropout_f64)
 
-/* --- bernoulli; n: elements, and how many probabilities there are, which repeat --- */
+/* --- bernoulli --- */
 
 #define BERNOULLI(T, name)                                                               \
-    static void use_##name(const Plan *plan, char *const *p, const uint64_t *words,      \
+    static void use_##name(const KernelCall *call, char *const *p, const uint64_t *words, \
                            int64_t at, int64_t count)                                    \
     {                                                                                    \
         const T *chances = (const T *)p[2];                                              \
         uint8_t *out = (uint8_t *)p[0] + at;                                             \
-        if (plan->n[1] == 1) {                                                           \
+        if (call->n[CHANCES] == 1) {                                                     \
             const double chance = (double)chances[0];                                    \
             for (int64_t i = 0; i < count; i++)                                          \
                 out[i] = unit_f64(words[i]) < chance;                                    \
             return;                                                                      \
         }                                                                                \
-        for (int64_t i = 0, j = at % plan->n[1]; i < count; i++) {                       \
+        for (int64_t i = 0, j = at % call->n[CHANCES]; i < count; i++) {                 \
             out[i] = unit_f64(words[i]) < (double)chances[j];                            \
-            j = j + 1 < plan->n[1] ? j + 1 : 0;                                          \
+            j = j + 1 < call->n[CHANCES] ? j + 1 : 0;                                    \
         }                                                                                \
     }                                                                                    \
     DRAWS(draw_##name, 1, 1, use_##name)                                                 \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         const T *chances = (const T *)p[2];                                              \
         int refused = 0;                                                                 \
-        for (int64_t i = 0; i < plan->n[1]; i++)                                         \
+        for (int64_t i = 0; i < call->n[CHANCES]; i++)                                   \
             refused |= !(chances[i] >= 0 && chances[i] <= 1);                            \
-        return refused || draw_##name(plan, p, begin, end, scratch);                     \
+        return refused || draw_##name(call, p, begin, end, scratch);                     \
     }
 BERNOULLI(float, bernoulli_f32)
 BERNOULLI(double, bernoulli_f64)
 
-/* --- keys; n: words, what the stream is for, and the integer kind of its data, or 0 --- */
+/* --- keys --- */
 
-static int raw(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     (void)scratch;
-    const int64_t *n = plan->n;
-    uint64_t data = n[2] ? (uint64_t)integer_at(p[2], n[2], 0) : 0;
+    const int64_t *n = call->n;
+    uint64_t data = n[KIND] ? (uint64_t)integer_at(p[2], n[KIND], 0) : 0;
     for (int64_t unit = begin; unit < end; unit++) {
-        uint64_t words[UNIT];
-        int64_t at = unit * UNIT, count = least(UNIT, n[0] - at);
-        draw(words, at, count, p[1], (uint64_t)n[1], data);
+        uint64_t words[DRAW_UNIT];
+        int64_t at = unit * DRAW_UNIT, count = least(DRAW_UNIT, n[COUNT] - at);
+        draw(words, at, count, p[1], (uint64_t)n[PURPOSE], data);
         memcpy(p[0] + at * 8, words, (size_t)count * 8);
     }
     return 0;

@@ -4,9 +4,9 @@
 #define FINISH(out, n) (void)(out)
 #endif
 
-static int REDUCE(run)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+static int REDUCE(run)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t *n = plan->n, length = n[LENGTH], inner = n[INNER];
+    const int64_t *n = call->n, length = n[LENGTH], inner = n[INNER];
     A *out = (A *)p[0];
     const X *x = (const X *)p[1];
     if (n[CONTIGUOUS] && inner == 1) {
@@ -34,10 +34,10 @@ static int REDUCE(run)(const Plan *plan, char *const *p, int64_t begin, int64_t 
     return 0;
 }
 
-static int REDUCE(finish)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int REDUCE(finish)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                           char *scratch)
 {
-    const int64_t *n = plan->n, inner = n[INNER];
+    const int64_t *n = call->n, inner = n[INNER];
     (void)begin, (void)end, (void)scratch;
     if (n[PARTS] == 1)
         return 0;

@@ -11,23 +11,8 @@
 #include <math.h>
 #include <stdint.h>
 
-/* n. A unit is a part of an output, of a block of its columns. */
-enum {
-    OUTPUTS,
-    LENGTH, /* how many rows of x follow one another; the reduced axis */
-    INNER,
-    ROWS_OUTER, /* how often, each time `STRIDE` elements further; the reduced outer axis */
-    MIDDLE,
-    STRIDE,
-    PARTS, /* of an output, PARTS_OF_LENGTH of them for the same outer rows */
-    PARTS_OF_LENGTH,
-    PART_ROWS, /* outer rows in a part */
-    PART_LENGTH,
-    BLOCKS, /* of columns */
-    WIDTH,  /* of a block */
-    CONTIGUOUS /* whether unit u is output u, of x's next LENGTH * INNER elements */
-};
-enum { WIDEST = 1024 }; /* the most columns of a block */
+/* A unit is a part of an output, of a block of its columns. */
+enum { reduction_integers(NAME) };
 
 typedef struct {
     int64_t from, to; /* where its elements are in x, and its results in the result or `shared` */

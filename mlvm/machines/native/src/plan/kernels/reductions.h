@@ -33,8 +33,8 @@
 #ifdef FLOAT
 /* a[0]: the divisor of a mean, 1 for a sum. */
 #define FINISH(out, n)                                                                   \
-    for (int64_t j = 0; plan->a[0] != 1 && j < (n); j++)                                 \
-    (out)[j] /= (A)plan->a[0]
+    for (int64_t j = 0; call->a[0] != 1 && j < (n); j++)                                 \
+    (out)[j] /= (A)call->a[0]
 #endif
 #include "reduce.h"
 #include "reduce_run.h"
@@ -54,11 +54,11 @@
 #include "reduce_run.h"
 #endif
 
-/* n: rows, length, inner, width of a block. A unit is a row, or a block of columns. */
-static int NAMED(run, cumulative_sum)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+/* A unit is a row, or a block of columns. */
+static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                       char *scratch)
 {
-    const int64_t *n = plan->n, length = n[1], inner = n[2], width = n[3];
+    const int64_t *n = call->n, length = n[LENGTH], inner = n[INNER], width = n[WIDTH];
     const int64_t blocks = (inner + width - 1) / width;
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {

@@ -7,18 +7,18 @@
 #include <math.h>
 #include <stdint.h>
 
-enum { SOME = 1024 }; /* elements that are worked on together: they stay in the first-level cache */
+enum { rows_integers(NAME) };
 
 /* Of columns: where its elements begin, and its results if each column has one. */
 typedef struct {
     int64_t at, result, width;
 } Block;
 
-static inline Block block_of(const Plan *plan, int64_t unit)
+static inline Block block_of(const KernelCall *call, int64_t unit)
 {
-    const int64_t *n = plan->n, outer = unit / n[2], column = unit % n[2] * n[3];
-    return (Block){outer * n[0] * n[1] + column, outer * n[1] + column,
-                   least(n[3], n[1] - column)};
+    const int64_t *n = call->n, outer = unit / n[BLOCKS], column = unit % n[BLOCKS] * n[WIDTH];
+    return (Block){outer * n[LENGTH] * n[INNER] + column, outer * n[INNER] + column,
+                   least(n[WIDTH], n[INNER] - column)};
 }
 
 static inline float root_f32(float x)

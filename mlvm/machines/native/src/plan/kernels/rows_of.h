@@ -58,16 +58,16 @@ static void FN(exponentials)(F *restrict y, const F *restrict x, int64_t rows, i
         y[j] = FN(exp)(y[j]);
 }
 
-/* The sum of exp(x - peak); `y` has room for SOME elements. */
+/* The sum of exp(x - peak); `y` has room for ROWS_TOGETHER elements. */
 static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
 {
     F s[64];
     int64_t m = 0;
-    for (int64_t i = 0; i < n; i += SOME) {
-        const int64_t length = least(SOME, n - i);
+    for (int64_t i = 0; i < n; i += ROWS_TOGETHER) {
+        const int64_t length = least(ROWS_TOGETHER, n - i);
         FN(exponentials)(y, x + i, 1, length, &peak);
         s[m++] = FN(row_sum)(y, length, 0);
-        if (m == 64 || i + SOME >= n) {
+        if (m == 64 || i + ROWS_TOGETHER >= n) {
             FN(fold_sum)(s, m, 1);
             m = 1;
         }
@@ -78,16 +78,16 @@ static F FN(sum_of_exp)(const F *x, int64_t n, F peak, F *y)
 /* How many rows of n elements are done together, and the largest element of each. */
 static int64_t FN(next_rows)(const F *x, int64_t rows, int64_t n, F *peak)
 {
-    rows = least(rows, n < SOME ? SOME / n : 1);
+    rows = least(rows, n < ROWS_TOGETHER ? ROWS_TOGETHER / n : 1);
     for (int64_t r = 0; r < rows; r++)
         peak[r] = FN(row_max)(x + r * n, n, 0);
     return rows;
 }
 
-/* The logarithms of the sums of exp(x - peak) of `rows` rows; `y` has room for SOME elements. */
+/* The logarithms of the sums of exp(x - peak) of `rows` rows; `y` has room for ROWS_TOGETHER elements. */
 static void FN(log_sums)(F *restrict logs, const F *x, int64_t rows, int64_t n, F *peak, F *y)
 {
-    if (n > SOME) {
+    if (n > ROWS_TOGETHER) {
         for (int64_t r = 0; r < rows; r++)
             logs[r] = FN(sum_of_exp)(x + r * n, n, peak[r], y);
     } else {
@@ -99,10 +99,10 @@ static void FN(log_sums)(F *restrict logs, const F *x, int64_t rows, int64_t n, 
         logs[r] = FN(log)(logs[r]);
 }
 
-/* n: length of a row. A unit is a row. */
-static int FN(softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t end, char *scratch)
+/* A unit is a row. */
+static int FN(softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
@@ -118,11 +118,11 @@ static int FN(softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t 
     return 0;
 }
 
-static int FN(log_softmax)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(log_softmax)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {
-    const int64_t n = plan->n[0];
-    F *peak = (F *)scratch, *logs = peak + SOME, *work = logs + SOME;
+    const int64_t n = call->n[LENGTH];
+    F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
         F *y = (F *)p[0] + u * n;
@@ -135,11 +135,11 @@ static int FN(log_softmax)(const Plan *plan, char *const *p, int64_t begin, int6
     return 0;
 }
 
-static int FN(logsumexp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(logsumexp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                          char *scratch)
 {
-    const int64_t n = plan->n[0];
-    F *peak = (F *)scratch, *logs = peak + SOME, *work = logs + SOME;
+    const int64_t n = call->n[LENGTH];
+    F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
         F *out = (F *)p[0] + u;
@@ -153,20 +153,20 @@ static int FN(logsumexp)(const Plan *plan, char *const *p, int64_t begin, int64_
     return 0;
 }
 
-/* n: length of a row, the kind of labels. A unit is a row. A label that int64_t does not hold is
+/* A unit is a row. A label that int64_t does not hold is
  * negative. */
-static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(softmax_cross_entropy)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                      char *scratch)
 {
-    const int64_t n = plan->n[0];
-    F *peak = (F *)scratch, *logs = peak + SOME, *work = logs + SOME;
+    const int64_t n = call->n[LENGTH];
+    F *peak = (F *)scratch, *logs = peak + ROWS_TOGETHER, *work = logs + ROWS_TOGETHER;
     for (int64_t u = begin, rows; u < end; u += rows) {
         const F *x = (const F *)p[1] + u * n;
         F *out = (F *)p[0] + u;
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(log_sums)(logs, x, rows, n, peak, work);
         for (int64_t r = 0; r < rows; r++) {
-            const int64_t label = integer_at(p[2], plan->n[1], u + r);
+            const int64_t label = integer_at(p[2], call->n[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             out[r] = logs[r] - (x[r * n + label] - peak[r]);
@@ -175,10 +175,10 @@ static int FN(softmax_cross_entropy)(const Plan *plan, char *const *p, int64_t b
     return 0;
 }
 
-static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64_t begin,
+static int FN(softmax_cross_entropy_vjp)(const KernelCall *call, char *const *p, int64_t begin,
                                          int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     const F *g = (const F *)p[1];
     F *peak = (F *)scratch;
     for (int64_t u = begin, rows; u < end; u += rows) {
@@ -187,7 +187,7 @@ static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64
         rows = FN(next_rows)(x, end - u, n, peak);
         FN(exponentials)(y, x, rows, n, peak);
         for (int64_t r = 0; r < rows; r++, y += n) {
-            const int64_t label = integer_at(p[3], plan->n[1], u + r);
+            const int64_t label = integer_at(p[3], call->n[KIND], u + r);
             if (label < 0 || label >= n)
                 return 1;
             const F inverse = 1 / FN(row_sum)(y, n, 0), factor = g[u + r];
@@ -202,13 +202,13 @@ static int FN(softmax_cross_entropy_vjp)(const Plan *plan, char *const *p, int64
 
 /* --- softmax along another axis than the last --- */
 
-/* A block of at most SOME columns and n rows, `stride` apart. `scratch` has the largest elements of
- * the columns, then their sums of exp(x - peak), and then room for SOME more. */
+/* A block of at most ROWS_TOGETHER columns and n rows, `stride` apart. `scratch` has the largest elements of
+ * the columns, then their sums of exp(x - peak), and then room for ROWS_TOGETHER more. */
 static void FN(column_peaks)(const F *x, int64_t n, int64_t stride, int64_t width, F *scratch)
 {
     for (int64_t j = 0; j < width; j++)
         scratch[j] = -INFINITY;
-    FN(columns_max)(scratch, x, n, stride, width, NULL, scratch + 2 * SOME);
+    FN(columns_max)(scratch, x, n, stride, width, NULL, scratch + 2 * ROWS_TOGETHER);
 }
 
 static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t n, int64_t to_next,
@@ -217,17 +217,17 @@ static void FN(column_exponentials)(F *restrict y, const F *restrict x, int64_t 
     for (int64_t i = 0; i < n; i++)
         for (int64_t j = 0; j < width; j++)
             y[i * to_next + j] = FN(exp)(x[i * stride + j] - scratch[j]);
-    FN(columns_sum)(scratch + SOME, y, n, to_next, width, NULL, scratch + 2 * SOME);
+    FN(columns_sum)(scratch + ROWS_TOGETHER, y, n, to_next, width, NULL, scratch + 2 * ROWS_TOGETHER);
 }
 
-/* n: length, inner, blocks, width of a block of columns. A unit is such a block. */
-static int FN(softmax_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+/* A unit is a block of columns. */
+static int FN(softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                   char *scratch)
 {
-    const int64_t n = plan->n[0], inner = plan->n[1];
-    F *sum = (F *)scratch + SOME;
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    F *sum = (F *)scratch + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *y = (F *)p[0] + block.at;
         FN(column_peaks)(x, n, inner, block.width, (F *)scratch);
@@ -243,13 +243,13 @@ static int FN(softmax_of_columns)(const Plan *plan, char *const *p, int64_t begi
     return 0;
 }
 
-static int FN(log_softmax_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(log_softmax_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                       char *scratch)
 {
-    const int64_t n = plan->n[0], inner = plan->n[1];
-    F *peak = (F *)scratch, *sum = peak + SOME;
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *y = (F *)p[0] + block.at;
         FN(column_peaks)(x, n, inner, block.width, peak);
@@ -265,14 +265,13 @@ static int FN(log_softmax_of_columns)(const Plan *plan, char *const *p, int64_t 
     return 0;
 }
 
-static int FN(logsumexp_of_columns)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(logsumexp_of_columns)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    enum { ROWS_OF_WORK = 32 };
-    const int64_t n = plan->n[0], inner = plan->n[1];
-    F *peak = (F *)scratch, *sum = peak + SOME, *work = sum + 2 * SOME;
+    const int64_t n = call->n[LENGTH], inner = call->n[INNER];
+    F *peak = (F *)scratch, *sum = peak + ROWS_TOGETHER, *work = sum + 2 * ROWS_TOGETHER;
     for (int64_t u = begin; u < end; u++) {
-        const Block block = block_of(plan, u);
+        const Block block = block_of(call, u);
         const F *x = (const F *)p[1] + block.at;
         F *out = (F *)p[0] + block.result;
         FN(column_peaks)(x, n, inner, block.width, peak);
@@ -302,32 +301,32 @@ static inline FN(Statistics) FN(statistics)(const F *x, int64_t n, F eps)
     return (FN(Statistics)){mean, 1 / FN(root)(variance + eps)};
 }
 
-/* n: length of a row; a: eps. A unit is a row. */
-static int FN(layer_norm_normalize)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+/* a: eps. A unit is a row. */
+static int FN(layer_norm_normalize)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse;
     }
     return 0;
 }
 
-static int FN(layer_norm)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                           char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     const F *scale = (const F *)p[2], *bias = (const F *)p[3];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *x = (const F *)p[1] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++)
             y[j] = (x[j] - s.mean) * s.inverse * scale[j] + bias[j];
     }
@@ -336,16 +335,16 @@ static int FN(layer_norm)(const Plan *plan, char *const *p, int64_t begin, int64
 
 /* With h = g * scale and c = x - mean: (h - mean(h) - c mean(h c) / (var + eps)) / sqrt(var + eps).
  * `scratch` has room for a row. */
-static int FN(layer_norm_vjp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     const F *scale = (const F *)p[3];
     F *restrict product = (F *)scratch;
     for (int64_t u = begin; u < end; u++) {
         const F *g = (const F *)p[1] + u * n, *x = (const F *)p[2] + u * n;
         F *restrict y = (F *)p[0] + u * n;
-        const FN(Statistics) s = FN(statistics)(x, n, (F)plan->a[0]);
+        const FN(Statistics) s = FN(statistics)(x, n, (F)call->a[0]);
         for (int64_t j = 0; j < n; j++) {
             const F h = g[j] * scale[j];
             y[j] = h;
@@ -359,16 +358,16 @@ static int FN(layer_norm_vjp)(const Plan *plan, char *const *p, int64_t begin, i
     return 0;
 }
 
-/* n: length of a row, rows, rows of a part. A unit is a part: the sum of its g * (x - mean) /
+/* A unit is a part of the rows: the sum of its g * (x - mean) /
  * sqrt(var + eps). */
-static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int FN(layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                                     char *scratch)
 {
     enum { TOGETHER = 4 };
-    const int64_t n = plan->n[0], rows = plan->n[1], part = plan->n[2];
+    const int64_t n = call->n[LENGTH], rows = call->n[COUNT], part = call->n[PART];
     (void)scratch;
     for (int64_t u = begin; u < end; u++) {
-        F *restrict sum = (F *)(plan->units > 1 ? p[3] : p[0]) + u * n;
+        F *restrict sum = (F *)(call->units > 1 ? p[3] : p[0]) + u * n;
         for (int64_t j = 0; j < n; j++)
             sum[j] = 0;
         const int64_t last = least(rows, (u + 1) * part);
@@ -378,7 +377,7 @@ static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t be
             for (int i = 0; i < TOGETHER; i++) {
                 const int64_t row = least(r + i, last - 1) * n;
                 g[i] = (const F *)p[1] + row, x[i] = (const F *)p[2] + row;
-                s[i] = FN(statistics)(x[i], n, (F)plan->a[0]);
+                s[i] = FN(statistics)(x[i], n, (F)call->a[0]);
             }
             if (r + TOGETHER <= last)
                 for (int64_t j = 0; j < n; j++)
@@ -395,15 +394,15 @@ static int FN(layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t be
     return 0;
 }
 
-static int FN(finish_layer_norm_scale_vjp)(const Plan *plan, char *const *p, int64_t begin,
+static int FN(finish_layer_norm_scale_vjp)(const KernelCall *call, char *const *p, int64_t begin,
                                            int64_t end, char *scratch)
 {
-    const int64_t n = plan->n[0];
+    const int64_t n = call->n[LENGTH];
     F *out = (F *)p[0], *sums = (F *)p[3];
     (void)begin, (void)end, (void)scratch;
-    if (plan->units == 1)
+    if (call->units == 1)
         return 0;
-    FN(fold_sum)(sums, plan->units, n);
+    FN(fold_sum)(sums, call->units, n);
     for (int64_t j = 0; j < n; j++)
         out[j] = sums[j];
     return 0;

@@ -2,13 +2,13 @@
  * Parts are joined as Chan, Golub and LeVeque join them (Updating formulae, 1979).
  *
  * a: how many elements, and that less `correction`, at least 0. */
-static int NAMED(run, var)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int NAMED(run, var)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                            char *scratch)
 {
-    const int64_t *n = plan->n, inner = n[INNER], length = n[LENGTH];
+    const int64_t *n = call->n, inner = n[INNER], length = n[LENGTH];
     X *out = (X *)p[0];
     if (n[CONTIGUOUS] && inner == 1) {
-        const X count = (X)plan->a[0], divisor = (X)plan->a[1];
+        const X count = (X)call->a[0], divisor = (X)call->a[1];
         for (int64_t u = begin; u < end; u++) {
             const X *x = (const X *)p[1] + u * length;
             const X mean = NAMED(row, sum)(x, length, 0) / count;
@@ -16,7 +16,7 @@ static int NAMED(run, var)(const Plan *plan, char *const *p, int64_t begin, int6
         }
         return 0;
     }
-    X *mean = (X *)scratch, *block = mean + WIDEST;
+    X *mean = (X *)scratch, *block = mean + REDUCTION_WIDEST;
     for (int64_t u = begin; u < end; u++) {
         const Part part = part_of(n, u);
         const X *x = (const X *)p[1] + part.from;
@@ -42,16 +42,16 @@ static int NAMED(run, var)(const Plan *plan, char *const *p, int64_t begin, int6
             if (n[PARTS] > 1)
                 means[j] = mean[j];
             else
-                to[j] /= (X)plan->a[1];
+                to[j] /= (X)call->a[1];
     }
     return 0;
 }
 
-static int NAMED(finish, var)(const Plan *plan, char *const *p, int64_t begin, int64_t end,
+static int NAMED(finish, var)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                               char *scratch)
 {
     enum { W = 64 };
-    const int64_t *n = plan->n, inner = n[INNER], blocks = n[BLOCKS];
+    const int64_t *n = call->n, inner = n[INNER], blocks = n[BLOCKS];
     (void)begin, (void)end, (void)scratch;
     for (int64_t output = 0; n[PARTS] > 1 && output < n[OUTPUTS]; output++)
         for (int64_t column = 0; column < inner; column += W) {
@@ -63,7 +63,7 @@ static int NAMED(finish, var)(const Plan *plan, char *const *p, int64_t begin, i
             for (int64_t i = 0; i < n[PARTS]; i++) {
                 const double count = (double)elements_of(n, i * blocks);
                 for (int j = 0; j < width; j++)
-                    mean[j] += count / plan->a[0] * (double)means[i * inner + j];
+                    mean[j] += count / call->a[0] * (double)means[i * inner + j];
             }
             for (int64_t i = 0; i < n[PARTS]; i++) {
                 const double count = (double)elements_of(n, i * blocks);
@@ -73,7 +73,7 @@ static int NAMED(finish, var)(const Plan *plan, char *const *p, int64_t begin, i
                 }
             }
             for (int j = 0; j < width; j++)
-                out[j] = (X)(sum[j] / plan->a[1]);
+                out[j] = (X)(sum[j] / call->a[1]);
         }
     return 0;
 }

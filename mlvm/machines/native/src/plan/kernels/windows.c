@@ -2,9 +2,7 @@
 #include "../plan.h"
 #include "elements.h"
 
-/* n: the image's height, width and channels, how many windows lie vertically and horizontally,
- * the window's height and width, the strides, the padding above and on the left. */
-enum { HEIGHT, WIDTH, CHANNELS, DOWN, ACROSS, TALL, WIDE, STRIDE_Y, STRIDE_X, TOP, LEFT };
+enum { windows_integers(NAME) };
 
 static inline int64_t largest(int64_t x, int64_t y)
 {
@@ -19,15 +17,15 @@ static inline int64_t largest(int64_t x, int64_t y)
 /* --- patches of padded images; n: see above; a: the padding. A unit is a row of windows --- */
 
 #define PATCHES(T, size, name)                                                           \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
+        const int64_t *n = call->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
         union {                                                                          \
             T value;                                                                     \
             Element##size element;                                                       \
-        } pad = {(T)plan->a[0]};                                                         \
+        } pad = {(T)call->a[0]};                                                         \
         for (int64_t unit = begin; unit < end; unit++) {                                 \
             const Element##size *image =                                                 \
                 (const Element##size *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels; \
@@ -60,11 +58,11 @@ PATCHES(double, 8, patches_f64)
 /* The windows of a row, from right to left: so each element gets its terms in the order of their
  * columns in the window. */
 #define UNPATCHES(T, name)                                                               \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
+        const int64_t *n = call->n, channels = n[CHANNELS], run = n[WIDE] * channels;    \
         for (int64_t unit = begin; unit < end; unit++) {                                 \
             T *out = (T *)p[0] + unit * n[WIDTH] * channels;                             \
             const T *windows = (const T *)p[1] +                                         \
@@ -122,11 +120,11 @@ UNPATCHES(double, unpatches_f64)
             }                                                                            \
         }                                                                                \
     }                                                                                    \
-    static int name(const Plan *plan, char *const *p, int64_t begin, int64_t end,        \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
                     char *scratch)                                                       \
     {                                                                                    \
         (void)scratch;                                                                   \
-        const int64_t *n = plan->n, channels = n[CHANNELS], width = n[ACROSS] * channels; \
+        const int64_t *n = call->n, channels = n[CHANNELS], width = n[ACROSS] * channels; \
         const int64_t step = n[STRIDE_X];                                                \
         const T count = (T)(n[TALL] * n[WIDE]);                                          \
         (void)count;                                                                     \

@@ -16,6 +16,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
+from mlvm.eager.capture.guards.changing import words_of
 from mlvm.eager.capture.guards.look import Look
 
 Case = Callable[[], tuple[Callable[..., Any], Callable[[], object]]]
@@ -41,8 +42,10 @@ def test_a_change_is_noticed(make: Case) -> None:
     known = Look(fn)
     assert known.values() is not None
     assert Look(fn).key == known.key
+    words = dict(words_of(known))
     change()
     assert Look(fn).key != known.key
+    assert dict(words_of(Look(fn))) != words
     assert known.values() is None
 
 

@@ -6,26 +6,37 @@ they must agree before and after, or the first captured call must raise.
 
 from __future__ import annotations
 
+import abc
 import argparse
 import array
 import collections
 import contextvars
 import copy
+import ctypes
 import dataclasses
+import datetime
+import decimal
 import enum
+import fractions
 import functools
 import importlib
+import inspect
 import io
+import ipaddress
 import itertools
 import json
 import logging
+import numbers
 import operator
 import os
 import random
+import re
 import sys
 import textwrap
 import threading
 import types
+import unittest.mock
+import uuid
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -911,6 +922,53 @@ def a_partial_call() -> Any:
     return lambda x: x * get(), lambda: c.update(lr=3.0)
 
 
+@seen
+def what_an_array_is_a_view_of() -> Any:
+    whole = np.ones(3)
+    part = whole[:2]
+    return lambda x: x * float(part.base[2]), lambda: whole.__setitem__(2, 2.0)
+
+
+@seen
+def the_properties_of_a_class_of_one_s_own() -> Any:
+    class Rate(property):
+        pass
+
+    factor = [2.0]
+
+    class C:
+        rate = Rate(lambda self: factor[0])
+
+    c = C()
+    return lambda x: x * c.rate, lambda: factor.insert(0, 3.0)
+
+
+@seen
+def a_field_of_a_mock() -> Any:
+    c = unittest.mock.MagicMock(lr=2.0)
+    return lambda x: x * c.lr, lambda: setattr(c, "lr", 3.0)
+
+
+@seen
+def a_class_that_an_abstract_one_registers() -> Any:
+    class Abstract(abc.ABC):  # noqa: B024
+        pass
+
+    c = plain()
+    return lambda x: x * (2.0 if isinstance(c, Abstract) else 1.0), lambda: Abstract.register(Plain)
+
+
+@seen
+def a_class_that_a_library_s_abstract_one_registers() -> Any:
+    class C:
+        pass
+
+    c = C()
+    return lambda x: x * (2.0 if isinstance(c, numbers.Number) else 1.0), (
+        lambda: numbers.Number.register(C)
+    )
+
+
 # --- functions elsewhere ----------------------------------------------------------------
 
 
@@ -1166,6 +1224,35 @@ def an_object_of_a_class_with_hidden_state() -> Any:
 
 
 @refused
+def a_number_of_ctypes() -> Any:
+    number = ctypes.c_double(2.0)
+    return lambda x: x * number.value, None
+
+
+@refused
+def a_structure_of_ctypes() -> Any:
+    class Options(ctypes.Structure):
+        _fields_ = (("lr", ctypes.c_double),)
+
+    options = Options(2.0)
+    return lambda x: x * options.lr, None
+
+
+@refused
+def a_pointer_and_an_array_of_ctypes() -> Any:
+    array = (ctypes.c_double * 2)(1.0, 2.0)
+    pointer = ctypes.pointer(array)
+    return lambda x: x * pointer.contents[0], None
+
+
+@refused
+def the_names_of_a_dtype() -> Any:
+    dtype = np.dtype([("a", "f4")])
+    names: Any = dtype.names
+    return lambda x: x * len(dtype.names or names), None
+
+
+@refused
 def an_error_s_arguments() -> Any:
     error = ValueError(2.0)
     return lambda x: x * error.args[0], None
@@ -1330,6 +1417,24 @@ def test_a_training_step_is_recorded_once(kind: str, weights: ml.Arena) -> None:
         if wrap is ml.capture:
             assert step.signatures == 1
     assert losses[0] == losses[1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(decimal.Decimal(2), fractions.Fraction(2), datetime.date(2, 2, 2), uuid.UUID(int=2)),
+        *(Path("2"), ipaddress.ip_address(2), re.compile("2"), re.IGNORECASE, np.dtype("f2")),
+        *(np.float32(2), inspect.signature(plain), plain.__code__, list[int], int | None, T, ...),
+        *(operator.itemgetter(0), np.add, np.mean, dict.fromkeys, str.join, NotImplemented),
+        *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info),
+    ],
+    ids=lambda value: type(value).__qualname__,
+)
+def test_what_cannot_change_is_not_refused(value: Any) -> None:
+    captured = ml.capture(lambda x: x * len(repr((value, 2))) * 0 + 2)
+    for _ in range(3):
+        assert captured(ml.ones((1,))).tolist() == [2]
+    assert captured.signatures == 1
 
 
 def test_a_numpy_scalar_and_an_array_are_known_by_value() -> None:

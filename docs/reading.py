@@ -1,0 +1,76 @@
+"""Writes the line numbers of docs/reading.md anew: `python -m docs.reading`.
+
+A place there is "`file`, `name` (lines 10–20)", or "`file` (lines 1–200)" for a whole file. In
+Python a name is a function, a class or `Class.method`, in C a function.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "reading.md"
+
+_PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:, `([\w.]+)`)?) \(lines (\d+)–(\d+)\)")
+
+
+class Place(NamedTuple):
+    """Lines of a file that a reader is sent to; `name` is "" for a whole file."""
+
+    file: str
+    name: str
+    first: int
+    last: int
+
+
+def places(text: str) -> list[Place]:
+    """The places that a text names."""
+    return [
+        Place(file, name, int(first), int(last))
+        for _, file, name, first, last in _PLACE.findall(text)
+    ]
+
+
+def found(file: str, name: str) -> tuple[int, int]:
+    """The first and last line of what a file calls so. Raises `LookupError` where it has no such
+    name."""
+    source = (ROOT / file).read_text()
+    if not name:
+        return 1, len(source.splitlines())
+    if not file.endswith(".py"):
+        pattern = rf"^(?:\w[\w *]*\b|\w+ \*+){name}\([^;]*?\)\n\{{.*?^\}}"
+        match = re.search(pattern, source, re.MULTILINE | re.DOTALL)
+        if not match:
+            raise LookupError(f"{file} has no function {name}")
+        first = source.count("\n", 0, match.start()) + 1
+        return first, first + match[0].count("\n")
+    node: ast.AST = ast.parse(source)
+    for part in name.split("."):
+        node = _inside(node, part, file)
+    assert isinstance(node, (ast.FunctionDef, ast.ClassDef))
+    decorators = [each.lineno for each in node.decorator_list]
+    return min([node.lineno, *decorators]), node.end_lineno or node.lineno
+
+
+def _inside(node: ast.AST, name: str, file: str) -> ast.FunctionDef | ast.ClassDef:
+    for each in ast.iter_child_nodes(node):
+        if isinstance(each, (ast.FunctionDef, ast.ClassDef)) and each.name == name:
+            return each
+    raise LookupError(f"{file} has no {name}")
+
+
+def renumbered(text: str) -> str:
+    """The text with today's line numbers."""
+
+    def place(match: re.Match[str]) -> str:
+        first, last = found(match[2], match[3] or "")
+        return f"{match[1]} (lines {first}–{last})"
+
+    return _PLACE.sub(place, text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renumbered(PAGE.read_text()))

@@ -1,0 +1,105 @@
+/* The numbers that C and Python both know, by name, and said once: C has them as enumerations, Python
+ * from the extension.
+ *
+ * file_integers(EACH) are the integers that calls of the kernels in kernels/file.c have, in their order.
+ * C reads n[NAME]; the planners in Python say name=..., and of those that a kernel does not read nothing.
+ * What comes in any number follows them, as the file says. */
+#ifndef MLVM_NAMES_H
+#define MLVM_NAMES_H
+
+#define NAME(name) name,
+
+/* UNIT: elements a unit. A single ROW is an address, of a row function, and bytes of an element of each
+ * parameter; a chain is PIECE and on. */
+#define chain_integers(EACH)                                                             \
+    EACH(ELEMENTS) EACH(UNIT) EACH(FUNCTION) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
+    EACH(NLINKS)
+/* A parameter or temporary of a chain; the strides of its axes, in elements, follow. */
+#define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE)
+/* COUNT: elements. EXACT_END: whether the last of a linspace is its end. `eye` has ROWS of ROW_BYTES, HIGH
+ * of them a unit, elements of SIZE bytes, and a pattern of ones. */
+#define creation_integers(EACH)                                                          \
+    EACH(COUNT) EACH(START) EACH(STEP) EACH(EXACT_END) EACH(ROW_BYTES) EACH(SIZE)        \
+    EACH(ROWS) EACH(HIGH) EACH(DIAGONAL) EACH(ONE)
+
+/* The indices are of KIND (kernels/elements.h). COUNT is the indexed axis' length beside the indices,
+ * LENGTH the one that they point into. PIECE columns of the BEHIND are a unit, or PIECE rows of
+ * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. */
+#define indexing_integers(EACH)                                                          \
+    EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
+    EACH(ONE) EACH(UPDATES)
+
+/* A box: which parameter it READS (0: VALUE, a pattern of eight bytes); where it begins in the result and
+ * in the operand; planes, rows and columns, and those of a tile; their distances in the result and in the
+ * operand; the number of axes around a tile, and which of them count tiles of planes, of rows and of
+ * columns (none: the number of axes). A copy: BYTES. A triangle: rows of WIDTH bytes, elements of SIZE,
+ * ROWS of a matrix and ROWS_IN_ALL, TILE_ROWS a unit, and whether what lies ABOVE the DIAGONAL is kept. */
+#define layout_integers(EACH)                                                            \
+    EACH(READS) EACH(VALUE) EACH(OUT_AT) EACH(IN_AT) EACH(PLANES) EACH(ROWS)             \
+    EACH(COLUMNS) EACH(TILE_PLANES) EACH(TILE_ROWS) EACH(TILE_COLUMNS) EACH(OUT_PLANE)   \
+    EACH(OUT_ROW) EACH(OUT_COLUMN) EACH(IN_PLANE) EACH(IN_ROW) EACH(IN_COLUMN)           \
+    EACH(NAXES) EACH(AXIS_OF_PLANES) EACH(AXIS_OF_ROWS) EACH(AXIS_OF_COLUMNS)            \
+    EACH(BYTES) EACH(WIDTH) EACH(SIZE) EACH(ROWS_IN_ALL) EACH(DIAGONAL) EACH(ABOVE)
+
+/* A product is the sum over GROUPS of products M x K by K x N, each block of BLOCK of each group after the
+ * other: this order, and with it all bits, do not depend on the other numbers. Strides are in elements; of
+ * the two of a matrix, one is 1. X, Y, OUT: which parameters they are. UNIT: how many rows are one, or
+ * columns. COPY_X, COPY_Y: whether to copy; else they are read where they are. STRIP_LENGTH: elements of
+ * scratch for copied rows, before those for panels; then begin, in bytes, CHILD_SCRATCH and
+ * PRODUCT_SCRATCH. AXES: of the batch. Where COPY_X is GATHER, a row of x is a window over images. */
+#define linalg_integers(EACH)                                                            \
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
+    EACH(Y_K) EACH(Y_COLUMN) EACH(Y_GROUP) EACH(X) EACH(Y) EACH(OUT) EACH(BY_COLUMNS)    \
+    EACH(UNIT) EACH(COPY_X) EACH(COPY_Y) EACH(ROWS_AT_ONCE) EACH(COLUMNS_AT_ONCE)        \
+    EACH(BLOCKS_AT_ONCE) EACH(STRIP_LENGTH) EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH)    \
+    EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(CHANNELS) EACH(WINDOW_WIDTH)               \
+    EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(GRID_HEIGHT) \
+    EACH(GRID_WIDTH) EACH(AXES)
+
+/* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
+ * integer that chooses a stream, 0 without one. */
+#define random_integers(EACH) EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND)
+
+/* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
+ * often, each time STRIDE elements further, the reduced outer axis. PARTS: of an output, PARTS_OF_LENGTH of
+ * them for the same outer rows; PART_ROWS: outer rows in a part. BLOCKS: of columns, of WIDTH. CONTIGUOUS:
+ * whether unit u is output u, of x's next LENGTH * INNER elements. */
+#define reduction_integers(EACH)                                                         \
+    EACH(OUTPUTS) EACH(LENGTH) EACH(INNER) EACH(ROWS_OUTER) EACH(MIDDLE) EACH(STRIDE)    \
+    EACH(PARTS) EACH(PARTS_OF_LENGTH) EACH(PART_ROWS) EACH(PART_LENGTH) EACH(BLOCKS)     \
+    EACH(WIDTH) EACH(CONTIGUOUS)
+
+/* LENGTH: of a row. INNER: of the axes behind, in BLOCKS of WIDTH columns. KIND: of labels. COUNT: rows,
+ * of which PART are a unit. */
+#define rows_integers(EACH)                                                              \
+    EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
+
+/* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
+ * height and width, the strides, the padding above and on the left. */
+#define windows_integers(EACH)                                                           \
+    EACH(HEIGHT) EACH(WIDTH) EACH(CHANNELS) EACH(DOWN) EACH(ACROSS) EACH(TALL)           \
+    EACH(WIDE) EACH(STRIDE_Y) EACH(STRIDE_X) EACH(TOP) EACH(LEFT)
+
+/* X(name, number). Most: no more than a kernel has room for. */
+#define CONSTANTS(X)                                                                     \
+    X(MOST_PARAMETERS, 256)                                                              \
+    X(CHAIN_MOST_VALUES, 128)                                                            \
+    X(CHAIN_MOST_AXES, 64)                                                               \
+    X(COPY_UNIT, 4096)         /* bytes */                                               \
+    X(RANGE_UNIT, 4096)        /* elements */                                            \
+    X(DRAW_UNIT, 256)          /* words */                                               \
+    X(REDUCTION_WIDEST, 1024)  /* columns of a block */                                  \
+    X(ROWS_TOGETHER, 1024)     /* elements: they stay in the first-level cache */        \
+    X(ROWS_OF_WORK, 32)        /* of columns */                                          \
+    X(GATHER, 2)                                                                         \
+    /* How a chain finds a value: a parameter of the chain's shape; one row, or a scalar, repeated in  \
+     * scratch memory for the rows of a piece; any other parameter, laid out there for each piece;     \
+     * what passes between links, in scratch memory. */                                                \
+    X(WHOLE, 0)                                                                          \
+    X(REPEATED, 1)                                                                       \
+    X(SPREAD, 2)                                                                         \
+    X(TEMPORARY, 3)
+#define CONSTANT(name, number) name = number,
+enum { CONSTANTS(CONSTANT) };
+
+#endif

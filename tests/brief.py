@@ -1,0 +1,44 @@
+"""What tests say often, said briefly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import pytest
+
+P = ParamSpec("P")
+E = TypeVar("E", bound=BaseException)
+
+
+def refuses(
+    error: type[E] | tuple[type[E], ...],
+    text: str,
+    call: Callable[P, object],
+    /,
+    *args: P.args,
+    **options: P.kwargs,
+) -> E:
+    """The error that the call raises. Its text matches the pattern, as in `pytest.raises`; "" is
+    any."""
+    with pytest.raises(error, match=text or None) as caught:
+        call(*args, **options)
+    return caught.value
+
+
+class Before:
+    """An instrument that hears of each call before it runs."""
+
+    def __init__(self, hears: Callable[[str, Sequence[Any]], object]) -> None:
+        self.hears = hears
+
+    def before(self, name: str, params: Sequence[Any], attributes: Any) -> None:
+        self.hears(name, params)
+
+    def after(self, *_: Any) -> None:
+        """Nothing to do."""
+
+
+def cases(names: str, *rows: Any, ids: Any = None) -> pytest.MarkDecorator:
+    """A decorator: the test runs with each row for the names, as by `pytest.mark.parametrize`."""
+    return pytest.mark.parametrize(names, rows, ids=ids)

@@ -1,0 +1,100 @@
+"""An elementwise op is written in few places: all else derives from them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.test_packaging import HAS_COMPILER, IGNORED, ROOT
+
+OP: Final = '''
+
+@pointwise(infer=_float)
+def cubed(out: Array, x: Array) -> None:
+    """x * x * x, elementwise.
+
+    >>> ml.cubed([1.0, -2.0])
+    Tensor([ 1., -8.], f32[2])
+    """
+    wide = x.astype(out.dtype)
+    np.multiply(wide * wide, wide, out)
+'''
+FIRST_OP: Final = "\n\n@pointwise("
+
+WRITTEN: Final = {
+    "mlvm/core/ops/elementwise.py": (FIRST_OP, OP + FIRST_OP),
+    "mlvm/eager/autodiff/rules.py": (
+        '    "square": {',
+        '    "cubed": {"x": lambda g, x: g * (3.0 * op.square(x))},\n    "square": {',
+    ),
+    "mlvm/machines/native/src/plan/kernels/elementwise_ops.def": (
+        "UNARY(negative, SIMPLE, -x)",
+        "UNARY(negative, SIMPLE, -x)\nUNARY(cubed, SIMPLE, x * x * x)",
+    ),
+    "tests/core/ops/cases/elementwise.py": (
+        '    "expm1": [',
+        '    "cubed": [*_unary(lambda v: v**3, _away(3, 4))],\n    "expm1": [',
+    ),
+}
+"""What to replace, the first time it stands there, and by what, in each file."""
+
+TESTS: Final = (
+    "tests/core/ops/test_ops.py",
+    "tests/core/ops/test_elementwise.py",
+    "tests/core/ops/test_half.py",
+    "tests/core/machine/test_fused.py",
+    "tests/eager/autodiff/test_rules.py",
+    "tests/eager/tensor/test_primitives.py",
+    "tests/machines/native/test_elementwise.py",
+    "tests/machines/native/test_cases.py",
+    "tests/test_docstrings.py",
+)
+
+
+@pytest.mark.skipif(not HAS_COMPILER, reason="there is no C compiler")
+def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_path: Path) -> None:
+    copy = tmp_path / "checkout"
+    ignored = shutil.ignore_patterns(".git", *(pattern.strip("/") for pattern in IGNORED))
+    shutil.copytree(ROOT, copy, ignore=ignored)
+    assert len(WRITTEN) <= 5
+    for name, (old, new) in WRITTEN.items():
+        text = (copy / name).read_text("utf-8")
+        assert old in text, name
+        (copy / name).write_text(text.replace(old, new, 1), "utf-8")
+
+    def ran(*command: str) -> str:
+        variables = {"PYTHONPATH": str(copy), "MLVM_NATIVE": "1", "MLVM_OPTIMIZE": "0"}
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=copy,
+            env=os.environ | variables,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    ran("setup.py", "-q", "build_ext", "--inplace")
+    told = ran(
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        *TESTS,
+        "-k",
+        "cubed or docstrings or every or each",
+    )
+    assert told.count("cubed") > 20
+    ran("-m", "mlvm.eager.stub")
+    assert "def cubed(x: Tensor, /" in (copy / "mlvm/eager/tensor/primitives.pyi").read_text(
+        "utf-8"
+    )
