@@ -14,7 +14,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reading.md"
 
-_PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:, `([\w.]+)`)?) \(lines (\d+)–(\d+)\)")
+_PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:,\s+`([\w.]+)`)?)\s+\(lines (\d+)–(\d+)\)")
 
 
 class Place(NamedTuple):

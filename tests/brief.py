@@ -23,7 +23,10 @@ def refuses(
     any."""
     with pytest.raises(error, match=text or None) as caught:
         call(*args, **options)
-    return caught.value
+    try:
+        return caught.value
+    finally:
+        del caught  # or the error would hold itself, by its traceback
 
 
 class Before:

@@ -4,30 +4,22 @@ An arena takes storages from its VM, carves them into regions, and hands the reg
 and again (see `placement`). A step that allocates as the step before gets the same addresses, and
 the views remembered there: in steady state nothing is allocated.
 
-Threads may share an arena. `alloc` and the end of a tensor take no lock: one would cost as much as
+One thread at a time enters an arena, and resets it. Its tensors are read on any thread, and die on
+any. So `alloc` and the end of a tensor suit threads, and take no lock, which would cost as much as
 all they do. Instead, whoever takes `tensor.region` away ends the tensor. CPython (3.11 and later,
 with its global lock) lets another thread in only at a call or a loop; the lines marked `at once`
 have neither. All that is rare takes the arena's lock. A thread that has this lock calls no VM: a
 launch may call Python that waits for the lock.
 
-A region keeps its handles: the next tensor there has the handle of the last. A thread may read the
-handle of a tensor and then wait for the VM, while another thread ends the tensor. Three rules keep
-the first thread from using the tensor that comes next:
-
-- A launch or write that changes an existing tensor happens inside `using(tensors)`. If a tensor
-  ends while it is used, or before it has its first value, its handles are deallocated in the VM
-  before anybody gets the region. The late launch gets a `HandleError`.
-- After a mere read, the reader checks that the tensor still lives, and drops what was read if not.
-  If any tensor has moved meanwhile (`generation`), it reads once more, through a view of its own.
-- A tensor that Python no longer refers to is used by nobody.
-
-So the handles stay the same as long as no thread ends what another one uses.
+A region keeps its handles: the next tensor there has the handle of the last. So whoever has read a
+tensor looks whether it still lives, and drops what was read if not.
 """
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import ClassVar, Final, NamedTuple, Protocol
@@ -39,6 +31,7 @@ from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
 from mlvm.core.errors import (
+    ArenaBusy,
     ArenaError,
     ArenaOverflow,
     HandleError,
@@ -54,9 +47,6 @@ from mlvm.core.types import TensorType
 
 SMALLEST_CHUNK: Final = 1 << 16
 STALE: Final = 0  # no VM ever issues this handle
-generation: Final = [0]
-"""Another number after every `exchange`. A reader that finds the number of before has read what it
-wanted to; the handle alone does not tell, as a tensor may have moved and come back."""
 _LARGEST: Final = 3  # holders that an overflow names
 _COPY: Final = Program.of_op("copy.out", 2, {}, 0)
 
@@ -83,10 +73,6 @@ class Allocation(AllocationFields):
 
     def prepare(self) -> None:
         """What a subclass sets up in a tensor that its arena makes for itself."""
-
-    def in_making(self) -> bool:
-        """Whether its first value may still be unwritten: that write is outside of `using`."""
-        return False
 
     @property
     def root(self) -> Allocation:
@@ -122,32 +108,6 @@ def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-_held: Final[dict[int, Allocation]] = {}
-"""What an update took from a tensor that was used, by the id of its region: kept while it is."""
-
-
-class using:
-    """Inside the block the handles of these tensors reach the tensors' own bytes or nothing, even
-    if another thread ends the tensors. Read the handles inside."""
-
-    __slots__ = ("_regions",)
-
-    def __init__(self, tensors: Iterable[Allocation]) -> None:
-        self._regions = [
-            region for x in tensors if (region := (x if (base := x.base) is None else base).region)
-        ]
-
-    def __enter__(self) -> None:
-        for region in self._regions:
-            region.users += 1  # at once
-
-    def __exit__(self, *_: object) -> None:
-        for region in self._regions:
-            region.users -= 1  # at once
-            if _held and not region.users:
-                _held.pop(id(region), None)
-
-
 def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
     """The error for the first of these tensors that has ended, if one has."""
     for x in tensors:
@@ -156,40 +116,30 @@ def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
     return None
 
 
-_moving: Final = new_lock()
-"""Of two updates that move tensors over the same bytes, one comes first."""
-
-
 def exchange(x: Allocation, new: Allocation) -> None:
     """Let `x` have the memory of `new`, of the same type, which nobody else knows; `new` gets that
     of `x`. The views of `x` become views of `new`: they see the same bytes as before."""
-    with _moving:
-        region, base = x.region, x.base
-        known = (base if base is not None else x).region
-        generation[0] += 1  # at once, and so before anybody gets the old memory
-        x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
-            *(new.region, new.base, new.arena, new.handle),
-            *(region, base, x.arena, x.handle),
-        )  # at once
-        for mark in _alive(new.arena._marks):
-            if region is not None and id(region.holder) in mark._living:
-                reference = weakref.ref(new)
-                mark._living[id(reference)] = reference
-        for tensor in (x, new):
-            tensor._settle()
-            for watcher in tensor.arena._watchers.copy():
-                watcher.moved(tensor)
-        views = known.views if known is not None else None
-        if base is not None and views is not None:
-            views.pop(id(x), None)
-            views[id(new)] = new
-        else:
-            for view in _alive(views):
-                view.base = new
-        if known is not None and known.users:  # by another thread, which took it for x
-            _held[id(known)] = new
-            if not known.users:
-                _held.pop(id(known), None)
+    region, base = x.region, x.base
+    known = (base if base is not None else x).region
+    x.region, x.base, x.arena, x.handle, new.region, new.base, new.arena, new.handle = (
+        *(new.region, new.base, new.arena, new.handle),
+        *(region, base, x.arena, x.handle),
+    )  # at once
+    for mark in _alive(new.arena._marks):
+        if region is not None and id(region.holder) in mark._living:
+            reference = weakref.ref(new)
+            mark._living[id(reference)] = reference
+    for tensor in (x, new):
+        tensor._settle()
+        for watcher in tensor.arena._watchers.copy():
+            watcher.moved(tensor)
+    views = known.views if known is not None else None
+    if base is not None and views is not None:
+        views.pop(id(x), None)
+        views[id(new)] = new
+    else:
+        for view in _alive(views):
+            view.base = new
 
 
 def rebase(view: Allocation, base: Allocation) -> None:
@@ -256,32 +206,34 @@ def regions(vm: VMProtocol) -> Regions:
 
 
 scope: ContextVar[Arena | None] = ContextVar("scope", default=None)
-"""The arena that a thread or task allocates results in: that of the last block it entered."""
+"""The arena that a thread or task allocates results in: that of the last block it began."""
 
 
-class _Visit:
-    """A `with` block that a thread or task is in: `arena`, or `arena.allocating()`."""
+class results_in:
+    """A block in which results are allocated in an arena; see `Arena.hosting`."""
 
-    __slots__ = ("arena", "resets")
+    __slots__ = ("arena", "resets", "thread")
 
-    def __init__(self, arena: Arena, *, resets: bool) -> None:
+    def __init__(self, arena: Arena, *, resets: bool = False) -> None:
         self.arena = arena
         self.resets = resets
+        self.thread = threading.current_thread()
 
-    def enter(self) -> None:
-        _set_visits((*_visits.get(), self))
+    def __enter__(self) -> Arena:
+        _set_blocks((*_blocks.get(), self))
+        return self.arena
 
-    def leave(self) -> None:
-        _set_visits(tuple([block for block in _visits.get() if block is not self]))
+    def __exit__(self, *_: object) -> None:
+        _set_blocks(tuple([block for block in _blocks.get() if block is not self]))
 
 
-_visits: ContextVar[tuple[_Visit, ...]] = ContextVar("visits", default=())
+_blocks: ContextVar[tuple[results_in, ...]] = ContextVar("blocks", default=())
 """The blocks that a thread or task is in, the innermost last."""
 
 
-def _set_visits(visits: tuple[_Visit, ...]) -> None:
-    _visits.set(visits)
-    scope.set(visits[-1].arena if visits else None)
+def _set_blocks(blocks: tuple[results_in, ...]) -> None:
+    _blocks.set(blocks)
+    scope.set(blocks[-1].arena if blocks else None)
 
 
 on_made: Final[list[Callable[[Arena], None]]] = []
@@ -303,9 +255,8 @@ class Arena(ArenaFields):
     of, it merges free neighbours. A growing arena merges only regions that a few resets left
     unused, and only once it holds twice what it ever needed.
 
-    Threads may share an arena. A reset ends the tensors of all of them; of several threads inside
-    `with arena:`, the last to leave resets it. Code that gives handles to the VM itself does so
-    inside `using(tensors)`, if another thread may end the tensors.
+    One thread at a time is inside `with arena:` or `arena.allocating()`. Another that enters,
+    marks, rewinds, resets or closes it meanwhile gets `ArenaBusy`. Any thread may read its tensors.
 
     Raises `ArenaError` for an impossible capacity, `OutOfMemory` for one that the VM does not have.
     An op whose result does not fit a fixed capacity raises `ArenaOverflow`.
@@ -355,7 +306,7 @@ class Arena(ArenaFields):
         self._placement = self._new_placement()
         self._bins = self._placement.bins
         self._lock = new_lock()
-        self._inside = 0
+        self._inside: list[results_in] = []
         self._marks: weakref.WeakValueDictionary[int, Mark] = weakref.WeakValueDictionary()
         self._marks_made = 0
         # Not the VM itself: this arena may be attached to it, and it must be free to die.
@@ -407,38 +358,26 @@ class Arena(ArenaFields):
         Raises `StaleTensor`, or `ArenaError` for a type of other size or a base of another arena.
         """
         self._require_own(base)
-        while True:
-            root = base.root
-            region = root.region
-            if region is None:
-                if base.root is not root:  # it was a view until now
-                    continue
-                raise root.stale()
-            if type.nbytes != base.type.nbytes:
-                raise ArenaError(
-                    f"a view of {base.type} has as many bytes; {type} has {type.nbytes}"
-                )
-            tensor = _new(kind)
-            tensor.region = None
-            tensor.arena = self
-            tensor.type = type
-            tensor.base = root
-            try:
-                tensor.handle = region.handles.get(type) or self._view(region, type)
-            except HandleError:
-                if root.region is region:
-                    raise
-                continue  # its storage ended with it
-            views = region.views
-            if views is None:
-                with self._lock:
-                    views = region.views
-                    if views is None:
-                        views = region.views = weakref.WeakValueDictionary()
-            views[id(tensor)] = tensor
-            if root.region is region:
-                return tensor
-            tensor.handle = STALE  # another thread has ended or moved it, maybe without seeing this
+        root = base.root
+        region = root.region
+        if region is None:
+            raise root.stale()
+        if type.nbytes != base.type.nbytes:
+            raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
+        tensor = _new(kind)
+        tensor.region = None
+        tensor.arena = self
+        tensor.type = type
+        tensor.base = root
+        tensor.handle = region.handles.get(type) or self._view(region, type)
+        views = region.views
+        if views is None:
+            with self._lock:  # threads may view one tensor
+                views = region.views = region.views or weakref.WeakValueDictionary()
+        views[id(tensor)] = tensor
+        if root.region is not region:  # another thread has ended or moved it meanwhile
+            return self.view(base, type, kind)
+        return tensor
 
     def keep(self, tensor: A) -> A:
         """A copy of a tensor, from any arena of the same VM, in this one; of the same kind.
@@ -446,7 +385,8 @@ class Arena(ArenaFields):
             best = weights.keep(loss)  # survives the reset of the arena that `loss` is in
 
         It starts a life of its own: no gradient flows through it. Raises `StaleTensor`,
-        `ArenaError` for a tensor of another VM, and what `alloc` raises.
+        `ArenaError` for a tensor of another VM, `ArenaBusy` while another thread is inside this
+        arena, and what `alloc` raises.
         """
         if not isinstance(tensor, Allocation):
             raise ArenaError(
@@ -459,12 +399,14 @@ class Arena(ArenaFields):
             )
         if tensor.handle == STALE:
             raise tensor.stale()
-        copy = self.alloc(tensor.type, tensor.__class__)
-        try:
-            with using((copy, tensor)):
+        with self.allocating():
+            copy = self.alloc(tensor.type, tensor.__class__)
+            try:
                 self.vm.launch(_COPY, (copy.handle, tensor.handle))
-        except HandleError as error:
-            raise stale_of((tensor, copy)) or error from None
+            except HandleError as error:
+                raise stale_of((tensor, copy)) or error from None
+        if tensor.handle == STALE:
+            raise tensor.stale()
         copy.prepare()
         return copy
 
@@ -480,12 +422,17 @@ class Arena(ArenaFields):
             raise tensor.stale()
 
     def reset(self) -> None:
-        """End every tensor of the arena. Its memory and remembered views stay."""
-        self._end_all("its arena was reset")
+        """End every tensor of the arena. Its memory and remembered views stay. Raises `ArenaBusy`
+        while another thread is inside."""
+        with self._lock:
+            self._require_turn()
+            self._end_all("its arena was reset")
 
     def mark(self) -> Mark:
-        """This point in the arena's life. `rewind` goes back to it, any number of times."""
+        """This point in the arena's life. `rewind` goes back to it, any number of times. Raises
+        `ArenaBusy` while another thread is inside."""
         with self._lock:
+            self._require_turn()
             self._marks_made += 1
             living: dict[int, object] = {  # by tensor: an update may move one
                 id(region.holder): region.holder
@@ -501,13 +448,13 @@ class Arena(ArenaFields):
         """End every tensor allocated since the mark, and the marks made since.
 
         Raises `ArenaError` for a mark of another arena, or one that a reset or a rewind to an
-        earlier mark has ended.
+        earlier mark has ended; `ArenaBusy` while another thread is inside.
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
             raise ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
-        used: list[Region] = []
         with self._lock:
+            self._require_turn()
             if self._marks.get(mark._number) is not mark:
                 raise ArenaError(f"arena {self.name!r} was reset, or rewound past this mark, since")
             for number in list(self._marks):
@@ -516,9 +463,8 @@ class Arena(ArenaFields):
             for region in self._regions():
                 tensor = region.tensor()
                 if tensor is not None and id(region.holder) not in mark._living:
-                    self._take(tensor, "its arena was rewound", used)
+                    self._end(tensor, "its arena was rewound")
             self._placement.tidy()
-        self._renew(used)
 
     def trim(self) -> None:
         """Give storages in which no tensor lives back to the VM; a fixed capacity stays."""
@@ -528,10 +474,13 @@ class Arena(ArenaFields):
             self._give_back()
 
     def close(self) -> None:
-        """End every tensor and give all memory back to the VM. Idempotent."""
-        self._close.detach()
-        self._end_all("its arena was closed")
+        """End every tensor and give all memory back to the VM. Idempotent. Raises `ArenaBusy` while
+        another thread is inside."""
         with self._lock:
+            if not self.closed:
+                self._require_turn()
+            self._close.detach()
+            self._end_all("its arena was closed")
             self._placement.clear()
         self._give_back()
 
@@ -543,28 +492,55 @@ class Arena(ArenaFields):
     # --- where results go ---
 
     def __enter__(self) -> Arena:
-        with self._lock:  # waits while the last to leave resets it
-            self._inside += 1
-        _Visit(self, resets=True).enter()
-        return self
+        return self._enter(results_in(self, resets=True))
 
     def __exit__(self, *_: object) -> None:
         """Leave the arena. A thread that finalizes another's generator ends the generator's stay
         only: it goes on allocating where it did."""
-        mine = [block for block in _visits.get() if block.arena is self and block.resets]
+        mine = [block for block in _blocks.get() if block.arena is self and block.resets]
         if mine:
-            mine[-1].leave()
-        self._end_all("its arena was reset", leaving=True)
+            mine[-1].__exit__()
+        with self._lock:  # whoever enters meanwhile waits for the reset
+            stays = [block for block in self._inside if block.resets]
+            if stays:
+                self._inside.remove(mine[-1] if mine and mine[-1] in stays else stays[-1])
+            if len(stays) <= 1 and self._is_my_turn():
+                self._end_all("its arena was reset")
 
     @contextmanager
     def allocating(self) -> Iterator[Arena]:
-        """Allocate results here, and reset nothing at the end: for weights."""
-        block = _Visit(self, resets=False)
-        block.enter()
+        """Allocate results here, and reset nothing at the end: for weights. Raises `ArenaBusy`
+        while another thread is inside."""
+        block = results_in(self)
+        self._enter(block)
         try:
             yield self
         finally:
-            block.leave()
+            block.__exit__()
+            with self._lock:
+                self._inside.remove(block)
+
+    def hosting(self) -> results_in:
+        """A block in which results are allocated here, without entering the arena: for what has its
+        place here, such as a tensor that moves, whichever thread is inside."""
+        return results_in(self)
+
+    def _enter(self, block: results_in) -> Arena:
+        with self._lock:
+            self._require_turn()
+            self._inside.append(block)
+        return block.__enter__()
+
+    def _is_my_turn(self) -> bool:
+        return not self._inside or self._inside[0].thread is threading.current_thread()
+
+    def _require_turn(self) -> None:
+        """Raise `ArenaBusy` while another thread is inside. The lock is held."""
+        if not self._is_my_turn():
+            raise ArenaBusy(
+                f"arena {self.name!r} is entered by thread {self._inside[0].thread.name!r}; it "
+                f"serves one thread at a time: give each an arena of its own"
+            )
 
     # --- what can be seen ---
 
@@ -638,7 +614,6 @@ class Arena(ArenaFields):
 
     def _view(self, region: Region, type: TensorType) -> TensorHandle:
         """The region's handle for a type that it had none for. Raises `ArenaError` after close."""
-        handles = region.handles
         try:
             new = self.vm.tensor_from_storage(region.storage, type, region.offset)
         except HandleError:
@@ -647,19 +622,15 @@ class Arena(ArenaFields):
             raise
         self.views_created += 1
         regions(self.vm)[new] = region
-        handle = handles.setdefault(type, new)
-        if handle != new or region.handles is not handles:  # another thread made one, or
-            self._dealloc([new])  # ended the base of this view
+        handle = region.handles.setdefault(type, new)
+        if handle != new:  # another thread made one
+            self._dealloc(new)
         return handle
 
-    def _end_all(self, why: str, *, leaving: bool = False) -> None:
-        """End every tensor. With `leaving`, only if no other block is inside the arena."""
-        used: list[Region] = []
+    def _end_all(self, why: str) -> None:
+        """End every tensor."""
         placement = self._placement
         with self._lock:
-            self._inside -= leaving
-            if leaving and self._inside:
-                return
             guests = self.guests.copy()
             self.guests -= guests
             self._marks.clear()
@@ -670,26 +641,17 @@ class Arena(ArenaFields):
                     continue
                 tensor = holder()
                 if tensor is not None:
-                    self._take(tensor, why, used)
+                    self._end(tensor, why)
                 region.seen = holder
                 region.last = reset
             placement.tidy()
-        self._renew(used)
         for guest in guests:
             guest.end(why)
         for watcher in self._watchers.copy():
             watcher.was_reset()
 
     def _end(self, tensor: Allocation, why: str) -> bool:
-        """End the tensor and its views, unless it has ended."""
-        used: list[Region] = []
-        ended = self._take(tensor, why, used)
-        self._renew(used)
-        return ended
-
-    def _take(self, tensor: Allocation, why: str, used: list[Region]) -> bool:
-        """End the tensor and its views; whether it had not ended yet. Its region is freed, unless
-        somebody uses it: then it is added to `used`, for `_renew`.
+        """End the tensor and its views; whether it had not ended yet.
 
         A tensor that the garbage collector is about to finalize is not reached here. It keeps its
         region until its `__del__`.
@@ -706,28 +668,14 @@ class Arena(ArenaFields):
         tensor.handle = STALE
         for view in _alive(views):
             view.handle = STALE
-        if region.users or tensor.in_making():  # whoever comes now finds the tensor stale
-            used.append(region)
-        else:
-            self._free(region)
+        region.bin.append(region)  # whoever gets it now finds the tensor stale
+        self.used -= region.nbytes  # at once
         return True
 
-    def _renew(self, used: list[Region]) -> None:
-        """Deallocate the handles of these regions, then free the regions."""
-        for region in used:
-            handles, region.handles = region.handles, {}
-            self._dealloc([*handles.values()])
-            self._free(region)
-
-    def _free(self, region: Region) -> None:
-        region.bin.append(region)
-        self.used -= region.nbytes  # at once
-
-    def _dealloc(self, handles: Sequence[TensorHandle]) -> None:
-        for handle in handles:
-            regions(self.vm).pop(handle, None)
-            with suppress(HandleError):  # another thread has ended it, or its storage
-                self.vm.dealloc_tensor(handle)
+    def _dealloc(self, handle: TensorHandle) -> None:
+        regions(self.vm).pop(handle, None)
+        with suppress(HandleError):  # another thread has ended its storage
+            self.vm.dealloc_tensor(handle)
 
     def _closed(self) -> ArenaError:
         return ArenaError(f"arena {self.name!r} is closed")
@@ -772,7 +720,7 @@ class Arena(ArenaFields):
         """Give back to the VM what the placement has dropped."""
         placement = self._placement
         while (handle := pop(placement.handles)) is not None:
-            self._dealloc([handle])
+            self._dealloc(handle)
         while (storage := pop(placement.storages)) is not None:
             self.vm.dealloc_storage(storage)
 

@@ -53,7 +53,6 @@ class _RegionSlots:
         "offset",
         "seen",
         "storage",
-        "users",
         "views",
     )
 

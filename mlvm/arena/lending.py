@@ -36,19 +36,13 @@ class Loan:
     """The memory of a tensor, which no other tensor gets before `end`. Raises `StaleTensor`."""
 
     def __init__(self, tensor: Allocation) -> None:
-        while True:
-            root = tensor.root
-            region = root.region
-            if region is None:
-                raise tensor.stale()
-            self._region: Region | None = region
-            with _lock:
-                if not isinstance(region.bin, _Waiting):
-                    region.bin = _Waiting(region.bin)
-                region.bin.loans += 1
-            if root.region is region:
-                return
-            self.end()  # another thread has ended the tensor, maybe into its own bin, or moved it
+        region = self._region = tensor.root.region
+        if region is None:
+            raise tensor.stale()
+        with _lock:
+            if not isinstance(region.bin, _Waiting):
+                region.bin = _Waiting(region.bin)
+            region.bin.loans += 1
 
     def end(self) -> None:
         """Give the memory back. Idempotent."""

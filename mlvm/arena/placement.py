@@ -50,7 +50,7 @@ class Region(RegionFields):
     `number` counts regions in the order of their making. `holder` refers to the last tensor that
     had the region; that tensor may have ended. `seen` is the holder at the last reset, and `last`
     the number of the last reset that found a new one. `noted` is a holder and the Python place
-    that made it, if lines are noted. `users` counts the `using` blocks that it is in now.
+    that made it, if lines are noted.
     """
 
     __slots__ = ()
@@ -65,7 +65,6 @@ class Region(RegionFields):
     seen: Reference | None
     last: int
     noted: tuple[Reference, Place | None] | None
-    users: int
     views: weakref.WeakValueDictionary[int, Any] | None
 
     def __init__(
@@ -81,7 +80,6 @@ class Region(RegionFields):
         self.seen = None
         self.last = 0
         self.noted = None
-        self.users = 0
         self.views = None
 
     @property

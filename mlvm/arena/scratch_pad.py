@@ -86,11 +86,6 @@ class ScratchPad(Arena):
             f"tensor({str(type)!r}, offset), or allocate in an arena"
         ) from None
 
-    def _renew(self, used: list[Region]) -> None:
-        """Free these regions. They keep their handles, which all tensors at one offset share."""
-        for region in used:
-            self._free(region)
-
     def _check(self, type: TensorType, offset: Any) -> None:
         if not isinstance(type, TensorType):
             raise ArenaError(f"scratch pad {self.name!r}: a TensorType is wanted, not {type!r}")

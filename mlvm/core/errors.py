@@ -26,6 +26,7 @@
     ├── HandleError             (LookupError) a handle that names nothing (any more)
     ├── StaleTensor             (RuntimeError) an eager tensor whose memory was given back
     ├── ArenaError              (ValueError)  an arena is used in a way it cannot serve
+    │   ├── ArenaBusy           (RuntimeError) another thread is inside the arena
     │   └── ArenaOverflow       (MemoryError) a request does not fit the arena's capacity
     ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
@@ -334,6 +335,19 @@ class ArenaError(MlvmError, ValueError):
     >>> try: ml.Arena(ml.VM(), 'batch', capacity=-1)
     ... except ml.errors.ArenaError as error: print(error)
     arena 'batch': a capacity is >= 0 bytes, not -1
+    """
+
+
+class ArenaBusy(ArenaError, RuntimeError):
+    """Another thread is inside the arena, which serves one thread at a time.
+
+    >>> from concurrent.futures import ThreadPoolExecutor
+    >>> try:
+    ...     with ml.Arena(ml.VM(), "batch") as batch, ThreadPoolExecutor(1) as other:
+    ...         other.submit(batch.reset).result()
+    ... except ml.errors.ArenaBusy as error: print(error)
+    arena 'batch' is entered by thread 'MainThread'; it serves one thread at a time: give each an \
+arena of its own
     """
 
 

@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, Literal, Union, final
 
 import numpy as np
@@ -46,8 +46,13 @@ class Attribute:
     """A keyword-only parameter of an op: what it may be, and what it is when left out."""
 
     name: str
-    hint: Any
-    default: Any = REQUIRED
+    default: Any
+    kernel: Kernel
+
+    @cached_property
+    def hint(self) -> Any:
+        """What its annotation means. Python takes longer to tell than to declare the op."""
+        return typing.get_type_hints(self.kernel)[self.name]
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
@@ -91,7 +96,6 @@ class Op:
         self.public = public
         self._infer = infer
         self._flops = flops
-        hints = typing.get_type_hints(kernel)
         parameters = list(inspect.signature(kernel).parameters.values())
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.dynamic: bool = not positional or positional[0].name != "out"
@@ -99,7 +103,7 @@ class Op:
         self.variadic: bool = bool(tensors) and tensors[-1].kind is inspect.Parameter.VAR_POSITIONAL
         self.inputs: tuple[str, ...] = tuple(p.name for p in tensors)
         self.attributes: dict[str, Attribute] = {
-            p.name: Attribute(p.name, hints[p.name], p.default)
+            p.name: Attribute(p.name, p.default, kernel)
             for p in parameters
             if p.kind is p.KEYWORD_ONLY
         }

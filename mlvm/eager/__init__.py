@@ -12,46 +12,58 @@ or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong
 `ArenaOverflow` or `OutOfMemory` where the result does not fit.
 """
 
-from typing import TYPE_CHECKING
+import sys
+from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from mlvm.core.types import DType
 from mlvm.eager import public
 from mlvm.eager.interop import standard
-from mlvm.eager.interop.hints import (
-    METHODS,
-    OF_DTYPES,
-    OF_LOSS_SCALES,
-    OF_MODULES,
-    OF_OPTIMIZERS,
-    existing,
-    functions_of,
-    hint_at,
-    missing,
-    of_users,
-)
-from mlvm.eager.public import *  # noqa: F403
+from mlvm.eager.interop.hints import METHODS, OF_DTYPES, existing, hint_at, missing, of_users
 from mlvm.eager.tensor import primitives
-from mlvm.eager.tensor.primitives import *  # noqa: F403
+
+if TYPE_CHECKING:
+    from mlvm.eager.public import *  # noqa: F403
+    from mlvm.eager.tensor.primitives import *  # noqa: F403
 
 __array_api_version__ = standard.VERSION
 __array_namespace_info__ = standard.Info
 
-hint_at(public.Tensor, {**functions_of(primitives, public), **METHODS}, of_users)
-hint_at(public.nn.Module, OF_MODULES, existing)
-hint_at(public.optim.Optimizer, OF_OPTIMIZERS, existing)
-hint_at(public.optim.LossScale, OF_LOSS_SCALES, existing)
+_here = sys.modules[__name__]
+_calls = {each: partial(getattr, _here, each) for each in primitives.__all__ + public.functions()}
+hint_at(public.Tensor, {**_calls, **METHODS}, of_users)
 hint_at(DType, OF_DTYPES, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
-    for _name in public.__all__:  # also those of ops whose function takes other arguments
-        globals()[_name] = getattr(public, _name)
-    __getattr__ = missing(__name__, __all__)
+    _missing = missing(__name__, __all__)
+    _primitives, _public = primitives, public
+    _at_once = {name: vars(public)[name] for name in public.__all__ if name not in public.LATER}
+
+    def __getattr__(name: str) -> Any:
+        if name in _public.LATER:
+            value = _public.later(name)
+        elif name in _primitives.__all__:
+            value = getattr(_primitives, name)
+        else:
+            _missing(name)
+        globals()[name] = value
+        return value
 
     def __dir__() -> list[str]:
         return [*__all__]
 
-    # `ml.tensor` and its like are no names of the language; Python still finds them as modules.
-    for _name in [name for name in globals() if not name.startswith("_") and name not in __all__]:
-        del globals()[_name]
-    del _name
+    class _Language(ModuleType):
+        """The module `mlvm.eager`. Python binds a folder's name in it once that is imported; such
+        as `ml.tensor` are no names of the language, and `ml.capture` is the function."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if value is not sys.modules.get(f"{__name__}.{name}"):
+                super().__setattr__(name, value)
+
+    for _name in [name for name in globals() if not name.startswith("_")]:
+        if _name != "sys":
+            del globals()[_name]
+    globals().update(_at_once)
+    _here.__class__ = _Language

@@ -36,7 +36,7 @@ from mlvm.eager.tensor.tensor import Tensor
 def functions() -> str:
     """The text of `tensor/primitives.pyi`."""
     named = f"__all__ = {[name for name in primitives.__all__ if name not in public.__all__]}\n\n"
-    return _HEAD + named + "".join(_definition(vars(primitives)[name]) for name in sorted(OPS))
+    return _HEAD + named + "".join(_definition(getattr(primitives, name)) for name in sorted(OPS))
 
 
 def methods() -> str:

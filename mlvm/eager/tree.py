@@ -398,6 +398,8 @@ def replace(fn: Callable[[Any], Any], tree: Any, kinds: type | tuple[type, ...] 
             return True
         return None if isinstance(part, (dict, list, tuple)) else False
 
+    if isinstance(tree, kinds):
+        return fn(tree)  # most results are one tensor
     found, structure = flatten(tree, None, ends=ends)
     return unflatten(structure, [fn(part) for _, part in found])
 

@@ -11,7 +11,6 @@ import sys
 import weakref
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import numpy as np
@@ -80,6 +79,8 @@ class SlotMemory:
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.context import get_spawning_popen  # late, as few programs need it
+
         if self._source is None or get_spawning_popen() is None:
             raise EncodingError(
                 "slots are handed to a process as an argument when it starts"

@@ -15,10 +15,8 @@ from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
 from mlvm.machines import residuals
-from mlvm.machines.c_functions import load_library
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
-from mlvm.machines.workers import Workers
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
@@ -115,6 +113,8 @@ class LocalVM(VM):
             self.door = open_door(self.functions, self._store, self._lock, pool)
             self._pool = pool
         if workers:
+            from mlvm.machines.workers import Workers
+
             self._scheduler = Workers(workers, self.name)
 
     def _equip(self, *, native: bool, threads: int) -> None:
@@ -162,6 +162,8 @@ class LocalVM(VM):
 
         `mlvm.h` says how a library lists them. If it raises `LibraryError`, none is registered.
         """
+        from mlvm.machines.c_functions import load_library
+
         functions = load_library(path)
         self.register_callees({function.name: function for function in functions})
         return [function.name for function in functions]

@@ -34,6 +34,7 @@ from mlvm.core.op import OPS, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, f32
 from mlvm.core.vm import VM
+from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.interrupting import interrupted
 from tests.threads import PATIENCE, in_threads, start, waits
@@ -68,8 +69,7 @@ def assert_usable(vm: VM) -> None:
 # --- tensors and storages -------------------------------------------------------------
 
 
-def test_values_are_copied_in_and_out() -> None:
-    vm = VM()
+def test_values_are_copied_in_and_out(vm: VM) -> None:
     written = f32s(1, 2)
     handle = put(vm, written)
     written[:] = 0
@@ -77,32 +77,27 @@ def test_values_are_copied_in_and_out() -> None:
     np.testing.assert_array_equal(vm.read(handle), [1, 2])
 
 
-def test_a_new_tensor_is_zeros() -> None:
-    vm = VM()
+def test_a_new_tensor_is_zeros(vm: VM) -> None:
     array = vm.read(vm.alloc_tensor(TensorType("i16", (2, 3))))
     np.testing.assert_array_equal(array, np.zeros((2, 3), np.int16), strict=True)
 
 
-def test_borrow_is_the_tensors_own_memory() -> None:
-    vm = VM()
+def test_borrow_is_the_tensors_own_memory(vm: VM) -> None:
     handle = put(vm, f32s(1, 2))
     vm.borrow(handle)[0] = 5
     np.testing.assert_array_equal(vm.read(handle), [5, 2])
 
 
-def test_swap_exchanges_memory() -> None:
-    vm = VM()
+def test_swap_exchanges_memory(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
     borrowed = vm.borrow(x)
     vm.swap(x, y)
     assert [vm.read(x).item(), vm.read(y).item()] == [2, 1]
     assert np.shares_memory(borrowed, vm.borrow(y))
-    with pytest.raises(DTypeError, match=r"one type, not f32\[1\] and f32\[2\]"):
-        vm.swap(x, put(vm, f32s(1, 2)))
+    refuses(DTypeError, r"one type, not f32\[1\] and f32\[2\]", vm.swap, x, put(vm, f32s(1, 2)))
 
 
-def test_views_share_their_storages_bytes() -> None:
-    vm = VM()
+def test_views_share_their_storages_bytes(vm: VM) -> None:
     storage = vm.alloc_storage(16)
     floats = vm.tensor_from_storage(storage, VECTOR, 8)
     words = vm.tensor_from_storage(storage, TensorType("u32", (4,)), 0)
@@ -133,21 +128,18 @@ def test_memory_is_aligned_and_counted(dtype: str, shape: list[int], units: int)
     assert vm.consumed_size_in_mib() == 0
 
 
-@pytest.mark.parametrize(
-    ("array", "error", "text"),
-    [
-        (np.zeros(2), DTypeError, r"write to f32\[2\]: the array's dtype is float64"),
-        (np.zeros(2, ">f4"), DTypeError, r"the array's dtype is >f4"),
-        (f32s(1, 2, 3), ShapeError, r"write to f32\[2\]: the array's shape is \(3,\)"),
-        (np.float32(1), ShapeError, r"the array's shape is \(\)"),
-        ([1, 2], DTypeError, r"write to f32\[2\]: an array is wanted, not a list"),
-    ],
+@cases(
+    "array, error, text",
+    (np.zeros(2), DTypeError, r"write to f32\[2\]: the array's dtype is float64"),
+    (np.zeros(2, ">f4"), DTypeError, r"the array's dtype is >f4"),
+    (f32s(1, 2, 3), ShapeError, r"write to f32\[2\]: the array's shape is \(3,\)"),
+    (np.float32(1), ShapeError, r"the array's shape is \(\)"),
+    ([1, 2], DTypeError, r"write to f32\[2\]: an array is wanted, not a list"),
 )
 def test_a_write_of_another_type_is_refused(array: Any, error: type[MlvmError], text: str) -> None:
     vm = VM()
     handle = put(vm, f32s(7, 8))
-    with pytest.raises(error, match=text):
-        vm.write(handle, array)
+    refuses(error, text, vm.write, handle, array)
     np.testing.assert_array_equal(vm.read(handle), [7, 8])
 
 
@@ -159,15 +151,13 @@ def test_each_vm_has_a_name() -> None:
 # --- launches -------------------------------------------------------------------------
 
 
-def test_outputs_are_the_tensors_left_on_the_stack_in_order() -> None:
-    vm = VM()
+def test_outputs_are_the_tensors_left_on_the_stack_in_order(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
     program = straight(("load_arg", 1), ("push_int", 5), ("load_arg", 0), ("push_str", "s"), "halt")
     assert [output.item() for output in vm.launch(program, [x, y])] == [2, 1]
 
 
-def test_outputs_are_copies() -> None:
-    vm = VM()
+def test_outputs_are_copies(vm: VM) -> None:
     x = put(vm, f32s(1, 2))
     main = straight(("load_arg", 0), ("push_const", "c"), ("load_arg", 0), "halt").main
     program = Program([main], {"c": f32s(3, 4)})
@@ -176,55 +166,51 @@ def test_outputs_are_copies() -> None:
     assert [list(output) for output in vm.launch(program, [x])] == [[1, 2], [3, 4], [1, 2]]
 
 
-def test_arguments_come_as_any_iterable_and_may_be_more_than_are_used() -> None:
-    vm = VM()
+def test_arguments_come_as_any_iterable_and_may_be_more_than_are_used(vm: VM) -> None:
     x = put(vm, f32s(1))
     assert vm.launch(NEGATE, iter([x])) == [-1]  # type: ignore[arg-type]
     assert vm.launch(NEGATE, (x, x)) == [-1]
-    with pytest.raises(HandleError):
-        vm.launch(NEGATE, (x, 0))
+    refuses(HandleError, "", vm.launch, NEGATE, (x, 0))
 
 
 NOTHING: tuple[Array, ...] = ()
 ONE, TWO = (f32s(1, 2),), (f32s(1, 2), f32s(3, 4))
 
 
-@pytest.mark.parametrize(
-    ("program", "arrays", "error", "text"),
-    [
-        (NEGATE, NOTHING, ProgramError, "main, pc 0: load_arg 0: the launch has 0 arguments"),
-        (ADD_INTO, TWO, ProgramError, "main, pc 2: load_arg 2: the launch has 2 arguments"),
-        (
-            ADD_INTO,
-            (ONE[0], np.array([5], np.uint64), np.array([6])),
-            DTypeError,
-            "add(u64[1], i64[1]): u64 and i64 do",
-        ),
-        (ADD_INTO, (*TWO, f32s(1, 2, 3)), ShapeError, "add(f32[2], f32[3]): shapes do not"),
-        (ADD_INTO, (f32s(0), *TWO), ShapeError, "add.out(f32[1], f32[2], f32[2]): the result is"),
-        (Program.of_op("nosuch", 1, {}, 1), ONE, UnknownFunction, "no function 'nosuch'"),
-        (Program.of_op("negative", 1, {}, 2), ONE, ProgramError, "leaves 1 results, not 2"),
-        (straight(("push_const", "c"), "halt"), NOTHING, ProgramError, "not 'c'"),
-        (straight(("pop", 1), "halt"), NOTHING, ProgramError, "main, pc 0: pop 1: needs 1 values"),
-        (
-            straight(("push_int", 1), ("push_str", "negative"), ("cfunc", 1, 1), "halt"),
-            NOTHING,
-            ProgramError,
-            "main, pc 2: cfunc 1 1: negative takes Tensors, not (Int)",
-        ),
-        (
-            straight(("push_int", 2**62), "load_global", "halt"),
-            NOTHING,
-            HandleError,
-            "names nothing in this VM",
-        ),
-        (
-            Program.of_op("pow", 2, {}, 1),
-            (np.array([2]), np.array([-1])),
-            OperandValueError,
-            "pow(i64[1], i64[1]): an integer has no negative integer power",
-        ),
-    ],
+@cases(
+    "program, arrays, error, text",
+    (NEGATE, NOTHING, ProgramError, "main, pc 0: load_arg 0: the launch has 0 arguments"),
+    (ADD_INTO, TWO, ProgramError, "main, pc 2: load_arg 2: the launch has 2 arguments"),
+    (
+        ADD_INTO,
+        (ONE[0], np.array([5], np.uint64), np.array([6])),
+        DTypeError,
+        "add(u64[1], i64[1]): u64 and i64 do",
+    ),
+    (ADD_INTO, (*TWO, f32s(1, 2, 3)), ShapeError, "add(f32[2], f32[3]): shapes do not"),
+    (ADD_INTO, (f32s(0), *TWO), ShapeError, "add.out(f32[1], f32[2], f32[2]): the result is"),
+    (Program.of_op("nosuch", 1, {}, 1), ONE, UnknownFunction, "no function 'nosuch'"),
+    (Program.of_op("negative", 1, {}, 2), ONE, ProgramError, "leaves 1 results, not 2"),
+    (straight(("push_const", "c"), "halt"), NOTHING, ProgramError, "not 'c'"),
+    (straight(("pop", 1), "halt"), NOTHING, ProgramError, "main, pc 0: pop 1: needs 1 values"),
+    (
+        straight(("push_int", 1), ("push_str", "negative"), ("cfunc", 1, 1), "halt"),
+        NOTHING,
+        ProgramError,
+        "main, pc 2: cfunc 1 1: negative takes Tensors, not (Int)",
+    ),
+    (
+        straight(("push_int", 2**62), "load_global", "halt"),
+        NOTHING,
+        HandleError,
+        "names nothing in this VM",
+    ),
+    (
+        Program.of_op("pow", 2, {}, 1),
+        (np.array([2]), np.array([-1])),
+        OperandValueError,
+        "pow(i64[1], i64[1]): an integer has no negative integer power",
+    ),
 )
 def test_a_wrong_launch_is_a_typed_error_and_changes_nothing(
     program: Program, arrays: Sequence[Array], error: type[MlvmError], text: str
@@ -233,40 +219,33 @@ def test_a_wrong_launch_is_a_typed_error_and_changes_nothing(
     args = [put(vm, array) for array in arrays]
     before = vm.consumed_size_in_mib()
     for _ in range(2):  # what was refused once is refused again
-        with pytest.raises(error) as caught:
-            vm.launch(program, args)
-        assert text in str(caught.value)
+        caught = refuses(error, "", vm.launch, program, args)
+        assert text in str(caught)
     assert vm.consumed_size_in_mib() == before
     for handle, array in zip(args, arrays, strict=True):
         np.testing.assert_array_equal(vm.read(handle), array)
     assert_usable(vm)
 
 
-def test_a_result_that_no_machine_could_hold() -> None:
-    vm = VM()
+def test_a_result_that_no_machine_could_hold(vm: VM) -> None:
     zero = put(vm, np.array(0, np.float32))
     program = Program.of_op("full", 1, {"shape": (2**58,)}, 1)
-    with pytest.raises(OutOfMemory, match="Unable to allocate") as caught:
-        vm.launch(program, [zero])
-    assert caught.value.__notes__[0].startswith("at main, pc 2: cfunc 1 1")
+    caught = refuses(OutOfMemory, "Unable to allocate", vm.launch, program, [zero])
+    assert caught.__notes__[0].startswith("at main, pc 2: cfunc 1 1")
     assert_usable(vm)
 
 
 @pytest.mark.parametrize("args", [5, None, [[1]], [f32s(1)], ["x"], [None], [0], [2**70]])
-def test_what_is_no_handle_is_refused(args: Any) -> None:
-    vm = VM()
+def test_what_is_no_handle_is_refused(args: Any, vm: VM) -> None:
     for _ in range(2):
-        with pytest.raises(HandleError):
-            vm.launch(NEGATE, args)
+        refuses(HandleError, "", vm.launch, NEGATE, args)
     assert_usable(vm)
 
 
 @pytest.mark.parametrize("program", [None, "halt", 5, NEGATE.main])
-def test_what_is_no_program_is_refused(program: Any) -> None:
-    vm = VM()
+def test_what_is_no_program_is_refused(program: Any, vm: VM) -> None:
     for _ in range(2):
-        with pytest.raises(ProgramError, match="a Program is wanted to launch, not"):
-            vm.launch(program)
+        refuses(ProgramError, "a Program is wanted to launch, not", vm.launch, program)
     assert_usable(vm)
 
 
@@ -274,26 +253,21 @@ def test_the_raw_machine_refuses_a_launch_with_too_few_arguments() -> None:
     vm = VM(checked=False)
     x = put(vm, f32s(1))
     for _ in range(2):
-        with pytest.raises(ProgramError, match="the program loads 3 arguments of 1"):
-            vm.launch(ADD_INTO, [x])
+        refuses(ProgramError, "the program loads 3 arguments of 1", vm.launch, ADD_INTO, [x])
     assert_usable(vm)
 
 
-def test_a_handle_of_another_vm_is_refused() -> None:
-    vm = VM()
-    with pytest.raises(HandleError, match="names nothing in this VM"):
-        vm.launch(NEGATE, [put(VM(), f32s(1))])
+def test_a_handle_of_another_vm_is_refused(vm: VM) -> None:
+    refuses(HandleError, "names nothing in this VM", vm.launch, NEGATE, [put(VM(), f32s(1))])
 
 
-def test_numpys_warnings_stay_inside_and_its_settings_stay_outside() -> None:
-    vm = VM()
+def test_numpys_warnings_stay_inside_and_its_settings_stay_outside(vm: VM) -> None:
     x, zero = put(vm, f32s(1, -1, 0)), put(vm, f32s(0, 0, 0))
     with np.errstate(all="raise"):
         [quotient] = vm.launch(Program.of_op("divide", 2, {}, 1), [x, zero])
         vm.launch(Program.of_op("divide.out", 3, {}, 0), [x, x, zero])
         assert set(np.geterr().values()) == {"raise"}
-        with pytest.raises(FloatingPointError):
-            np.divide(f32s(1), f32s(0))
+        refuses(FloatingPointError, "", np.divide, f32s(1), f32s(0))
     np.testing.assert_array_equal(quotient, [np.inf, -np.inf, np.nan])
 
 
@@ -344,8 +318,7 @@ def test_the_raw_machine_verifies_nothing_and_computes_the_same(verified: Counte
 # --- nothing stale, nothing kept ------------------------------------------------------
 
 
-def test_a_launch_after_a_swap_sees_the_swapped_tensors() -> None:
-    vm = VM()
+def test_a_launch_after_a_swap_sees_the_swapped_tensors(vm: VM) -> None:
     x, y = put(vm, f32s(1)), put(vm, f32s(2))
     for _ in range(2):
         assert vm.launch(NEGATE, [x]) == [-1]
@@ -355,38 +328,32 @@ def test_a_launch_after_a_swap_sees_the_swapped_tensors() -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_a_launch_after_a_dealloc_is_refused(position: int) -> None:
-    vm = VM()
+def test_a_launch_after_a_dealloc_is_refused(position: int, vm: VM) -> None:
     handles = [vm.alloc_tensor(VECTOR) for _ in range(3)]
     vm.launch(ADD_INTO, handles)
     vm.dealloc_tensor(handles[position])
     expected = re.escape(f"{handles[position]} was a tensor f32[2], ended by dealloc_tensor")
     for _ in range(2):
-        with pytest.raises(HandleError, match=expected):
-            vm.launch(ADD_INTO, handles)
+        refuses(HandleError, expected, vm.launch, ADD_INTO, handles)
     assert_usable(vm)
 
 
-def test_a_launch_after_the_end_of_the_storage_is_refused() -> None:
-    vm = VM()
+def test_a_launch_after_the_end_of_the_storage_is_refused(vm: VM) -> None:
     storage = vm.alloc_storage(8)
     view = vm.tensor_from_storage(storage, VECTOR, 0)
     vm.launch(NEGATE, [view])
     vm.dealloc_storage(storage)
-    with pytest.raises(HandleError, match=rf"f32\[2\], ended with its storage {storage}"):
-        vm.launch(NEGATE, [view])
+    refuses(HandleError, rf"f32\[2\], ended with its storage {storage}", vm.launch, NEGATE, [view])
 
 
-def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_launches_than_are_remembered(monkeypatch: pytest.MonkeyPatch, vm: VM) -> None:
     monkeypatch.setattr(vm_module, "_MOST_BOUND", 8)
-    vm = VM()
     handles = [put(vm, f32s(i)) for i in range(5)]
     for _ in range(2):
         assert [vm.launch(NEGATE, [h])[0].item() for h in handles] == [0, -1, -2, -3, -4]
     for handle in handles:
         vm.dealloc_tensor(handle)
-        with pytest.raises(HandleError):
-            vm.launch(NEGATE, [handle])
+        refuses(HandleError, "", vm.launch, NEGATE, [handle])
 
 
 def test_of_ever_new_types_of_arguments_few_are_remembered() -> None:
@@ -434,8 +401,7 @@ def no_gc() -> Any:
 
 
 @pytest.mark.usefixtures("no_gc")
-def test_the_memory_of_what_has_ended_is_free_although_it_was_launched() -> None:
-    vm = VM()
+def test_the_memory_of_what_has_ended_is_free_although_it_was_launched(vm: VM) -> None:
     storage = vm.alloc_storage(8)
     tensor, view = vm.alloc_tensor(VECTOR), vm.tensor_from_storage(storage, VECTOR, 0)
     memory = [weakref.ref(vm.borrow(handle).base) for handle in (tensor, view)]
@@ -449,8 +415,7 @@ def test_the_memory_of_what_has_ended_is_free_although_it_was_launched() -> None
 
 
 @pytest.mark.usefixtures("no_gc")
-def test_what_was_swapped_is_free_when_its_new_name_ends() -> None:
-    vm = VM()
+def test_what_was_swapped_is_free_when_its_new_name_ends(vm: VM) -> None:
     x, y = vm.alloc_tensor(VECTOR), vm.alloc_tensor(VECTOR)
     memory = weakref.ref(vm.borrow(x).base)
     vm.launch(NEGATE, [x])
@@ -463,8 +428,7 @@ def test_what_was_swapped_is_free_when_its_new_name_ends() -> None:
 
 
 @pytest.mark.usefixtures("no_gc")
-def test_a_program_and_what_the_vm_keeps_of_it_end_with_its_last_reference() -> None:
-    vm = VM()
+def test_a_program_and_what_the_vm_keeps_of_it_end_with_its_last_reference(vm: VM) -> None:
     x = put(vm, f32s(1))
     body = straight(("push_const", "c"), ("load_arg", 0), "halt").main
     for _ in range(3):
@@ -518,8 +482,7 @@ def test_whatever_a_kernel_raises_comes_out_and_the_vm_goes_on(
     vm = vm_with_probe(monkeypatch, fail)
     handles = [vm.alloc_tensor(VECTOR) for _ in range(2)]
     for _ in range(2):
-        with pytest.raises(error):
-            vm.launch(PROBE, handles)
+        refuses(error, "", vm.launch, PROBE, handles)
     assert_usable(vm)
     start(assert_usable, vm).result(PATIENCE)  # the lock is free
 
@@ -549,8 +512,7 @@ def test_a_nested_launch_that_fails_leaves_the_outer_one_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def launch(out: Array, x: Array) -> None:
-        with pytest.raises(HandleError):
-            vm.launch(NEGATE, [0])
+        refuses(HandleError, "", vm.launch, NEGATE, [0])
         np.negative(x, out)
 
     vm = vm_with_probe(monkeypatch, launch)

@@ -15,7 +15,7 @@ import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, PathError, ShapeError, StaleTensor
 from mlvm.eager import nn
-from mlvm.eager.autodiff.autodiff import vjp
+from mlvm.eager.autodiff.grad import vjp
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor
@@ -32,6 +32,7 @@ from mlvm.eager.tree import (
     replace,
     substitute,
 )
+from tests.brief import cases, refuses
 
 ONE = np.ones(1, np.float32)
 
@@ -100,17 +101,14 @@ def test_two_tensors_of_one_path() -> None:
         named_tensors({"a/b": tensor(), "a": {"b": tensor()}})
 
 
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({"a": [tensor(), 3]}, "a tree has tensors as leaves, not a int at a/1"),
-        (np.zeros(2), "a tree has tensors as leaves, not a ndarray"),
-        ({"a": {1: tensor(), "1": tensor()}}, "a name occurs twice among 1, 1 at a"),
-    ],
+@cases(
+    "tree, message",
+    ({"a": [tensor(), 3]}, "a tree has tensors as leaves, not a int at a/1"),
+    (np.zeros(2), "a tree has tensors as leaves, not a ndarray"),
+    ({"a": {1: tensor(), "1": tensor()}}, "a name occurs twice among 1, 1 at a"),
 )
 def test_what_is_no_tree(tree: Any, message: str) -> None:
-    with pytest.raises(DTypeError, match=f"^{message}$"):
-        list(named_leaves(tree))
+    refuses(DTypeError, f"^{message}$", lambda: list(named_leaves(tree)))
 
 
 def test_a_tree_does_not_contain_itself() -> None:
@@ -129,8 +127,7 @@ def test_a_tree_does_not_contain_itself() -> None:
             ml.tree.leaves,
             lambda tree: ml.tree.map(abs, tree),
         ):
-            with pytest.raises(DTypeError, match=message):
-                walk(tree)
+            refuses(DTypeError, message, walk, tree)
     twice = Leaf()
     assert len(list(named_leaves([twice, {"again": twice}]))) == 2
 
@@ -138,8 +135,7 @@ def test_a_tree_does_not_contain_itself() -> None:
 def test_two_fields_of_one_name() -> None:
     node = Leaf()
     vars(node).update(x=[tensor()], x_0=tensor())
-    with pytest.raises(DTypeError, match="a name occurs twice among weight, x_0, x_0"):
-        children(node)
+    refuses(DTypeError, "a name occurs twice among weight, x_0, x_0", children, node)
 
 
 def test_modules_become_dicts() -> None:
@@ -237,8 +233,7 @@ def test_a_buffer_in_a_container_is_refused() -> None:
     node = Leaf()
     vars(node).update(parts=[Buffer(tensor())])
     for tree in (node, {"parts_0": Buffer(tensor())}):
-        with pytest.raises(DTypeError, match="tensors as leaves, not a Buffer at parts_0"):
-            named_leaves(tree)
+        refuses(DTypeError, "tensors as leaves, not a Buffer at parts_0", named_leaves, tree)
 
 
 class TestLoad:
@@ -279,8 +274,7 @@ class TestLoad:
         self, arrays: Any, error: type[Exception], message: str
     ) -> None:
         tensors = {"x": tensor(), "y": tensor()}
-        with pytest.raises(error, match=message):
-            load(tensors, arrays, "value")
+        refuses(error, message, load, tensors, arrays, "value")
         assert float(tensors["x"]) == 0
 
     def test_takes_what_asarray_takes(self) -> None:
@@ -447,16 +441,13 @@ def test_map_inside_a_gradient_and_a_captured_step() -> None:
         assert captured(params)["b"][0].numpy().tolist() == [3.0, 3.0, 3.0]
 
 
-@pytest.mark.parametrize(
-    ("tree", "other", "text"),
-    [
-        ([1, 2], [1], r"two trees differ: \['0', '1'\] beside \['0'\]"),
-        ({"a": 1}, {"b": 1}, r"two trees differ: \['a'\] beside \['b'\]"),
-        ({"a": [1]}, {"a": 1}, "differ at a: list beside int"),
-        ([None], [1], "differ at 0: NoneType beside int"),
-        ([1], [None], "differ at 0: int beside NoneType"),
-    ],
+@cases(
+    "tree, other, text",
+    ([1, 2], [1], r"two trees differ: \['0', '1'\] beside \['0'\]"),
+    ({"a": 1}, {"b": 1}, r"two trees differ: \['a'\] beside \['b'\]"),
+    ({"a": [1]}, {"a": 1}, "differ at a: list beside int"),
+    ([None], [1], "differ at 0: NoneType beside int"),
+    ([1], [None], "differ at 0: int beside NoneType"),
 )
 def test_structures_that_differ(tree: Any, other: Any, text: str) -> None:
-    with pytest.raises(ml.errors.DTypeError, match=text):
-        ml.tree.map(lambda x, y: x, tree, other)
+    refuses(ml.errors.DTypeError, text, ml.tree.map, lambda x, y: x, tree, other)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.arena.arena import Allocation, Arena, using
+from mlvm.arena.arena import Allocation, Arena
 from mlvm.core import errors
 from mlvm.core.errors import (
     ArenaError,
@@ -207,19 +207,6 @@ def test_a_reset_spares_the_slots_next_tensors() -> None:
         return reset, another_gets_the_slot
 
     assert with_each_line_interrupted(Arena._end_all, make) >= 10
-
-
-def test_a_slot_in_use_when_it_is_freed_gets_new_handles(vm: VM) -> None:
-    q = QueueTensor(vm, PAIR, 1)
-    q.put(pair(1))
-    tensors = q.get()
-    late = [x.handle for x in tensors]
-    with using(tensors):
-        q.arena.reset()
-    q.put(pair(2))
-    assert values(vm, q.get()) == {2}
-    for handle in late:
-        refuses(errors.HandleError, "ended by dealloc_tensor", vm.read, handle)
 
 
 def test_a_kind_of_its_own(vm: VM) -> None:

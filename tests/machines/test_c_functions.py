@@ -49,6 +49,7 @@ from mlvm.machines.native import host, types
 from mlvm.machines.native._native import MLVM_ABI_VERSION
 from mlvm.machines.native.host import CFunction
 from mlvm.machines.native.types import DTYPES
+from tests.brief import cases, refuses
 
 HEADER = Path(include_dir()) / "mlvm.h"
 
@@ -193,9 +194,12 @@ def test_an_attribute_that_is_not_json_is_refused(vm: VM) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("attributes", "expected"),
-    [({}, -1.0), ({"value": 2}, 2.0), ({"value": True}, 1.0), ({"value": -0.5}, -0.5)],
+@cases(
+    "attributes, expected",
+    ({}, -1.0),
+    ({"value": 2}, 2.0),
+    ({"value": True}, 1.0),
+    ({"value": -0.5}, -0.5),
 )
 def test_a_number_among_the_attributes(vm: VM, attributes: dict[str, Any], expected: float) -> None:
     [y] = vm.launch(Program.of_op("number", 0, attributes, 1))
@@ -248,10 +252,9 @@ WRONG = {
 def test_an_error_is_typed_and_leaves_the_vm_as_it_was(vm: VM, case: int) -> None:
     x = put(vm, f32s(1))
     before = vm.consumed_size_in_mib()
-    with pytest.raises(HostFunctionError) as caught:
-        vm.launch(wrong(case), [x])
-    assert str(caught.value) == f"wrong: {WRONG[case]}"
-    assert "cfunc 2 *; stack: f32[1], Int" in caught.value.__notes__[0]
+    caught = refuses(HostFunctionError, "", vm.launch, wrong(case), [x])
+    assert str(caught) == f"wrong: {WRONG[case]}"
+    assert "cfunc 2 *; stack: f32[1], Int" in caught.__notes__[0]
     assert vm.consumed_size_in_mib() == before
     assert vm.launch(wrong(99), [x]) == []
 
@@ -265,8 +268,7 @@ def test_no_place_for_a_number(call: Callable[..., Any]) -> None:
 @needs_compiler
 @pytest.mark.parametrize("value", [1 << 63, -(1 << 63) - 1, "nul\0", "\ud800"])
 def test_values_that_c_does_not_have(call: Callable[..., Any], value: int | str) -> None:
-    with pytest.raises(HostFunctionError, match=r"^echo: parameter 1, .*, is no"):
-        call("echo", 0, value)
+    refuses(HostFunctionError, r"^echo: parameter 1, .*, is no", call, "echo", 0, value)
 
 
 @needs_compiler
@@ -295,8 +297,7 @@ def test_an_exception_in_a_callback_does_not_unwind_through_c(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(host, "type_asked_for", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        call("wrong", 16)
+    refuses(KeyboardInterrupt, "", call, "wrong", 16)
     assert call("echo", 1) == [1]
 
 
@@ -344,8 +345,7 @@ def test_registering_replaces_and_removing_takes_out(
     vm.register("echo", lambda frame: frame.push(f32s(5)))
     assert vm.launch(program, [x])[0].tolist() == [5]
     vm.remove("echo")
-    with pytest.raises(UnknownFunction):
-        vm.launch(program, [x])
+    refuses(UnknownFunction, "", vm.launch, program, [x])
 
 
 @needs_compiler
@@ -368,30 +368,28 @@ def test_no_library(tmp_path: Path) -> None:
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("empty", "int x;", "lists no functions; MLVM_FUNCTIONS does so$"),
-        (
-            "unversioned",
-            "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
-            "lists no functions",
-        ),
-        (
-            "future",
-            "const int32_t mlvm_abi_version = 99;"
-            "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
-            r"was built for version 99 of mlvm\.h; this is version 2$",
-        ),
-        (
-            "null",
-            'MLVM_FUNCTIONS({"f", NULL, 0, 0});',
-            "impossible function: name 'f', address 0x0",
-        ),
-        ("nameless", 'MLVM_FUNCTIONS({"", f, 0, 0});', "impossible function: name ''"),
-        ("minus", 'MLVM_FUNCTIONS({"f", f, -2, 0});', "-2 parameters, 0 results$"),
-        ("twice", 'MLVM_FUNCTIONS({"f", f, 0, 0}, {"f", f, 1, 0});', "lists 'f' twice$"),
-    ],
+@cases(
+    "name, text, message",
+    ("empty", "int x;", "lists no functions; MLVM_FUNCTIONS does so$"),
+    (
+        "unversioned",
+        "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
+        "lists no functions",
+    ),
+    (
+        "future",
+        "const int32_t mlvm_abi_version = 99;"
+        "const mlvm_entry mlvm_functions[] = {{NULL, NULL, 0, 0}};",
+        r"was built for version 99 of mlvm\.h; this is version 2$",
+    ),
+    (
+        "null",
+        'MLVM_FUNCTIONS({"f", NULL, 0, 0});',
+        "impossible function: name 'f', address 0x0",
+    ),
+    ("nameless", 'MLVM_FUNCTIONS({"", f, 0, 0});', "impossible function: name ''"),
+    ("minus", 'MLVM_FUNCTIONS({"f", f, -2, 0});', "-2 parameters, 0 results$"),
+    ("twice", 'MLVM_FUNCTIONS({"f", f, 0, 0}, {"f", f, 1, 0});', "lists 'f' twice$"),
 )
 def test_a_library_that_does_not_list_its_functions_well(
     tmp_path: Path, name: str, text: str, message: str
@@ -400,9 +398,8 @@ def test_a_library_that_does_not_list_its_functions_well(
     library = compile_text(used + text, tmp_path, name)
     vm = VM()
     before = set(vm.functions)
-    with pytest.raises(LibraryError, match=message) as caught:
-        vm.register_library(library)
-    assert "\n" not in str(caught.value)
+    caught = refuses(LibraryError, message, vm.register_library, library)
+    assert "\n" not in str(caught)
     assert set(vm.functions) == before
 
 
@@ -431,14 +428,12 @@ def test_the_example_from_a_program(example: Path, new_vm: Callable[[], VM]) -> 
 
 
 @needs_compiler
-@pytest.mark.parametrize(
-    ("name", "operand", "attributes", "message"),
-    [
-        ("softclip", np.array([1]), {}, "softclip: takes a tensor of f32 or f64"),
-        ("softclip", f32s(1), {"limit": 0}, "softclip: limit must be > 0"),
-        ("softclip", f32s(1), {"limit": "a"}, "softclip: attribute 'limit' is a number, not 'a'"),
-        ("min_max", np.zeros(0, np.int64), {}, "min_max: takes a tensor of i64 that is not empty"),
-    ],
+@cases(
+    "name, operand, attributes, message",
+    ("softclip", np.array([1]), {}, "softclip: takes a tensor of f32 or f64"),
+    ("softclip", f32s(1), {"limit": 0}, "softclip: limit must be > 0"),
+    ("softclip", f32s(1), {"limit": "a"}, "softclip: attribute 'limit' is a number, not 'a'"),
+    ("min_max", np.zeros(0, np.int64), {}, "min_max: takes a tensor of i64 that is not empty"),
 )
 def test_the_examples_errors(
     example: Path,

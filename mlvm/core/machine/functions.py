@@ -6,7 +6,6 @@ registration or removal.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
@@ -211,6 +210,8 @@ class _Removed(UserFunction):
 
 
 def _unknown(what: str, name: str, known: Iterable[str]) -> UnknownFunction:
-    close = difflib.get_close_matches(name, known, n=3)
+    from difflib import get_close_matches  # which few programs need
+
+    close = get_close_matches(name, known, n=3)
     hint = f"; did you mean {' or '.join(close)}?" if close else ""
     return UnknownFunction(f"no {what} {name!r}{hint}")

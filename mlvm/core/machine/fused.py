@@ -42,6 +42,11 @@ class Link(NamedTuple):
     sources: tuple[int, ...]
     attributes: Attributes = NO_ATTRIBUTES
 
+    def renumbered(self, numbers: Mapping[int, int]) -> Link:
+        """The same link where the values have these numbers, by the present ones."""
+        sources = tuple([numbers[source] for source in self.sources])
+        return self._replace(target=numbers[self.target], sources=sources)
+
 
 Index = tuple[slice, ...]
 

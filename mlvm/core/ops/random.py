@@ -31,9 +31,14 @@ _KEY: Final = TensorType(u64, (2,))
 class _Philox(threading.local):
     """A thread's generator. To set its state takes an eighth of the time of making a new one."""
 
-    def __init__(self) -> None:
+    bits: np.random.Philox
+    generator: np.random.Generator
+
+    def __getattr__(self, name: str) -> object:
+        """Make it when it is first used: numpy imports `numpy.random` only then."""
         self.bits = np.random.Philox(key=0)
         self.generator = np.random.Generator(self.bits)
+        return threading.local.__getattribute__(self, name)
 
 
 _philox: Final = _Philox()

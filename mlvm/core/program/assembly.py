@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -231,7 +230,9 @@ class _Body(Body):
     def _instruction(self, token: _Token, words: list[_Token]) -> Instruction:
         opcode = OPCODES.get(token.text)
         if opcode is None:
-            close = difflib.get_close_matches(token.text, OPCODES, n=1)
+            from difflib import get_close_matches  # which few programs need
+
+            close = get_close_matches(token.text, OPCODES, n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
             raise token.error(f"no instruction {token.text!r}{hint}")
         if not opcode.takes(len(words)):

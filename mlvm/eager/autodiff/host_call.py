@@ -16,7 +16,7 @@ from mlvm.core.op import OPS, Attributes, canonical
 from mlvm.core.program.program import STAR, Program
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.autodiff import Pull, Tape, taping
+from mlvm.eager.autodiff.tape import Pull, Tape, taping
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import plain

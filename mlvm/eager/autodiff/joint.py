@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, Final
 
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.autodiff import Node, Pending, Pull, Tape
+from mlvm.eager.autodiff.tape import Node, Pending, Pull, Tape
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, GradientError, GradientMismatch
 from mlvm.core.types import Array, DType, Shape, c128, f64
-from mlvm.eager.autodiff.autodiff import grad
+from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op

@@ -25,7 +25,7 @@ from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Allocation, Arena, using
+from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
 from mlvm.core.locks import new_lock
@@ -39,12 +39,18 @@ from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording.recorder import Recorder, Shared, recorder, recording_of, refuse_captured
+from mlvm.eager.recording.recorder import (
+    MustMove,
+    Recorder,
+    current_capture,
+    recording_of,
+    refuse_captured,
+)
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
-from mlvm.eager.tensor.reading import explain
+from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
@@ -298,7 +304,7 @@ class Captured(Generic[P, R]):
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if recorder.get() is not None:  # it is called inside another captured function
+        if current_capture.get() is not None:  # it is called inside another captured function
             return self.fn(*args, **kwargs)
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
@@ -312,7 +318,7 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
@@ -326,8 +332,8 @@ class Captured(Generic[P, R]):
             if found is None:
                 try:
                     known = self._record(arena, given, named, signature, key)
-                except Shared as shared:
-                    make_exclusive(shared.x)
+                except MustMove as error:
+                    make_exclusive(error.x)
                     continue
                 found = known, known.takes(signature.numbers) or known.feed
             known, feed = found
@@ -388,8 +394,7 @@ class Captured(Generic[P, R]):
         replace(leaves.append, known.tree, _Leaf)
         left = [known.results[leaf.number] for leaf in leaves]
         results = [x.home.seen_as(x.type) for x in left]
-        with using(known.states):
-            states = tuple([x.arena.vm.read(x.handle) for x in known.states])
+        states = tuple(map(values_of, known.states))
         outputs = tuple([output.type for output in known.outputs])
         step = SavedStep(planned, known.inputs, outputs, tuple(results), states)
         Path(path).write_bytes(step.to_bytes())
@@ -431,7 +436,7 @@ class Captured(Generic[P, R]):
         look = self._looks.get(ids)
         values = look.values() if look is not None else None
         while look is None or values is None:
-            objects = list(arguments.objects.values())
+            objects = [value for _, value in arguments.objects.values()]
             look = Look(self.fn, self._names, self._rebound, objects)
             values = look.values(checked=False)
             self._names = look.names
@@ -559,7 +564,7 @@ class Captured(Generic[P, R]):
         ]
         token = explaining.set(known.explain)
         try:
-            with scratch.lock, using(used):
+            with scratch.lock:
                 handles = (*[x.handle for x in used], *scratch.reserve(vm, known))
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
@@ -661,8 +666,8 @@ def measure(
         try:
             recorded = _recorded(fn, args, kwargs, arena, signature)
             break
-        except Shared as shared:
-            make_exclusive(shared.x)
+        except MustMove as error:
+            make_exclusive(error.x)
     policy = policy_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
     return Measured(recorded.record.needed, plan)

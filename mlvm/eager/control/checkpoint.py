@@ -11,13 +11,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.autodiff import Node, Pending, Tape, taping
 from mlvm.eager.autodiff.joint import closures_of, leave, seed
+from mlvm.eager.autodiff.tape import Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import recording
+from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
 
@@ -77,11 +77,11 @@ _LEFT: Final[Node] = (_Left(), (), ())
 def _run(
     fn: Callable[..., Any], given: Any, operands: Sequence[Tensor], tape: Tape
 ) -> tuple[Any, list[int | None]]:
-    """What the function makes of these operands, of which it was given twins, and the nodes of the
-    twins that are tracked."""
-    twins = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
-    origins = [x.node if x.tape is tape else None for x in twins]  # which it may update
-    rest = iter(twins)
+    """What the function makes of other tensors over the same bytes, and the nodes of those of them
+    that are tracked."""
+    given_now = [tape.watch(x) if x.dtype.is_inexact else alias_of(x) for x in operands]
+    origins = [x.node if x.tape is tape else None for x in given_now]  # which it may update
+    rest = iter(given_now)
     args, kwargs = replace(lambda _: next(rest), given)
     return as_tree(fn(*args, **kwargs)), origins
 
@@ -110,23 +110,20 @@ def _pull(
     length = len(tape.nodes)
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
-    start, before = len(tape.nodes), recording.set(tape)
+    start, before = len(tape.nodes), current_tape.set(tape)
     try:
         with random.replaying(saved[noperands:]), made_again():
             result, origins = again(saved[:noperands], tape)
     finally:
-        recording.reset(before)
+        current_tape.reset(before)
     nodes = _from(tape, start, origins)
-    if recording.get() is not tape:  # or these are part of what an outer gradient is taken of
+    if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]
     pending = Pending()
     pending.update((n, h) for n, h in zip(closures, held, strict=True) if h is not None)
     outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
     seed(pending, tape, outs, cotangents)
-    for number in reversed(range(start, start + len(nodes))):
-        node = nodes[number - start]
-        if node is not None and (g := pending.pop(number, None)) is not None:
-            pending.go_back(node, g)
+    pending.walk(nodes, start)
     parts = [None if origin is None else pending.get(origin) for origin in origins]
     return [*parts, *[pending.get(number) for number in closures]]
 

@@ -48,7 +48,7 @@ def placed(device: VMProtocol | None) -> AbstractContextManager[object]:
             f"{brief(device)}"
         )
     arena = arena_on(device)
-    return nullcontext() if arena is current_arena() else arena.allocating()
+    return nullcontext() if arena is current_arena() else arena.hosting()
 
 
 def reused(x: Tensor, device: VMProtocol) -> Tensor:

@@ -62,7 +62,7 @@ def lent(x: Tensor) -> Array | None:
     borrow = getattr(x.arena.vm, "borrow", None)
     if borrow is None or not can_lend(x):
         return None
-    view = stop_gradient(x)  # first: an update by another thread moves x, and not the view
+    view = stop_gradient(x)  # which an update of x does not move
     loan = Loan(view)
     try:
         return np.asarray(_Lent(borrow(view.handle), view, loan))
@@ -192,7 +192,7 @@ def from_dlpack(
 
 def _copy(x: Tensor, memo: object = None, /) -> Tensor:
     """A tensor with bytes of its own, on the VM of x: in the arena that `arena_on` names."""
-    with arena_on(x.arena.vm).allocating():
+    with arena_on(x.arena.vm).hosting():
         return op.copy(x)
 
 

@@ -8,11 +8,9 @@ names out.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from functools import lru_cache
-from inspect import Parameter, getattr_static, isfunction, signature
-from types import ModuleType
-from typing import Any, Final, NoReturn
+from inspect import Parameter, getattr_static, signature
+from typing import Any, Final, NoReturn, TypeAlias
 
 from mlvm.eager.tensor import wrapper
 
@@ -404,17 +402,22 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
 """What to write for functions of other libraries, by the module in which they are looked for."""
 
 
+Hint: TypeAlias = str | Callable[[], Callable[..., Any]]
+
+
 class Elsewhere:
     """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
-    the function. `help` lists it with the hint, too."""
+    the function that the hint gets. `help` lists it with the hint, too."""
 
-    def __init__(self, name: str, hint: str | Callable[..., Any]) -> None:
+    def __init__(self, name: str, hint: Hint) -> None:
         self.name = name
         self.hint = hint
         self.__doc__ = f"There is none; {hint if isinstance(hint, str) else f'use ml.{name}'}."
 
     def __get__(self, instance: object, owner: type) -> NoReturn:
-        hint = self.hint if isinstance(self.hint, str) else f"use ml.{_call(self.name, self.hint)}"
+        hint = self.hint
+        if not isinstance(hint, str):
+            hint = f"use ml.{_call(self.name, hint())}"
         name = owner.__name__
         vowels = "AEFHILMNORSX" if name.isupper() else "AEIOU"  # as they are spelled: an LSTM
         article = "an" if name[0] in vowels else "a"
@@ -432,24 +435,12 @@ def _call(name: str, function: Callable[..., Any]) -> str:
     return f"{name}({', '.join(given)})"
 
 
-def hint_at(
-    owner: type, hints: Mapping[str, str | Callable[..., Any]], listing: Callable[..., list[str]]
-) -> None:
+def hint_at(owner: type, hints: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
     """Give the class these hints, where it has no such name, and `dir` of its instances by
     `listing`."""
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
     owner.__dir__ = listing  # type: ignore[method-assign]
-
-
-def functions_of(*modules: ModuleType) -> dict[str, Callable[..., Any]]:
-    """The public functions of the modules."""
-    return {
-        name: vars(each)[name]
-        for each in modules
-        for name in each.__all__
-        if isfunction(vars(each)[name])
-    }
 
 
 def hint(
@@ -476,7 +467,7 @@ def hint(
 wrapper.hint = hint
 
 
-_INNER: Final = {"in_making", "prepare", "region", "root", "stale", "tape"}
+_INNER: Final = {"prepare", "region", "root", "stale", "tape"}
 """What the files here need of a tensor, and nobody else."""
 
 
@@ -508,6 +499,8 @@ def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
     def text(name: str) -> str:
         hint = hints.get(name)
         if hint is None and not name.startswith("_"):
+            from difflib import get_close_matches  # which many programs do not use
+
             found = get_close_matches(name, names, 1, 0.75)
             hint = f"did you mean {found[0]}?" if found else None
         return f"{module} has no {name}" + (f"; {hint}" if hint else "")

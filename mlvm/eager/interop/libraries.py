@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Final
@@ -77,7 +76,7 @@ _THEN: Final[dict[str, Callable[[Any], None]]] = {
 }
 
 
-class _AfterImport(MetaPathFinder):
+class _AfterImport:
     """Has a module found by the other finders, and runs a function on it when it has been loaded.
     Where another version of the library has no such lists, nothing is entered."""
 

@@ -20,7 +20,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
-from mlvm.eager.control.control import scan
+from mlvm.eager.control.loops import scan
 from mlvm.eager.functions import creation, elements, random, shapes
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.nn.dropout import Dropout

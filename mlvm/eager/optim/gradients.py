@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.types import f32
-from mlvm.eager.control import control
+from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.optimizer import Optimizer
@@ -192,7 +192,7 @@ class LossScale:
         def improve() -> None:
             optimizer.update(grads)
 
-        control.cond(finite, improve, lambda: None)
+        cond(finite, improve, lambda: None)
         good = op.where(finite, self.good_steps + 1.0, 0.0)
         grows = good >= self.growth_interval
         larger = op.where(grows, self.value * self.growth_factor, self.value)

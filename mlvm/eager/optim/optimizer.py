@@ -20,7 +20,7 @@ from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor.constants import constant as scalar
-from mlvm.eager.tensor.context import current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
@@ -205,7 +205,7 @@ class Optimizer(_OfFields):
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
-        with arenas[0].allocating():
+        with arenas[0].hosting():
             self._held = self._hold(params)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
@@ -226,7 +226,7 @@ class Optimizer(_OfFields):
         self._types = {path: x.type for path, x in self._leaves.items()}
 
     def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.allocating():
+        with x.arena.hosting():
             type = self._held.state_type(x.type)
             return creation.zeros(type.shape, dtype=type.dtype)
 
@@ -369,7 +369,7 @@ class Optimizer(_OfFields):
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
-        if recording.get() is not None:
+        if current_tape.get() is not None:
             raise GradientError(
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"

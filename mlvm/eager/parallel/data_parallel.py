@@ -12,7 +12,7 @@ import numpy as np
 from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import Array
-from mlvm.eager.autodiff.autodiff import collecting
+from mlvm.eager.autodiff.grad import collecting
 from mlvm.eager.optim.gradients import Parts, parted
 from mlvm.eager.parallel import shards
 from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, size

@@ -21,7 +21,7 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.eager.autodiff.autodiff import Pull, taping
+from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.optim.gradients import Parts, is_in_parts
@@ -211,7 +211,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
     for x in named_tensors(model).values():
-        with x.arena.allocating():
+        with x.arena.hosting():
             pieces[id(x)] = cut(x)
     for node, types in zip(nodes, wholes, strict=True):
         of_node: dict[str, Any] = {}

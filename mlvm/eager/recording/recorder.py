@@ -36,9 +36,10 @@ from mlvm.core.protocol import (
     VMProtocol,
 )
 from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, capturing, recording
+from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
@@ -47,7 +48,7 @@ from mlvm.machines import residuals
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
-recorder = cast("ContextVar[Recorder | None]", capturing)
+current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
@@ -62,30 +63,23 @@ _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
-class Shared(BaseException):
-    """A captured function updates this tensor, of which there are views outside, or which is one:
-    an update moves it. The recording is given up, and made again once the tensor has moved."""
+class MustMove(BaseException):
+    """This tensor is updated, and somebody outside needs the old value: it must move first. The
+    recording is given up, and made again once the tensor has moved. That is the recording of the
+    captured function or, with a `depth`, that of the block inside of so many others."""
 
-    def __init__(self, x: Allocation) -> None:
-        super().__init__()
-        self.x = x
-
-
-class SharedAround(BaseException):
-    """A block updates this tensor, and what is outside of it needs the old value, or the tensor is
-    a view from there. The recording of that block, inside of `depth` others, is given up, and made
-    again once the tensor has moved. So each turn finds what the one before has left."""
-
-    def __init__(self, x: Tensor, depth: int) -> None:
+    def __init__(self, x: Allocation, depth: int | None = None) -> None:
         super().__init__()
         self.x = x
         self.depth = depth
 
 
-class _Around(NamedTuple):
-    """What there was when a block was opened: the tape that was on; how many nodes each tape had;
-    the views."""
+class _Open(NamedTuple):
+    """A block that is open, and what there was when it was opened: what each tensor held; the tape
+    that was on; how many nodes each tape had; the views."""
 
+    block: Block
+    values: dict[int, Value]
     tape: Tape | None
     nodes: dict[Tape, int]
     views: _Views
@@ -120,9 +114,8 @@ class Recorder:
         self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
         self._both: set[int] = set()  # see `_require_writable`
         self._scratch = 0
-        self._before: list[dict[int, Value]] = []  # the values around each block that is open
-        self._open: list[Block] = []
-        self._around: list[_Around] = []  # what else there was when these were opened
+        self._open: list[_Open] = []
+        self.callees: list[Procedure] = []  # that the outermost open function calls
         self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
         self.cells: set[int] = set()  # what functions may update, by the id of the reference
         self._left: dict[Block, list[int]] = {}  # what each block has written outside of it
@@ -142,8 +135,8 @@ class Recorder:
         self._views = _all_views(vm)
         self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
         for x in inputs:
-            self._stand_ins[id(x.root)] = twin = self._argument(x.root.type)
-            self._stood_for[id(twin)] = x.root
+            self._stand_ins[id(x.root)] = stand_in = self._argument(x.root.type)
+            self._stood_for[id(stand_in)] = x.root
 
     # --- what the function sees -------------------------------------------------------
 
@@ -254,10 +247,10 @@ class Recorder:
 
     def _given_tensor(self, type: TensorType) -> Tensor:
         self._allocating = self._given
-        twin = self.arguments.alloc(type, Tensor)
+        x = self.arguments.alloc(type, Tensor)
         self._allocating = set()
-        twin.tape = None
-        return twin
+        x.tape = None
+        return x
 
     def take(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Stand-ins for the next element of the queue, which each launch will take."""
@@ -265,18 +258,16 @@ class Recorder:
             raise _refused("a queue's element is taken in an ml.function")
         if not queue.in_programs:
             return self._take_ahead(queue)
-        twins = []
-        for type in queue.types:
-            twin = self._given_tensor(type)
-            self._settle(twin, "element", self._elements)
-            self._elements += 1
-            twins.append(twin)
-        outs = [Use(self.value_of(twin), twin.type) for twin in twins]
+        element = tuple([self._given_tensor(type) for type in queue.types])
+        for number, x in enumerate(element, self._elements):
+            self._settle(x, "element", number)
+        self._elements += len(element)
+        outs = [self.use(x) for x in element]
         attributes = {"raises": True}
         line = user_line()
         self.calls.append(Call(NAME, None, attributes, outs, [], line, queue=queue.handle))
         self.held.append(queue)
-        return tuple(twins)
+        return element
 
     def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
         """Stand-ins for an element that is taken in this process, ahead of each launch, whose input
@@ -290,11 +281,11 @@ class Recorder:
                 f"which has memory of its own, elements are taken ahead of a launch: take it at "
                 f"the start, or outside of the captured function, as its argument"
             )
-        twins = tuple([self._argument(type) for type in queue.types])
+        element = tuple([self._argument(type) for type in queue.types])
         self.ahead.append(queue)
-        self.ahead_homes.update(self.home_of(twin) for twin in twins)
+        self.ahead_homes.update(map(self.home_of, element))
         self.held.append(queue)
-        return twins
+        return element
 
     # --- updates ----------------------------------------------------------------------
 
@@ -310,18 +301,17 @@ class Recorder:
 
         A view goes over to new memory. Any other tensor stays where it is, as it may be an argument
         or a state that the caller sees, and its views go over to memory that has the old value.
-        Raises `Shared` where views from outside are concerned, `SharedAround` where what needs the
-        old value is outside of a block.
+        Raises `MustMove` where what needs the old value is outside, of all or of a block.
         """
         views = out.views() if out.base is None else [out]
         for view in views:
             self._require_inside(view, out)
-        for depth, around in enumerate(self._around):
-            needed = any(_is_among(view, around.views) for view in views)
+        for depth, opened in enumerate(self._open):
+            needed = any(_is_among(view, opened.views) for view in views)
             if out.base is None and not needed:
-                needed = any(tape.keeps(out, around.nodes.get(tape, 0)) for tape in tapes)
+                needed = any(tape.keeps(out, opened.nodes.get(tape, 0)) for tape in tapes)
             if needed:
-                raise SharedAround(out, depth)
+                raise MustMove(out, depth)
         if out.base is not None:
             with self.arena.allocating():
                 new = apply(call, *operands)
@@ -333,13 +323,13 @@ class Recorder:
             self._give(old, out, views, tapes)
             operands = tuple([old if x is out else x for x in operands])
             overwrite(out, call, *operands)
-            on = recording.get()
+            on = current_tape.get()
             if on is None:
                 out.tape = None
             else:
                 on.record(call, operands, types, out)
 
-    def own(self, x: Tensor) -> None:
+    def make_exclusive(self, x: Tensor) -> None:
         """See to it that nobody else needs the memory of a tensor, and that it is no view."""
         tapes = [each for each in live_tapes.copy() if each.within is self]
         if x.base is None:
@@ -364,35 +354,33 @@ class Recorder:
             tape.exchange({id(x): old}, old)
 
     def _require_inside(self, view: Allocation, updated: Tensor) -> None:
-        """Raise `Shared` for a view that was made outside, or stands in for one."""
+        """Raise `MustMove` for a view that was made outside, or stands in for one."""
         if _is_among(view, self._views) or id(view) in self._stood_for:
-            raise Shared(self._stood_for.get(id(updated), updated))
+            raise MustMove(self._stood_for.get(id(updated), updated))
 
     def _old(self, x: Tensor) -> Tensor:
         """A tensor with the value that x has now."""
         reference = self._reference(x.handle)
         value = self._value(reference)
-        if value.home is not None or (self._before and id(reference) in self._before[-1]):
+        if value.home is not None or (self._open and id(reference) in self._open[-1].values):
             return self._copied(x)
-        old = self.arena.alloc(x.type, Tensor)
-        reference = _reference_to(old)
-        self._references[id(reference)] = reference
+        old, reference = self._made(x.type)
         self._values[id(reference)] = value
         return old
 
     def _copied(self, x: Tensor) -> Tensor:
         """A copy, which no tape knows."""
-        before = recording.set(None)
+        before = current_tape.set(None)
         try:
             with self.arena.allocating():
                 return apply(_COPY, x)
         finally:
-            recording.reset(before)
+            current_tape.reset(before)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
         """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
         tape from outside would have to follow: the block may run never, or often."""
-        if self._open and self._around[-1].tape is tape and not self._is_made(x):
+        if self._open and self._open[-1].tape is tape and not self._is_made(x):
             raise GradientError(
                 f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
                 f"an ml.function is updated in it, and a gradient is taken through that; let it be "
@@ -402,8 +390,8 @@ class Recorder:
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
         if x.base is not None:
-            return not _is_among(x, self._around[-1].views)
-        return id(self._reference(x.handle)) not in self._before[-1]
+            return not _is_among(x, self._open[-1].views)
+        return id(self._reference(x.handle)) not in self._open[-1].values
 
     # --- control flow -----------------------------------------------------------------
 
@@ -414,16 +402,13 @@ class Recorder:
         calls, elements, before = self.calls, self._elements, dict(self._values)
         block = Block()
         self.calls = block.calls
-        self._before.append(before)
-        self._open.append(block)
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
-        self._around.append(_Around(recording.get(), nodes, _all_views(self.vm)))
+        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm))
+        self._open.append(opened)
         try:
             yield block
         finally:
-            self._before.pop()
             self._open.pop()
-            self._around.pop()
             self.calls, self._elements = calls, elements
             for key, value in self._values.items():
                 if key not in before:
@@ -437,7 +422,7 @@ class Recorder:
         """Inside, calls are recorded into the block of a function."""
         with self.block() as block:
             procedure.block = block
-            self.frames.append(self._before[-1])
+            self.frames.append(self._open[-1].values)
             try:
                 yield
             finally:
@@ -472,12 +457,9 @@ class Recorder:
 
     def parameter(self, type: TensorType) -> Tensor:
         """A tensor for an operand of the function whose block is open: memory of its caller."""
-        x = self.arena.alloc(type, Tensor)
-        x.prepare()
-        reference = _reference_to(x)
-        self._references[id(reference)] = reference
+        x, reference = self._made(type)
         home = self._homes[id(reference)] = Home("outer", next(outer_index), type)
-        self._open[-1].homes.add(home)
+        self._open[-1].block.homes.add(home)
         self._new_value(reference, type)
         return x
 
@@ -510,16 +492,13 @@ class Recorder:
     def variable(self, type: TensorType, *, outside: bool = False) -> Tensor:
         """A tensor for blocks to write, which holds nothing at first; with `outside` it is made
         outside of the block that is open."""
-        x = self.arena.alloc(type, Tensor)
-        x.prepare()
-        reference = _reference_to(x)
-        self._references[id(reference)] = reference
+        x, reference = self._made(type)
         self._stay(reference, type)
         value = self._new_value(reference, type)
         if outside:
-            self._before[-1][id(reference)] = value
+            self._open[-1].values[id(reference)] = value
         if len(self._open) > outside:
-            self._open[-1 - outside].homes.add(self._homes[id(reference)])
+            self._open[-1 - outside].block.homes.add(self._homes[id(reference)])
         return x
 
     def use(self, x: Tensor) -> Use:
@@ -536,31 +515,31 @@ class Recorder:
         return self._called(residuals.READ, types, [number])
 
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
-        made = [self.arena.alloc(type, Tensor) for type in types]
-        outs: list[Use] = []
-        for x in made:
-            x.prepare()
-            reference = _reference_to(x)
-            self._references[id(reference)] = reference
-            outs.append(Use(self._new_value(reference, x.type), x.type))
+        made = [self._made(type) for type in types]
+        outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in made]
         ins = [self.use(x) for x in xs]
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
-        return made
+        return [x for x, _ in made]
+
+    def _made(self, type: TensorType) -> tuple[Tensor, Reference]:
+        """A new tensor, which no op has written to."""
+        x = self.arena.alloc(type, Tensor)
+        x.prepare()
+        reference = _reference_to(x)
+        self._references[id(reference)] = reference
+        return x, reference
 
     def released(self, x: Tensor) -> Tensor:
         """Another tensor for what the variable holds, which cannot be used any more."""
-        twin = self.arena.alloc(x.type, Tensor)
-        twin.prepare()
-        old, new = _reference_to(x), _reference_to(twin)
-        self._references[id(new)] = new
+        old, (other, new) = _reference_to(x), self._made(x.type)
         self._homes[id(new)] = self._homes[id(old)]
         self._values[id(new)] = self._values[id(old)]
         self._values[id(old)] = _ENDED
-        return twin
+        return other
 
     def is_inside(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open, or has been updated there."""
-        key, before = id(self._reference(x.root.handle)), self._before[-1]
+        key, before = id(self._reference(x.root.handle)), self._open[-1].values
         return key not in before or self._values[key] is not before[key]
 
     def value_of(self, x: Tensor) -> Value:
@@ -609,19 +588,18 @@ class Recorder:
             self._require_writable(op, references, types)
             out, *operands = zip(references, types, strict=True)
             ins = [Use(self._value(reference), type) for reference, type in operands]
-            if self._before and id(out[0]) in self._before[-1]:
+            if self._open and id(out[0]) in self._open[-1].values:
                 self._require_own(out[0])
                 self._stay(*out)
             outs = [Use(self._new_value(*out), out[1])]
         else:
             for reference, type in zip(references, types, strict=True):
                 self._stay(reference, type)
-            before = [
-                (self._values.get(id(r)), type) for r, type in zip(references, types, strict=True)
-            ]
+            pairs = list(zip(references, types, strict=True))
+            before = [(self._values.get(id(r)), type) for r, type in pairs]
             ins = [Use(value, type) for value, type in before if value is not None]
-            made = {id(r): self._new_value(r, t) for r, t in zip(references, types, strict=True)}
-            outs = [Use(made[id(r)], t) for r, t in zip(references, types, strict=True)]
+            made = {id(r): self._new_value(r, type) for r, type in pairs}
+            outs = [Use(made[id(r)], type) for r, type in pairs]
         again = self.again and not self._open  # a block runs where it stands
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
 
@@ -673,8 +651,7 @@ class Recorder:
             number = self._inputs.get(id(holder))
             if number is not None:  # an argument that the function also reaches itself
                 self.same.add(number)
-                twin = self._stand_ins[id(holder)]
-                stand_in = _reference_to(twin)
+                stand_in = _reference_to(self._stand_ins[id(holder)])
                 self._both.add(id(stand_in))
                 return self._united.setdefault(id(reference), stand_in)
             self._settle(holder, "state", len(self.states))
@@ -692,8 +669,8 @@ class Recorder:
         value = self._values[id(reference)] = Value(x.type.nbytes, home)
         self._references[id(reference)] = reference
         if role != "element":
-            for before in self._before:
-                before[id(reference)] = value
+            for opened in self._open:
+                opened.values[id(reference)] = value
 
     def _stay(self, reference: Reference, type: TensorType) -> None:
         """Give a tensor that is changed in place, by a host function or in a block, a home that it
@@ -780,35 +757,35 @@ def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Reco
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. Other threads are not affected, and may record at the same time."""
     on = Recorder(vm, inputs)
-    token = recorder.set(on)
+    token = current_capture.set(on)
     try:
         layers = {name: _layer(on, name) for name in _REPLACED}
         with observed(vm, **layers), on.arena.allocating():
             yield on
     finally:
         on.close()
-        recorder.reset(token)
+        current_capture.reset(token)
 
 
 def _layer(on: Recorder, name: str) -> Layer:
     """A layer that calls the recorder's method of that name for threads that it records."""
 
     def layer(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        return (getattr(on, name) if recorder.get() is on else proceed)(*args, **options)
+        return (getattr(on, name) if current_capture.get() is on else proceed)(*args, **options)
 
     return layer
 
 
 def refuse_captured(what: str) -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
-    if recorder.get() is not None:
+    if current_capture.get() is not None:
         raise _refused(what)
 
 
 @contextmanager
 def made_again() -> Iterator[None]:
     """Inside the block, a captured function computes again what was there before."""
-    on = recorder.get()
+    on = current_capture.get()
     if on is None:
         yield
         return

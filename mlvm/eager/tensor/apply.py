@@ -10,14 +10,13 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.arena.arena import STALE, Arena, generation, scope, stale_of
+from mlvm.arena.arena import STALE, Arena, scope
 from mlvm.arena.fields import CallFields
 from mlvm.core.errors import HandleError, OpError
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
-from mlvm.eager.tensor.context import capturing, current_arena, recording
+from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import plain
 from mlvm.eager.tensor.reading import explain, launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -121,7 +120,6 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     if type is None:
         return _apply_dynamic(call, arena, operands, types)
     out = arena.alloc(type, Tensor)
-    seen = generation[0]
     if pair:
         handles: tuple[int, ...] = (out.handle, x.handle, y.handle)
         program = call.into[3]
@@ -131,32 +129,15 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     try:
         arena.vm.launch(program, handles)
     except HandleError as error:
-        if generation[0] == seen:
-            raise explain(error, arena.vm, (*operands, out)) from None
-    if generation[0] != seen and capturing.get() is None:  # see `generation`
-        _launch_held(program, arena.vm, out, operands)
+        raise explain(error, arena.vm, (*operands, out)) from None
     ended = not (x.handle and y.handle) if pair else STALE in [x.handle for x in operands]
     if ended:  # maybe before the launch, which then read another tensor of the same handle
         raise next(x.stale() for x in operands if x.handle == STALE)
-    out.tape = None  # its first value is written (see `in_making`)
-    tape = recording.get()
+    out.tape = None
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
-
-
-def _launch_held(
-    program: Program, vm: VMProtocol, out: Tensor, operands: tuple[Tensor, ...]
-) -> None:
-    """Launch on views of the operands, which no update by another thread moves."""
-    held = [x.arena.view(x, x.type) for x in operands]
-    try:
-        vm.launch(program, (out.handle, *[x.handle for x in held]))
-    except HandleError as error:
-        raise explain(error, vm, (*held, out)) from None
-    stale = stale_of(held)
-    if stale is not None:
-        raise stale
 
 
 apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
@@ -183,7 +164,7 @@ def _apply_dynamic(
     """Run an op whose result's shape only running tells: the result comes back by value."""
     [array] = launch_for_values(call.fresh[len(operands)], arena.vm, operands)
     out = from_array(array)
-    tape = recording.get()
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, operands, types, out)
     return out
@@ -196,7 +177,7 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
     out = x.arena.view(x, type, Tensor)
     out.tape = None
-    tape = recording.get()
+    tape = current_tape.get()
     if tape is not None:
         tape.record(call, (x,), (x.type,), out)
     return out
@@ -209,4 +190,4 @@ def alias_of(x: Tensor) -> Tensor:
 
 def is_tracked(x: Tensor) -> bool:
     """Whether a gradient that is being taken goes through x."""
-    return x.tape is not None and x.tape is recording.get()
+    return x.tape is not None and x.tape is current_tape.get()

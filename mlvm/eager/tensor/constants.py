@@ -57,7 +57,7 @@ def constant(value: Scalar | Number, dtype: DType) -> Tensor:
     if known is not None:
         return known
     array = scalar_array(value, dtype)
-    with pool.arena.allocating():
+    with pool.arena.hosting():
         tensor = from_array(array)
     if len(pool.tensors) >= _CONSTANTS_LIMIT:
         pool.tensors.clear()
@@ -87,7 +87,7 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     key = value.place, dtype
     if key not in numbers.tensors:
         array = scalar_array(numbers.values[value.place], dtype)
-        with pool.arena.allocating():
+        with pool.arena.hosting():
             numbers.tensors[key] = from_array(array)
     return numbers.tensors[key]  # type: ignore[no-any-return]
 

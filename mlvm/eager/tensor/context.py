@@ -42,7 +42,7 @@ class Tape(Protocol):
     def exchange(self, others: Mapping[int, Any], x: Any) -> None: ...
 
 
-recording: ContextVar[Tape | None] = ContextVar("recording", default=None)
+current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
 
 
@@ -61,7 +61,7 @@ class Capture(Protocol):
     def require_own_tape(self, x: Any, tape: Tape) -> None: ...
 
 
-capturing: ContextVar[Capture | None] = ContextVar("capturing", default=None)
+current_capture: ContextVar[Capture | None] = ContextVar("current_capture", default=None)
 """The recorder of a captured function that is on, for each thread or task."""
 
 

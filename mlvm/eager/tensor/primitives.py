@@ -111,4 +111,11 @@ def _keyword(attribute: Attribute) -> Parameter:
 
 
 __all__ = sorted(name for name, op in OPS.items() if op.public)
-globals().update({name: _derive(op) for name, op in OPS.items()})
+
+
+def __getattr__(name: str) -> Callable[..., Tensor]:
+    """The function of an op, which is made when it is first asked for."""
+    if name not in OPS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name)
+    function = globals()[name] = _derive(OPS[name])
+    return function

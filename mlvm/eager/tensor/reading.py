@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlvm.arena.arena import STALE, Allocation, generation, stale_of, using
+from mlvm.arena.arena import STALE, Allocation, stale_of
 from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -13,27 +13,12 @@ from mlvm.core.types import Array
 
 def values_of(x: Allocation) -> Array:
     """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
-    seen = generation[0]
     try:
         array = x.arena.vm.read(x.handle)
     except HandleError as error:
-        if generation[0] == seen:
-            raise explain(error, x.arena.vm, (x,)) from None
-    if x.handle == STALE:
+        raise explain(error, x.arena.vm, (x,)) from None
+    if x.handle == STALE:  # another thread has ended it
         raise x.stale()
-    return array if generation[0] == seen else _read_held(x)
-
-
-def _read_held(x: Allocation) -> Array:
-    """The values of x, read through a view, which no update by another thread moves."""
-    held = x.arena.view(x, x.type)
-    vm = held.arena.vm
-    try:
-        array = vm.read(held.handle)
-    except HandleError as error:
-        raise explain(error, vm, (held,)) from None
-    if held.handle == STALE:
-        raise held.stale()
     return array
 
 
@@ -41,8 +26,7 @@ def write(x: Allocation, array: Array) -> None:
     """Copy an array of the tensor's own type over it. Raises `StaleTensor`."""
     vm = x.arena.vm
     try:
-        with using((x,)):
-            vm.write(x.handle, array)
+        vm.write(x.handle, array)
     except HandleError as error:
         raise explain(error, vm, (x,)) from None
 
@@ -52,10 +36,13 @@ def launch_for_values(
 ) -> list[Array]:
     """What the program leaves for these operands. Raises `StaleTensor` for one that has ended."""
     try:
-        with using(operands):
-            return vm.launch(program, [x.handle for x in operands])
+        found = vm.launch(program, [x.handle for x in operands])
     except HandleError as error:
         raise explain(error, vm, operands) from None
+    stale = stale_of(operands)
+    if stale is not None:
+        raise stale
+    return found
 
 
 def explain(error: HandleError, vm: VMProtocol, operands: Sequence[Allocation]) -> MlvmError:

@@ -55,9 +55,6 @@ class Tensor(Methods, Allocation):
     def prepare(self) -> None:
         self.tape = None
 
-    def in_making(self) -> bool:
-        return not hasattr(self, "tape")
-
     @property
     def shape(self) -> Shape:
         """The length of each axis, outermost first; () of a scalar."""

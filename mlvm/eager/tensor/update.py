@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, using
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import COPY, OneOp, apply
-from mlvm.eager.tensor.context import Tape, capturing, current_arena, recording
+from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -46,7 +46,7 @@ def _update(
     """`apply_into` for a result whose type fits, where somebody may need the old value."""
     if out.handle == STALE:
         raise out.stale()
-    on, tape = capturing.get(), recording.get()
+    on, tape = current_capture.get(), current_tape.get()
     tapes = [each for each in live_tapes.copy() if each.within is on]
     tracked = tape is not None and any(x.tape is tape for x in (out, *operands))
     if on is not None and tape is not None and tracked:
@@ -59,7 +59,7 @@ def _update(
         if on is not None:
             on.update(call, operands, types, out, tapes)
             return
-        with (out.arena if out.arena.__class__ is Arena else current_arena()).allocating():
+        with (out.arena if out.arena.__class__ is Arena else current_arena()).hosting():
             new = apply(call, *operands)
         exchange(out, new)
         out.tape, new.tape = new.tape, out.tape
@@ -91,7 +91,7 @@ def make_exclusive(x: Allocation) -> None:
     changes them by its handle. Raises `StaleTensor`."""
     if x.handle == STALE:
         raise x.stale()
-    on = capturing.get()
+    on = current_capture.get()
     if isinstance(x, Tensor) and _is_shared(
         x, [each for each in live_tapes.copy() if each.within is on]
     ):
@@ -104,7 +104,6 @@ def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))
     try:
-        with using(used):
-            out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
+        out.arena.vm.launch(call.into[len(used)], [x.handle for x in used])
     except HandleError as error:
         raise explain(error, out.arena.vm, used) from None

@@ -113,19 +113,19 @@ class NativeFused:
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """The call of attributes["chain"] for parameters of these types; None if it has parts."""
         chain = attributes["chain"]
-        way = self._way(chain, types, tuple(types))
+        way = self._way(chain, types)
         return way if isinstance(way, KernelCall) else None
 
     def __call__(self, *params: Array, chain: Chain) -> None:
         types = [TensorType.of(x) for x in params]
-        way = self._way(chain, types, tuple(types))
+        way = self._way(chain, types)
         if isinstance(way, KernelCall):
             way.run(self._pool, *params)
         else:
             way.run(self._pool, params)
 
-    def _way(self, chain: Chain, types: Types, key: tuple[TensorType, ...]) -> KernelCall | _Parts:
-        ways = self._ways.setdefault(chain, {})
+    def _way(self, chain: Chain, types: Types) -> KernelCall | _Parts:
+        key, ways = tuple(types), self._ways.setdefault(chain, {})
         if key not in ways:
             if len(ways) >= MOST_LAYOUTS:
                 ways.clear()
@@ -154,24 +154,19 @@ class _Parts:
         self._parts: list[_Part] = []
         all_types = [known[number] for number in order]
         for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
-            links = [
-                Link(op, place[target], tuple([place[source] for source in sources]), attributes)
-                for op, target, sources, attributes in run
-            ]
+            links = [link.renumbered(place) for link in run]
             part = _call_of(links, all_types) if native and len(links) > 1 else None
             if part is not None:
                 self._parts.append(part)
                 continue
             self._parts += [
-                _Part(chain.kernel(op), (target, *sources), attributes)
-                for op, target, sources, attributes in links
+                _Part(chain.kernel(link.op), (link.target, *link.sources), link.attributes)
+                for link in links
             ]
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
-        arrays = [
-            *params,
-            *[memory_of(*type.shape, dtype=type.dtype.numpy) for type in self._temporaries],
-        ]
+        made = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self._temporaries]
+        arrays = [*params, *made]
         for work, numbers, attributes in self._parts:
             operands = [arrays[number] for number in numbers]
             if isinstance(work, KernelCall):
@@ -182,12 +177,9 @@ class _Parts:
 
 def _has_row(chain: Chain, link: Link, known: Mapping[int, TensorType]) -> bool:
     op, target, sources, attributes = link
+    native = op.links and isinstance(chain.kernel(op), NativeKernel)
     operands = [known[source] for source in sources]
-    return (
-        op.links
-        and isinstance(chain.kernel(op), NativeKernel)
-        and row_of(op, known[target], operands, attributes) is not None
-    )
+    return native and row_of(op, known[target], operands, attributes) is not None
 
 
 def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
@@ -198,11 +190,9 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
     sources = {source for link in links for source in link.sources} - {*targets}
     numbers = (*targets, *sorted(sources))
     place = {number: i for i, number in enumerate(numbers)}
-    renumbered = [
-        Link(op, place[target], tuple([place[source] for source in sources]), attributes)
-        for op, target, sources, attributes in links
-    ]
-    call = chain_call(renumbered, [types[number] for number in numbers])
+    call = chain_call(
+        [link.renumbered(place) for link in links], [types[number] for number in numbers]
+    )
     return None if call is None else _Part(call, numbers, NO_ATTRIBUTES)
 
 

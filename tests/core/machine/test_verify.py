@@ -444,13 +444,12 @@ def test_main_has_no_parameters() -> None:
         verify(Program([straight("halt").main._replace(nparams=1)]), TABLE)
 
 
-def test_functions_that_call_each_other_in_a_long_chain() -> None:
+def test_functions_that_call_each_other_in_a_long_chain(vm: VM) -> None:
     functions = "".join(
         f".func f{n} 1 1 | get -1 | call f{n + 1} | return 1 |" for n in range(2000)
     )
     last = '.func f2000 1 1 | get -1 | push_str "negative" | cfunc 1 1 | return 1'
     program = main_of("load_arg 0 | call f0", functions + last)
-    vm = VM()
     assert vm.estimate(program, [VECTOR]) == (8, 2)
     [left] = vm.launch(program, [put(vm, f32s(1, 2))])
     assert left.tolist() == [-1, -2]

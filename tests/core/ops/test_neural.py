@@ -16,6 +16,7 @@ from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
 from mlvm.core.types import Array
+from tests.brief import refuses
 from tests.core.ops.cases.case import Case
 from tests.core.ops.cases.neural import CASES
 from tests.core.ops.evaluate import evaluate
@@ -441,12 +442,9 @@ def test_bad_input_is_refused(
     inputs: tuple[Any, ...],
     attributes: dict[str, Any],
 ) -> None:
-    with pytest.raises(error, match=message):
-        evaluate(name, *inputs, **attributes)
+    refuses(error, message, evaluate, name, *inputs, **attributes)
 
 
 def test_unknown_padding_is_refused() -> None:
-    with pytest.raises(AttributeRefused, match="'same' is not"):
-        resolve_padding("same", (3, 3), (1, 1), (7, 8))
-    with pytest.raises(AttributeRefused, match="stride"):
-        resolve_padding("SAME", (3, 3), (0, 1), (7, 8))
+    refuses(AttributeRefused, "'same' is not", resolve_padding, "same", (3, 3), (1, 1), (7, 8))
+    refuses(AttributeRefused, "stride", resolve_padding, "SAME", (3, 3), (0, 1), (7, 8))

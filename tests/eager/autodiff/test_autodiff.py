@@ -14,22 +14,24 @@ import pytest
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.errors import DTypeError, GradientError, ShapeError
-from mlvm.eager.autodiff import autodiff
-from mlvm.eager.autodiff.autodiff import Tape, grad, value_and_grad, vjp
+from mlvm.eager.autodiff import tape as tapes
+from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.functions.creation import ones, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.context import default_vm, recording
+from mlvm.eager.tensor.context import current_tape, default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import live_tapes
+from tests.brief import cases, refuses
 from tests.threads import in_threads
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind() -> Iterator[None]:
     yield
-    assert recording.get() is None
+    assert current_tape.get() is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
 
 
@@ -174,8 +176,7 @@ def test_a_pullback_ends_with_the_gradient_around_it() -> None:
         return value
 
     assert lists(grad(loss)(tensor(3.0))) == 6.0
-    with pytest.raises(GradientError, match=r"what led to this f64\[\] was dropped"):
-        escaped[0](tensor(1.0))
+    refuses(GradientError, r"what led to this f64\[\] was dropped", escaped[0], tensor(1.0))
 
 
 def test_stop_gradient() -> None:
@@ -273,22 +274,20 @@ def test_parts_of_a_tensor_add_up_in_one_cotangent(name: str, wide: int) -> None
 
 @pytest.mark.parametrize("name", PARTS)
 def test_parts_have_gradients_of_any_order(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     x = tensor(_rng.normal(size=(TURNS + 2, 5)) * 0.3)
     ml.testing.check_gradients(lambda x: _of_parts(PARTS[name], x), x, order=3)
 
 
-@pytest.mark.parametrize(
+@cases(
     "cut",
-    [
-        lambda x: ml.unstack(x),
-        lambda x: ml.unstack(x, axis=1),
-        lambda x: ml.split(x, 3),
-        lambda x: ml.split(x, [1, 4], axis=1),
-        lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
-        lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
-        lambda x: list(x),
-    ],
+    lambda x: ml.unstack(x),
+    lambda x: ml.unstack(x, axis=1),
+    lambda x: ml.split(x, 3),
+    lambda x: ml.split(x, [1, 4], axis=1),
+    lambda x: [ml.pad(x[:2], 1), ml.pad(x, [(1, 0), (0, 2)], 3.0)],
+    lambda x: [ml.concat([x[1:], x[:1]]), ml.take(x, ml.asarray([0, 0, 5]), axis=0)],
+    lambda x: list(x),
 )
 def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
     x = tensor(_rng.normal(size=(6, 5)))
@@ -297,7 +296,7 @@ def test_what_a_tensor_is_cut_into_gives_its_cotangent_back(cut: Any) -> None:
 
 def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cotangent that is somebody else's too is copied before a part is added to it."""
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     c = tensor([1.0, 2.0, 3.0, 4.0])
 
     def twice(x: Tensor, y: Tensor) -> Tensor:  # the seed is y's cotangent, and x's first part
@@ -325,7 +324,7 @@ def test_no_other_reader_of_a_cotangent_sees_it_change(monkeypatch: pytest.Monke
 
 
 def test_a_pullback_of_its_own_value_is_no_update_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(autodiff, "_WORTH_UPDATING", 0)
+    monkeypatch.setattr(tapes, "_WORTH_UPDATING", 0)
     value, pullback = vjp(lambda x: x[:2] + x[1:], tensor([1.0, 2.0, 3.0]))
     assert lists(list(pullback(value))) == [[3.0, 8.0, 5.0]]
 
@@ -349,16 +348,14 @@ def _raise(_: Tensor) -> Tensor:
     raise ZeroDivisionError("by design")
 
 
-@pytest.mark.parametrize(
-    ("function", "error", "match"),
-    [
-        (lambda x: x * 2.0, GradientError, r"of a float scalar, not of f64\[3\]"),
-        (lambda x: 1.0, GradientError, "not of a float"),
-        (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
-        (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
-        (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
-        (_raise, ZeroDivisionError, "by design"),
-    ],
+@cases(
+    "function, error, match",
+    (lambda x: x * 2.0, GradientError, r"of a float scalar, not of f64\[3\]"),
+    (lambda x: 1.0, GradientError, "not of a float"),
+    (lambda x: op.argmax(x), GradientError, r"not of i64\[\]"),
+    (lambda x: op.sum(op.floor(x)), GradientError, r"^floor\(f64\[3\]\) has no gradient for x"),
+    (lambda x: op.sum(x + tensor([1.0, 2.0])), ShapeError, "do not broadcast"),
+    (_raise, ZeroDivisionError, "by design"),
 )
 def test_an_error_leaves_nothing_behind(
     arena: Arena, function: Callable[[Tensor], Any], error: type[Exception], match: str
@@ -367,7 +364,7 @@ def test_an_error_leaves_nothing_behind(
     used = arena.used
     with pytest.raises(error, match=match):
         grad(function)(x)
-    assert recording.get() is None
+    assert current_tape.get() is None
     assert not any(isinstance(tape, Tape) and tape.nodes for tape in live_tapes)
     assert arena.used == used
 
@@ -412,8 +409,7 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
     _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
     wrong: Any
     for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(2)):
-        with pytest.raises(GradientError, match=r"the cotangent of f64\[2\] cannot be"):
-            pullback(wrong)
+        refuses(GradientError, r"the cotangent of f64\[2\] cannot be", pullback, wrong)
 
 
 # --- updates in place ------------------------------------------------------------------

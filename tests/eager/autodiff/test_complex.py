@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from tests.brief import cases
 
 Z = np.array([[1 + 2j, -0.5j, 3], [0.25 - 1j, 2j, -1 - 1j]])
 R = np.array([0.5, -1.5, 2.0])
@@ -46,26 +47,24 @@ def test_indexed_and_updated() -> None:
         same(ml.unique_values(ml.concat([z, z])), np.unique((expected + 1j) * 2))
 
 
-@pytest.mark.parametrize(
-    ("call", "error", "text"),
-    [
-        (lambda z: ml.astype(z, "f32"), ml.errors.DTypeError, "take the real or imag part"),
-        (lambda z: ml.sum(z, dtype="f64"), ml.errors.DTypeError, "take the real or imag part"),
-        (lambda z: ml.asarray([1j], dtype="f32"), ml.errors.DTypeError, "do not become f32"),
-        (lambda z: ml.asarray(Z, dtype="i64"), ml.errors.DTypeError, "real"),
-        (lambda z: z < z, ml.errors.DTypeError, "it must be real"),
-        (lambda z: z // 1, ml.errors.DTypeError, "it must be real"),
-        (lambda z: ml.max(z), ml.errors.DTypeError, "it must be real"),
-        (lambda z: ml.softmax(z, axis=0), ml.errors.DTypeError, "it must be float"),
-        (lambda z: float(z[0, 0]), TypeError, "complex"),
-        (lambda z: ml.optim.SGD({"z": z}, 0.1), ml.errors.DTypeError, "must be a float"),
-        (lambda z: ml.grad(lambda z: ml.sum(z))(z), ml.errors.GradientError, "take the real"),
-        (
-            lambda z: ml.grad(lambda z: ml.abs(ml.sum(ml.sign(z))))(z),
-            ml.errors.GradientError,
-            "sign",
-        ),
-    ],
+@cases(
+    "call, error, text",
+    (lambda z: ml.astype(z, "f32"), ml.errors.DTypeError, "take the real or imag part"),
+    (lambda z: ml.sum(z, dtype="f64"), ml.errors.DTypeError, "take the real or imag part"),
+    (lambda z: ml.asarray([1j], dtype="f32"), ml.errors.DTypeError, "do not become f32"),
+    (lambda z: ml.asarray(Z, dtype="i64"), ml.errors.DTypeError, "real"),
+    (lambda z: z < z, ml.errors.DTypeError, "it must be real"),
+    (lambda z: z // 1, ml.errors.DTypeError, "it must be real"),
+    (lambda z: ml.max(z), ml.errors.DTypeError, "it must be real"),
+    (lambda z: ml.softmax(z, axis=0), ml.errors.DTypeError, "it must be float"),
+    (lambda z: float(z[0, 0]), TypeError, "complex"),
+    (lambda z: ml.optim.SGD({"z": z}, 0.1), ml.errors.DTypeError, "must be a float"),
+    (lambda z: ml.grad(lambda z: ml.sum(z))(z), ml.errors.GradientError, "take the real"),
+    (
+        lambda z: ml.grad(lambda z: ml.abs(ml.sum(ml.sign(z))))(z),
+        ml.errors.GradientError,
+        "sign",
+    ),
 )
 def test_refused(call: Callable[[Any], Any], error: type[Exception], text: str) -> None:
     z = ml.asarray(Z)

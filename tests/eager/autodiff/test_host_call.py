@@ -23,8 +23,9 @@ from mlvm.core.errors import (
 from mlvm.core.machine.frame import Frame
 from mlvm.core.types import Array
 from mlvm.eager.autodiff import host_call as calls
-from mlvm.eager.autodiff.autodiff import Tape
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.update import live_tapes
+from tests.brief import cases, refuses
 from tests.machines.libraries import EXAMPLE, compile_c, needs_compiler
 from tests.wired import machine
 
@@ -107,8 +108,7 @@ def test_results_lie_in_the_current_arena(vm: ml.VM) -> None:
     with ml.Arena(vm, "inner") as inner:
         y = ml.call("sine", x)
         assert y.arena is inner
-    with pytest.raises(StaleTensor):
-        ml.call("sine", y)
+    refuses(StaleTensor, "", ml.call, "sine", y)
 
 
 def test_a_result_is_a_copy(vm: ml.VM) -> None:
@@ -146,23 +146,20 @@ def test_a_replaced_function_is_seen(vm: ml.VM) -> None:
     assert ml.call("scale", x).item() == 9.0
 
 
-@pytest.mark.parametrize(
-    ("args", "attributes", "error", "message"),
-    [
-        (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
-        ((7,), {}, UnknownFunction, "a function is called by its name, a str, not 7"),
-        (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
-        (("scale",), {"by": {}}, AttributeRefused, r"^scale\(\): an attribute is None.*not a dict"),
-        (("scale",), {"by": [np.ones(2)]}, AttributeRefused, "not a ndarray"),
-        (("add.out",), {}, AttributeRefused, "it writes to an operand; use ml.add with out="),
-        (("sine",), {}, MachineError, "sine: no parameter 0; the call has 0"),
-    ],
+@cases(
+    "args, attributes, error, message",
+    (("sina",), {}, UnknownFunction, "no function 'sina'; did you mean sin"),
+    ((7,), {}, UnknownFunction, "a function is called by its name, a str, not 7"),
+    (("sine", 3.0), {}, DTypeError, r"^sine\(\): takes tensors, not a float; see asarray$"),
+    (("scale",), {"by": {}}, AttributeRefused, r"^scale\(\): an attribute is None.*not a dict"),
+    (("scale",), {"by": [np.ones(2)]}, AttributeRefused, "not a ndarray"),
+    (("add.out",), {}, AttributeRefused, "it writes to an operand; use ml.add with out="),
+    (("sine",), {}, MachineError, "sine: no parameter 0; the call has 0"),
 )
 def test_what_is_refused(
     vm: ml.VM, args: Any, attributes: Any, error: type[Exception], message: str
 ) -> None:
-    with pytest.raises(error, match=message):
-        ml.call(*args, **attributes)
+    refuses(error, message, ml.call, *args, **attributes)
 
 
 def test_operands_of_another_vm_are_refused(vm: ml.VM) -> None:
@@ -258,14 +255,12 @@ def test_an_operand_that_nothing_depends_on_needs_no_rule(vm: ml.VM) -> None:
     np.testing.assert_allclose(stopped.numpy(), np.sin([5.0]))
 
 
-@pytest.mark.parametrize(
-    ("vjp", "message"),
-    [
-        (lambda g, x, out: None, "the vjp for operand 0, a f64.2., gave a NoneType"),
-        (lambda g, x, out: ml.zeros((3,)), r"operand 0, a f64\[2\], gave f32\[3\]"),
-        (lambda g, x, out: ml.asarray([1, 2]), r"gave i64\[2\]"),
-        (lambda g, x, out: ml.asarray(1.0), r"gave f32\[\]"),
-    ],
+@cases(
+    "vjp, message",
+    (lambda g, x, out: None, "the vjp for operand 0, a f64.2., gave a NoneType"),
+    (lambda g, x, out: ml.zeros((3,)), r"operand 0, a f64\[2\], gave f32\[3\]"),
+    (lambda g, x, out: ml.asarray([1, 2]), r"gave i64\[2\]"),
+    (lambda g, x, out: ml.asarray(1.0), r"gave f32\[\]"),
 )
 def test_a_rule_that_returns_no_cotangent(vm: ml.VM, vjp: Any, message: str) -> None:
     with pytest.raises(GradientError, match=message):
@@ -316,5 +311,4 @@ def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
     least, greatest = ml.call("min_max", ml.asarray([5, -2, 3]))
     assert [least.item(), greatest.item()] == [-2, 5]
     assert ml.call("nothing", x) is None
-    with pytest.raises(HostFunctionError, match="softclip: limit must be > 0"):
-        ml.call("softclip", x, limit=-1)
+    refuses(HostFunctionError, "softclip: limit must be > 0", ml.call, "softclip", x, limit=-1)

@@ -19,12 +19,13 @@ from mlvm.core.errors import GradientError, OpError
 from mlvm.core.op import OPS
 from mlvm.core.types import TensorType, c128, f64
 from mlvm.eager import optim
-from mlvm.eager.autodiff.autodiff import grad, vjp
+from mlvm.eager.autodiff.grad import grad, vjp
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, NON_DIFFERENTIABLE, VJPS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
+from tests.brief import cases
 from tests.core.ops.cases import CASES, Case
 
 Function = Callable[..., Tensor]
@@ -272,14 +273,12 @@ def test_pow_of_zero_at_infinity_and_again() -> None:
     assert _gradients(grad(lambda x: op.sum(x**0)), [0.0, 2.0, *infinite]) == [[0.0] * 4]
 
 
-@pytest.mark.parametrize(
-    ("x", "first", "second"),
-    [
-        ([2.0, 3.0, 5.0], [15, 10, 6], [8, 7, 5]),
-        ([0.0, 3.0, 5.0], [15, 0, 0], [8, 5, 3]),
-        ([0.0, 3.0, 0.0], [0, 0, 0], [3, 0, 3]),
-        ([0.0, 0.0, 0.0], [0, 0, 0], [0, 0, 0]),
-    ],
+@cases(
+    "x, first, second",
+    ([2.0, 3.0, 5.0], [15, 10, 6], [8, 7, 5]),
+    ([0.0, 3.0, 5.0], [15, 0, 0], [8, 5, 3]),
+    ([0.0, 3.0, 0.0], [0, 0, 0], [3, 0, 3]),
+    ([0.0, 0.0, 0.0], [0, 0, 0], [0, 0, 0]),
 )
 def test_prod_of_zeros(x: list[float], first: list[int], second: list[int]) -> None:
     """prod(x) = x0 x1 x2, whose second derivatives in row 0 are 0, x2 and x1, ..."""

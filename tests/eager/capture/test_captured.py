@@ -1067,7 +1067,7 @@ def test_others_use_the_vm_while_one_records(place: Place) -> None:
 
     def other() -> list[Any]:
         assert inside.wait(10)
-        with place.weights.allocating():
+        with ml.Arena(place.vm, "other").allocating():
             x = ml.asarray(np.ones(2, np.float32))
             found = [(x + 1).tolist(), replayed(x).tolist()]
         done.set()
@@ -1113,7 +1113,7 @@ def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
     found = vars(place.vm).setdefault("found", [])  # in what no signature looks into
 
     def work() -> None:
-        with place.weights.allocating():
+        with ml.Arena(place.vm, "other").allocating():
             vars(place.vm)["found"].append(inner(ones(2)).tolist())
 
     @ml.capture
@@ -1131,9 +1131,10 @@ def test_a_thread_joined_inside_records_on_the_same_vm(place: Place) -> None:
 
 def test_what_another_thread_makes_meanwhile_is_refused(place: Place) -> None:
     made: list[Any] = []
+    other = ml.Arena(place.vm, "other")
 
     def work() -> None:
-        with place.weights.allocating():
+        with other.allocating():
             made.append(ones(2) * 3.0)
 
     def step(x: ml.Tensor) -> Any:

@@ -19,6 +19,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 import mlvm.eager as ml
 from mlvm.machines.wire import WireVM
 from tests.alarms import alarms_interrupt, interrupt_after
+from tests.brief import cases, refuses
 from tests.mutations import assert_well_refused
 
 __all__ = ["alarms_interrupt"]  # a fixture
@@ -192,40 +193,33 @@ def test_a_module_of_another_shape_says_so_and_stays_as_it_was(tmp_path: Path) -
     ]
     for tensors, error, reason in wrong:
         ml.save(file, tensors)
-        with pytest.raises(error, match=f"{file}: .*{reason}"):
-            ml.load(file, into=model)
+        refuses(error, f"{file}: .*{reason}", ml.load, file, into=model)
         assert bits(model.state()) == before
-    with pytest.raises(ml.errors.PathError, match="would both be 'x'"):
-        ml.load(file, rename=lambda _: "x")
+    refuses(ml.errors.PathError, "would both be 'x'", ml.load, file, rename=lambda _: "x")
     unnamed: Any = lambda _: 3  # noqa: E731
-    with pytest.raises(ml.errors.PathError, match="rename makes 3 of '"):
-        ml.load(file, rename=unnamed)
+    refuses(ml.errors.PathError, "rename makes 3 of '", ml.load, file, rename=unnamed)
     unnamed = "x"
-    with pytest.raises(ml.errors.AttributeRefused, match="'x' is no function"):
-        ml.load(file, rename=unnamed)
+    refuses(ml.errors.AttributeRefused, "'x' is no function", ml.load, file, rename=unnamed)
 
 
-@pytest.mark.parametrize(
-    ("tensors", "metadata", "error", "reason"),
-    [
-        ({"z": np.zeros(1, "c16")}, None, ml.errors.WeightsError, "z: the format has no c128"),
-        ({"__metadata__": np.zeros(1)}, None, ml.errors.WeightsError, "the name '__metadata__'"),
-        ({3: np.zeros(1)}, None, ml.errors.WeightsError, "the name 3"),
-        ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "no UTF-8"),
-        ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "not 'a': 1"),
-        ({"x": np.zeros(1)}, ["a"], ml.errors.AttributeRefused, "texts by name"),
-        ({"x": 3.0}, None, ml.errors.DTypeError, "x must be a tensor or an array, not 3.0"),
-        ({"x": np.array("a")}, None, ml.errors.DTypeError, "no dtype for"),
-        ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
-        ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
-        ([np.zeros(1)], None, ml.errors.DTypeError, "a Module, or tensors by name"),
-    ],
+@cases(
+    "tensors, metadata, error, reason",
+    ({"z": np.zeros(1, "c16")}, None, ml.errors.WeightsError, "z: the format has no c128"),
+    ({"__metadata__": np.zeros(1)}, None, ml.errors.WeightsError, "the name '__metadata__'"),
+    ({3: np.zeros(1)}, None, ml.errors.WeightsError, "the name 3"),
+    ({"\ud800": np.zeros(1)}, None, ml.errors.WeightsError, "no UTF-8"),
+    ({"x": np.zeros(1)}, {"a": 1}, ml.errors.WeightsError, "not 'a': 1"),
+    ({"x": np.zeros(1)}, ["a"], ml.errors.AttributeRefused, "texts by name"),
+    ({"x": 3.0}, None, ml.errors.DTypeError, "x must be a tensor or an array, not 3.0"),
+    ({"x": np.array("a")}, None, ml.errors.DTypeError, "no dtype for"),
+    ({"x": np.ma.array([1.0], mask=[True])}, None, ml.errors.DTypeError, "x is a masked array"),
+    ({"x": Unreadable()}, None, ml.errors.DTypeError, "x: .* cannot be read: not now"),
+    ([np.zeros(1)], None, ml.errors.DTypeError, "a Module, or tensors by name"),
 )
 def test_what_cannot_be_saved(
     tmp_path: Path, tensors: Any, metadata: Any, error: type[Exception], reason: str
 ) -> None:
-    with pytest.raises(error, match=reason):
-        ml.save(tmp_path / "x", tensors, metadata)
+    refuses(error, reason, ml.save, tmp_path / "x", tensors, metadata)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -297,26 +291,22 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(
     ml.save(file, EXAMPLE)
     with ml.Arena(ml.VM(), "gone"):
         gone = ml.zeros(2)
-    with pytest.raises(ml.errors.StaleTensor):
-        ml.save(file, {"x": gone})
+    refuses(ml.errors.StaleTensor, "", ml.save, file, {"x": gone})
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        ml.save(file, {})
+    refuses(OSError, "No space left", ml.save, file, {})
     assert bits(ml.load(file)) == bits(EXAMPLE)
     assert [each.name for each in tmp_path.iterdir()] == ["x"]
-    with pytest.raises(FileNotFoundError, match="nowhere/x"):
-        ml.save(tmp_path / "nowhere" / "x", EXAMPLE)
+    refuses(FileNotFoundError, "nowhere/x", ml.save, tmp_path / "nowhere" / "x", EXAMPLE)
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name, reason in (("pipe", "no regular file"), ("nothing", "No such file"), ("\0", "null")):
-        with pytest.raises(OSError, match=reason):
-            ml.load(tmp_path / name)
+        refuses(OSError, reason, ml.load, tmp_path / name)
     (tmp_path / "loop").symlink_to("loop")
     names = ("pipe", "", ".", "/", "a\0b", "\ud800", "loop")
     for name in names:
@@ -324,8 +314,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
             ml.save(tmp_path / name if name in ("pipe", "loop") else name, EXAMPLE)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["loop", "pipe"]
     for call in (lambda: ml.load(3), lambda: ml.save(3, {})):  # type: ignore[call-overload,arg-type]
-        with pytest.raises(ml.errors.AttributeRefused, match="a text or a path, not 3"):
-            call()
+        refuses(ml.errors.AttributeRefused, "a text or a path, not 3", call)
     with pytest.raises(ml.errors.DTypeError, match="into a Module, not into "):
         ml.load(tmp_path / "x", into={})  # type: ignore[call-overload]
 
@@ -339,45 +328,42 @@ def test_a_captured_function_loads_nothing(tmp_path: Path) -> None:
         ml.capture(lambda x: ml.save(file, {"x": x}))(ml.ones(2))
 
 
-@pytest.mark.parametrize(
-    ("header", "reason"),
-    [
-        ("[]", "no object"),
-        ("{", "no JSON"),
-        ('{"x\ud7ff": NaN}', "has no dtype"),
-        ({"__metadata__": {"a": 1}}, "no object with texts"),
-        ({"x": 3}, "x has no dtype, shape and place"),
-        ({"x": entry("F32", [], 0, None)}, "x has a shape or place that are no numbers"),
-        ({"x": entry(["F32"], [2], 0, 8)}, "x has no dtype"),
-        ({"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}, "x has no dtype"),
-        ({"x": entry("F8_E4M3", [8], 0, 8)}, "x is F8_E4M3, which no tensor can be"),
-        ({"x": entry("F32", [-1], 0, 4)}, "no numbers"),
-        ({"x": entry("F32", [1.0], 0, 4)}, "no numbers"),
-        ({"x": entry("F32", [True], 0, 4)}, "no numbers"),
-        ({"x": entry("F32", [2], 0, 4)}, r"x has 4 bytes for F32 of shape \(2,\)"),
-        ({"x": entry("BF16", [3], 0, 8)}, r"x has 8 bytes for BF16 of shape \(3,\)"),
-        ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: f32 of shape .* is larger than"),
-        ({"x": entry("F32", [2**61, 0], 0, 0)}, "x: f32 of shape .* is larger than"),
-        ({"x": entry("F16", [0, 2**31, 2**30], 0, 0)}, "x: f32 of shape .* is larger than"),
-        ({"x": entry("F8_E5M2", [2**63], 0, 0)}, "x: u8 of shape .* is larger than"),
-        ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n has no dtype"),
-        ({"x": entry("U8", [1] * 70, 0, 1)}, "x: a tensor has at most 64 dimensions, not 70"),
-        ({"x": entry("F32", [1], 4, 8)}, "x has bytes 4 to 8 .* before it ends at 0"),
-        ({"x": entry("U8", [9], 0, 9)}, "8 bytes of data, not 9"),
-        ({"x": entry("U8", [4], 0, 4)}, "8 bytes of data, not 4"),
-        (
-            {"x": entry("U8", [8], 0, 8), "y": entry("U8", [4], 4, 8)},
-            "y has bytes 4 to 8 of the data, and what comes before it ends at 8",
-        ),
-        ({"x": entry("BOOL", [8], 0, 8)}, "x has a bool that is neither"),
-        ('{"x": {"dtype": "U8", "dtype": "I8"}}', "its header has dtype twice"),
-    ],
+@cases(
+    "header, reason",
+    ("[]", "no object"),
+    ("{", "no JSON"),
+    ('{"x\ud7ff": NaN}', "has no dtype"),
+    ({"__metadata__": {"a": 1}}, "no object with texts"),
+    ({"x": 3}, "x has no dtype, shape and place"),
+    ({"x": entry("F32", [], 0, None)}, "x has a shape or place that are no numbers"),
+    ({"x": entry(["F32"], [2], 0, 8)}, "x has no dtype"),
+    ({"x": {"dtype": "F32", "shape": [], "data_offsets": [0]}}, "x has no dtype"),
+    ({"x": entry("F8_E4M3", [8], 0, 8)}, "x is F8_E4M3, which no tensor can be"),
+    ({"x": entry("F32", [-1], 0, 4)}, "no numbers"),
+    ({"x": entry("F32", [1.0], 0, 4)}, "no numbers"),
+    ({"x": entry("F32", [True], 0, 4)}, "no numbers"),
+    ({"x": entry("F32", [2], 0, 4)}, r"x has 4 bytes for F32 of shape \(2,\)"),
+    ({"x": entry("BF16", [3], 0, 8)}, r"x has 8 bytes for BF16 of shape \(3,\)"),
+    ({"x": entry("F32", [0, 2**63], 0, 0)}, "x: f32 of shape .* is larger than"),
+    ({"x": entry("F32", [2**61, 0], 0, 0)}, "x: f32 of shape .* is larger than"),
+    ({"x": entry("F16", [0, 2**31, 2**30], 0, 0)}, "x: f32 of shape .* is larger than"),
+    ({"x": entry("F8_E5M2", [2**63], 0, 0)}, "x: u8 of shape .* is larger than"),
+    ('{"\\u001b[31m\\n": 3}', r"\\x1b\[31m\\n has no dtype"),
+    ({"x": entry("U8", [1] * 70, 0, 1)}, "x: a tensor has at most 64 dimensions, not 70"),
+    ({"x": entry("F32", [1], 4, 8)}, "x has bytes 4 to 8 .* before it ends at 0"),
+    ({"x": entry("U8", [9], 0, 9)}, "8 bytes of data, not 9"),
+    ({"x": entry("U8", [4], 0, 4)}, "8 bytes of data, not 4"),
+    (
+        {"x": entry("U8", [8], 0, 8), "y": entry("U8", [4], 4, 8)},
+        "y has bytes 4 to 8 of the data, and what comes before it ends at 8",
+    ),
+    ({"x": entry("BOOL", [8], 0, 8)}, "x has a bool that is neither"),
+    ('{"x": {"dtype": "U8", "dtype": "I8"}}', "its header has dtype twice"),
 )
 def test_impossible_headers(tmp_path: Path, header: object, reason: str) -> None:
     file = tmp_path / "x"
     file.write_bytes(written(header, bytes(range(8))))
-    with pytest.raises(ml.errors.WeightsError, match=f"{file}: .*{reason}"):
-        ml.load(file)
+    refuses(ml.errors.WeightsError, f"{file}: .*{reason}", ml.load, file)
 
 
 @pytest.mark.usefixtures("alarms_interrupt")
@@ -387,8 +373,7 @@ def test_a_name_that_stands_twice_is_found_in_a_long_header(tmp_path: Path) -> N
     file.write_bytes(written("{" + ", ".join(f'"{name}": 0' for name in names) + "}", b""))
 
     def load() -> None:
-        with pytest.raises(ml.errors.WeightsError, match="its header has 99999 twice"):
-            ml.load(file)
+        refuses(ml.errors.WeightsError, "its header has 99999 twice", ml.load, file)
 
     assert not interrupt_after(10, load)
 
@@ -405,8 +390,7 @@ def test_a_header_that_is_longer_than_the_format_has_it(tmp_path: Path) -> None:
     with file.open("wb") as stream:
         stream.write((100_000_000).to_bytes(8, "little"))
         stream.truncate(100_000_008)  # a hole, which takes no room
-    with pytest.raises(ml.errors.WeightsError, match="its header has more than 100000000 bytes"):
-        ml.load(file)
+    refuses(ml.errors.WeightsError, "its header has more than 100000000 bytes", ml.load, file)
 
 
 def _with_header(content: bytes) -> Callable[[bytes], bytes]:

@@ -23,12 +23,13 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array
 from mlvm.eager import nn, optim, random
-from mlvm.eager.autodiff.autodiff import grad
+from mlvm.eager.autodiff.grad import grad
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tree import named_leaves
 from mlvm.machines.dry import DryVM
+from tests.brief import cases, refuses
 
 RNG = np.random.default_rng(5)
 
@@ -135,14 +136,12 @@ def convolve(x: Array, kernel: Array, stride: tuple[int, int], pads: Any) -> Arr
     )
 
 
-@pytest.mark.parametrize(
-    ("window", "stride", "padding", "pads"),
-    [
-        (3, 1, "SAME", ((1, 1), (1, 1))),
-        (2, 2, "SAME", ((0, 1), (0, 0))),
-        ((3, 2), (2, 1), "VALID", ((0, 0), (0, 0))),
-        (2, 1, ((1, 0), (0, 2)), ((1, 0), (0, 2))),
-    ],
+@cases(
+    "window, stride, padding, pads",
+    (3, 1, "SAME", ((1, 1), (1, 1))),
+    (2, 2, "SAME", ((0, 1), (0, 0))),
+    ((3, 2), (2, 1), "VALID", ((0, 0), (0, 0))),
+    (2, 1, ((1, 0), (0, 2)), ((1, 0), (0, 2))),
 )
 @pytest.mark.parametrize("bias", [True, False])
 def test_conv2d(window: Any, stride: Any, padding: Any, pads: Any, bias: bool) -> None:
@@ -169,8 +168,7 @@ def test_embedding() -> None:
     indices = np.array([[4, 0], [1, 1]])
     expected = layer.embedding.numpy()[indices]
     np.testing.assert_array_equal(layer(from_array(indices)).numpy(), expected)
-    with pytest.raises(OperandValueError):
-        layer(from_array(np.array([5])))
+    refuses(OperandValueError, "", layer, from_array(np.array([5])))
 
 
 def test_sequential_takes_layers_and_functions() -> None:
@@ -185,8 +183,7 @@ def test_an_index_of_an_embedding_counts_from_the_end_below_zero() -> None:
     layer = nn.Embedding(5, 3)
     last = layer(from_array(np.array([-1]))).numpy()
     np.testing.assert_array_equal(last, layer.embedding.numpy()[-1:])
-    with pytest.raises(OperandValueError):
-        layer(from_array(np.array([-6])))
+    refuses(OperandValueError, "", layer, from_array(np.array([-6])))
 
 
 def test_sizes_may_be_integers_of_numpy() -> None:
@@ -200,13 +197,11 @@ def test_sizes_may_be_integers_of_numpy() -> None:
 # --- parameters at the start ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "variance"),
-    [
-        (lambda **given: nn.Linear(100, 200, **given).kernel, 1 / 100),
-        (lambda **given: nn.Conv2d(10, 200, (2, 5), **given).kernel, 1 / 100),
-        (lambda **given: nn.Embedding(200, 100, **given).embedding, 1 / 100),
-    ],
+@cases(
+    "make, variance",
+    (lambda **given: nn.Linear(100, 200, **given).kernel, 1 / 100),
+    (lambda **given: nn.Conv2d(10, 200, (2, 5), **given).kernel, 1 / 100),
+    (lambda **given: nn.Embedding(200, 100, **given).embedding, 1 / 100),
 )
 def test_kernels_are_drawn_with_the_key(make: Callable[..., Tensor], variance: float) -> None:
     drawn = make(key=random.key(1)).numpy()
@@ -303,22 +298,20 @@ def test_load_parameters_restores_a_model() -> None:
     np.testing.assert_array_equal(other(x).numpy(), model(x).numpy())
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"bias": None}, PathError, "missing parameter 'bias'"),
-        ({"scale": np.zeros(3)}, PathError, "unknown parameter 'scale'"),
-        (
-            {"bias": np.zeros(3)},
-            DTypeError,
-            "parameter 'bias' is f32[3], given f64[3]: convert it with astype('float32')",
-        ),
-        (
-            {"bias": np.zeros(2, np.float32)},
-            ShapeError,
-            "parameter 'bias' is f32[3], given f32[2]",
-        ),
-    ],
+@cases(
+    "change, error, message",
+    ({"bias": None}, PathError, "missing parameter 'bias'"),
+    ({"scale": np.zeros(3)}, PathError, "unknown parameter 'scale'"),
+    (
+        {"bias": np.zeros(3)},
+        DTypeError,
+        "parameter 'bias' is f32[3], given f64[3]: convert it with astype('float32')",
+    ),
+    (
+        {"bias": np.zeros(2, np.float32)},
+        ShapeError,
+        "parameter 'bias' is f32[3], given f32[2]",
+    ),
 )
 def test_load_parameters_is_strict(
     change: dict[str, Any], error: type[Exception], message: str
@@ -327,8 +320,7 @@ def test_load_parameters_is_strict(
     before = layer.kernel.numpy()
     arrays = {"kernel": np.ones((2, 3), np.float32), "bias": np.ones(3, np.float32)}
     arrays = {name: x for name, x in {**arrays, **change}.items() if x is not None}
-    with pytest.raises(error, match=re.escape(message)):
-        layer.load_parameters(arrays)
+    refuses(error, re.escape(message), layer.load_parameters, arrays)
     np.testing.assert_array_equal(layer.kernel.numpy(), before)
 
 
@@ -354,8 +346,7 @@ def test_a_module_that_contains_itself() -> None:
     vars(model).update(again=model)
     assert repr(model).splitlines() == ["Sequential(layers=())", "  again: Sequential(...)"]
     for use in (model.parameters, model.num_parameters, lambda: model.load_parameters({})):
-        with pytest.raises(DTypeError, match="this Sequential contains itself at again"):
-            use()
+        refuses(DTypeError, "this Sequential contains itself at again", use)
 
 
 def test_a_deep_copy_has_parameters_of_its_own() -> None:
@@ -375,8 +366,7 @@ def test_a_deep_copy_has_parameters_of_its_own() -> None:
 
 
 def test_pickling_names_what_to_do_instead() -> None:
-    with pytest.raises(TypeError, match=r"a Module cannot be pickled; .* load_state"):
-        pickle.dumps(nn.Linear(1, 1))
+    refuses(TypeError, r"a Module cannot be pickled; .* load_state", pickle.dumps, nn.Linear(1, 1))
 
 
 def test_a_module_without_call() -> None:
@@ -391,61 +381,53 @@ def test_a_module_without_call() -> None:
 # --- what is refused -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: nn.Linear(0, 3), "Linear: in_features must be an integer >= 1, given 0"),
-        (lambda: nn.Linear(3, 2.0), "Linear: out_features must be an integer >= 1, given 2.0"),  # type: ignore[arg-type]
-        (lambda: nn.Linear(3, True), "Linear: out_features must be an integer >= 1, given True"),
-        (lambda: nn.Linear(3, 3, axis=0), "Linear: axis must be -1 or -2, given 0"),
-        (lambda: nn.LayerNorm(-1), "LayerNorm: features must be an integer >= 1, given -1"),
-        (lambda: nn.LayerNorm(3, eps=0), "LayerNorm: eps must be positive, given 0"),
-        (lambda: nn.LayerNorm(3, eps=math.nan), "LayerNorm: eps must be positive, given nan"),
-        (lambda: nn.Conv2d(0, 1, 3), "Conv2d: in_channels must be an integer >= 1, given 0"),
-        (
-            lambda: nn.Conv2d(1, 1, (3, 0)),
-            "Conv2d(): window must be one or two integers >= 1, given (3, 0)",
-        ),
-        (
-            lambda: nn.Conv2d(1, 1, 3, stride=0),
-            "Conv2d(): stride must be one or two integers >= 1, given 0",
-        ),
-        (
-            lambda: nn.Conv2d(1, 1, 3, padding="FULL"),
-            'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), '
-            "given 'FULL'",
-        ),
-        (lambda: nn.Dropout(1.0), "Dropout: rate must be in [0, 1), given 1.0"),
-        (lambda: nn.Embedding(3, 0), "Embedding: features must be an integer >= 1, given 0"),
-        (
-            lambda: nn.Sequential(nn.Dropout(0.1), 3),  # type: ignore[arg-type]
-            "Sequential: layer 1 must be callable, given a int",
-        ),
-    ],
+@cases(
+    "make, message",
+    (lambda: nn.Linear(0, 3), "Linear: in_features must be an integer >= 1, given 0"),
+    (lambda: nn.Linear(3, 2.0), "Linear: out_features must be an integer >= 1, given 2.0"),  # type: ignore[arg-type]
+    (lambda: nn.Linear(3, True), "Linear: out_features must be an integer >= 1, given True"),
+    (lambda: nn.Linear(3, 3, axis=0), "Linear: axis must be -1 or -2, given 0"),
+    (lambda: nn.LayerNorm(-1), "LayerNorm: features must be an integer >= 1, given -1"),
+    (lambda: nn.LayerNorm(3, eps=0), "LayerNorm: eps must be positive, given 0"),
+    (lambda: nn.LayerNorm(3, eps=math.nan), "LayerNorm: eps must be positive, given nan"),
+    (lambda: nn.Conv2d(0, 1, 3), "Conv2d: in_channels must be an integer >= 1, given 0"),
+    (
+        lambda: nn.Conv2d(1, 1, (3, 0)),
+        "Conv2d(): window must be one or two integers >= 1, given (3, 0)",
+    ),
+    (
+        lambda: nn.Conv2d(1, 1, 3, stride=0),
+        "Conv2d(): stride must be one or two integers >= 1, given 0",
+    ),
+    (
+        lambda: nn.Conv2d(1, 1, 3, padding="FULL"),
+        'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given \'FULL\'',
+    ),
+    (lambda: nn.Dropout(1.0), "Dropout: rate must be in [0, 1), given 1.0"),
+    (lambda: nn.Embedding(3, 0), "Embedding: features must be an integer >= 1, given 0"),
+    (
+        lambda: nn.Sequential(nn.Dropout(0.1), 3),  # type: ignore[arg-type]
+        "Sequential: layer 1 must be callable, given a int",
+    ),
 )
 def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
-    with pytest.raises(AttributeRefused, match=f"^{re.escape(message)}$"):
-        make()
+    refuses(AttributeRefused, f"^{re.escape(message)}$", make)
 
 
-@pytest.mark.parametrize(
+@cases(
     "make",
-    [
-        lambda: nn.Linear(2, 3, dtype="i64"),
-        lambda: nn.LayerNorm(2, dtype="i64"),
-        lambda: nn.Conv2d(2, 3, 1, dtype="i64"),
-        lambda: nn.Embedding(2, 3, dtype="i64"),
-    ],
+    lambda: nn.Linear(2, 3, dtype="i64"),
+    lambda: nn.LayerNorm(2, dtype="i64"),
+    lambda: nn.Conv2d(2, 3, 1, dtype="i64"),
+    lambda: nn.Embedding(2, 3, dtype="i64"),
 )
 def test_parameters_are_floats(make: Callable[[], nn.Module]) -> None:
-    with pytest.raises(DTypeError, match="dtype must be a float, given i64"):
-        make()
+    refuses(DTypeError, "dtype must be a float, given i64", make)
 
 
 @pytest.mark.parametrize("layer", [nn.Linear(3, 4), nn.LayerNorm(3)])
 def test_an_operand_of_another_width(layer: nn.Module) -> None:
-    with pytest.raises(ShapeError, match=r"f32\[2,5\]"):
-        layer(from_array(np.ones((2, 5), np.float32)))
+    refuses(ShapeError, r"f32\[2,5\]", layer, from_array(np.ones((2, 5), np.float32)))
 
 
 # --- training and evaluation -----------------------------------------------------------
@@ -583,8 +565,7 @@ def test_state_is_loaded_in_place_and_strictly() -> None:
     assert int(other.calls) == 1
     with pytest.raises(PathError, match="missing tensor 'calls'"):
         other.load_state({path: x for path, x in saved.items() if path != "calls"})
-    with pytest.raises(PathError, match="unknown parameters 'mean', 'calls'"):
-        other.load_parameters(saved)
+    refuses(PathError, "unknown parameters 'mean', 'calls'", other.load_parameters, saved)
 
 
 def test_a_copy_has_buffers_of_its_own() -> None:
@@ -604,8 +585,7 @@ def test_a_frozen_module_is_a_buffer() -> None:
 
 @pytest.mark.parametrize("value", [1.0, None, []])
 def test_what_is_no_buffer(value: Any) -> None:
-    with pytest.raises(DTypeError, match="a buffer holds a tensor or several, not"):
-        nn.buffer(value)
+    refuses(DTypeError, "a buffer holds a tensor or several, not", nn.buffer, value)
 
 
 def test_an_integer_that_is_no_buffer_says_what_to_do() -> None:

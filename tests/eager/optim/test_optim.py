@@ -28,7 +28,7 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
 from mlvm.eager import nn, optim, random
-from mlvm.eager.autodiff.autodiff import grad, value_and_grad, vjp
+from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
 from mlvm.eager.capture.captured import capture
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.creation import asarray

@@ -26,7 +26,7 @@ untyped: Any = ml  # for calls that type checkers would refuse
 
 @pytest.mark.parametrize("name", OPS)
 def test_every_op_has_a_function_with_its_documentation(name: str) -> None:
-    op, function = OPS[name], vars(primitives)[name]
+    op, function = OPS[name], getattr(primitives, name)
     parameters = inspect.signature(function).parameters
     assert function.__name__ == name
     assert (function.__doc__ or "").startswith(op.doc.partition("\n\n")[0])
@@ -43,9 +43,9 @@ def test_every_op_but_internal_ones_is_public(name: str) -> None:
     op = OPS[name]
     if op.public:
         own = name in public.__all__  # which takes its arguments otherwise
-        assert getattr(ml, name) is vars(public if own else primitives)[name]
+        assert getattr(ml, name) is getattr(public if own else primitives, name)
         return
-    assert getattr(ml, name, None) is not vars(primitives)[name]
+    assert getattr(ml, name, None) is not getattr(primitives, name)
     module = ELSEWHERE.get(op.kernel.__module__.rpartition(".")[2])
     internal = module is None or name in ("split_key", "next_key", "det_vjp")
     assert internal or hasattr(module, name)
@@ -140,7 +140,7 @@ x = ml.asarray(X)
     (lambda: untyped.exp(x, out=X), ml.errors.DTypeError, "out must be a tensor, not ndarray"),
     (lambda: untyped.exp(x, out=ml.zeros(3)), ml.errors.ShapeError, r"out=f32\[3\]"),
     (
-        lambda: vars(primitives)["nonzero_indices"](x, out=ml.zeros((6, 2), dtype=ml.int64)),
+        lambda: primitives.nonzero_indices(x, out=ml.zeros((6, 2), dtype=ml.int64)),
         ml.errors.AttributeRefused,
         "there is no out",
     ),

@@ -123,18 +123,17 @@ def test_a_recording_follows_what_moves(arena: ml.Arena) -> None:
 def test_many_threads_update_tensors_of_their_own(arena: ml.Arena) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    def work(number: int) -> list[float]:
-        with arena.allocating():
-            x = ml.full((3,), float(number))
-            for _ in range(50):
-                view = +x
-                x += 1.0
-                view += x
-                x[0] = 0.0
-            return x.tolist()  # type: ignore[no-any-return]
+    def work(x: ml.Tensor) -> list[float]:
+        for _ in range(50):
+            view = +x
+            x += 1.0
+            view += x
+            x[0] = 0.0
+        assert x.arena is arena
+        return x.tolist()  # type: ignore[no-any-return]
 
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(work, range(8)))
+    with ml.use(arena.vm), ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(work, [ml.full((3,), float(n)) for n in range(8)]))
     assert found == [[0.0, n + 50.0, n + 50.0] for n in range(8)]
     assert arena.used == 0
 

@@ -15,7 +15,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import MlvmError, OperandValueError, ShapeError, StaleTensor
 from mlvm.core.observe import observed
-from mlvm.eager.autodiff.autodiff import Tape
+from mlvm.eager.autodiff.tape import Tape
 from mlvm.eager.tensor.apply import apply, apply_in_python, one_op
 from mlvm.machines.native import loop
 from mlvm.machines.native.extension import EXTENSION

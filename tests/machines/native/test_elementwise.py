@@ -147,7 +147,7 @@ def truncations() -> None:
         values = np.array([-0.0, math.nan, math.inf, *edges], DType.named(x).numpy)
         values = np.concatenate([np.nextafter(values, 0), values, np.nextafter(values, 1e9)])
         operand = np.resize(np.concatenate([values, -values]), 997)
-        limits, numbers = np.iinfo(y.numpy), operand.tolist()
+        limits, numbers = np.iinfo(y.numpy.name), operand.tolist()
         within = [min(max(v, -(2.0**70)), 2.0**70) if v == v else 0.0 for v in numbers]
         expected = [min(max(int(v), limits.min), limits.max) for v in within]
         for convert in (native, reference):

@@ -19,8 +19,7 @@ class Arguments:
     def __init__(self, arguments: Iterable[Any]) -> None:
         self.tensors: list[Tensor] = []
         self.numbers: list[float] = []
-        self.objects: dict[int, Any] = {}
-        self._ordinals: dict[int, int] = {}
+        self.objects: dict[int, tuple[int, Any]] = {}  # by id, with the ordinal
         self.structure = tuple([self._part(each) for each in arguments])
 
     def _part(self, value: Any, *, of_key: bool = False) -> Any:
@@ -48,8 +47,7 @@ class Arguments:
         return kind, tuple(items), *[self._object(each) for each in besides if each]
 
     def _object(self, value: Any) -> int:
-        self.objects[id(value)] = value
-        return self._ordinals.setdefault(id(value), len(self._ordinals))
+        return self.objects.setdefault(id(value), (len(self.objects), value))[0]
 
 
 class Signature:
@@ -67,17 +65,21 @@ class Signature:
     def __init__(
         self, look: Look, values: tuple[list[Tensor], list[float]], arguments: Arguments
     ) -> None:
-        in_fields, numbers = values
+        self.in_fields, numbers = values
         self.look = look
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
         self.places: list[Field] = look.numbers
-        self.fields = list(zip(look.fields, in_fields, strict=True))
         self._ordinals: dict[int, int] = {}  # of tensors, and of memories
         self._roots: dict[int, int] = {}
-        tensors = [self._tensor(x) for x in (*in_fields, *arguments.tensors)]
+        tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]
         self.key = (look.key, arguments.structure, *tensors)
+
+    @property
+    def fields(self) -> list[tuple[Field, Tensor]]:
+        """The fields that count as arguments, with their tensors."""
+        return list(zip(self.look.fields, self.in_fields, strict=True))
 
     def is_reached(self, x: Tensor) -> bool:
         """Whether the function reaches this very tensor by itself, and not only as an argument."""

@@ -29,7 +29,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
-    long long nbytes, users;
+    long long nbytes;
     PyObject *weakrefs;
 } Region;
 
@@ -84,7 +84,7 @@ static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *do
 
 /* What `install` hands in. */
 static PyTypeObject *tensor_class, *tape_class;
-static PyObject *slow, *get_scope, *get_recording, *default_arena, *resolve, *raise_stale;
+static PyObject *slow, *get_scope, *get_current_tape, *default_arena, *resolve, *raise_stale;
 static PyObject *weak_reference;
 static PyObject *record_name, *nodes_name, *kept_name, *templates_name;
 
@@ -190,7 +190,7 @@ static PyMemberDef region_members[] = {
     OBJECT_FIELD(Region, storage), OBJECT_FIELD(Region, offset), OBJECT_FIELD(Region, bin),
     OBJECT_FIELD(Region, number),  OBJECT_FIELD(Region, handles), OBJECT_FIELD(Region, holder),
     OBJECT_FIELD(Region, seen),    OBJECT_FIELD(Region, last),   OBJECT_FIELD(Region, noted),
-    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes), NUMBER_FIELD(Region, users),
+    OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
     WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {
     OBJECT_FIELD(Arena, door),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
@@ -764,7 +764,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
             goto end;
         }
     set(&out->tape, Py_None);
-    PyObject *tape = PyObject_CallNoArgs(get_recording);
+    PyObject *tape = PyObject_CallNoArgs(get_current_tape);
     if (!entry_holds(entry, door, operands, count))
         entry = NULL; /* another call has its place now */
     if (tape && (tape == Py_None || !record(tape, call, entry, door, operands, count, out))) {
@@ -783,18 +783,18 @@ end:
 /* install(names...): what the language lends, once. */
 static PyObject *install(PyObject *module, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tensor", "tape", "apply", "scope", "recording",
+    static char *names[] = {"tensor", "tape", "apply", "scope", "current_tape",
                             "default_arena", "resolve", "stale", "reference", NULL};
     PyObject *tensor, *tape;
     (void)module;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOOOOO:install", names, &tensor, &tape, &slow,
-                                     &get_scope, &get_recording, &default_arena, &resolve,
+                                     &get_scope, &get_current_tape, &default_arena, &resolve,
                                      &raise_stale, &weak_reference))
         return NULL;
     if (!PyType_Check(tensor) || !PyType_IsSubtype((PyTypeObject *)tensor, allocation_type))
         return PyErr_Format(PyExc_TypeError, "tensor is no subclass of AllocationFields");
     tensor_class = (PyTypeObject *)tensor;
-    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_recording,
+    PyObject *kept[] = {tensor,        tape,    slow,        get_scope,     get_current_tape,
                         default_arena, resolve, raise_stale, weak_reference};
     for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
         Py_INCREF(kept[i]); /* for as long as the process */

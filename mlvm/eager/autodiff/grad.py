@@ -1,0 +1,282 @@
+"""Gradients of functions: `grad`, `value_and_grad` and `vjp` run one with a tape on, and walk it
+backwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from typing import Any, Protocol, TypeAlias
+
+from mlvm.core.errors import DTypeError, GradientError
+from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
+from mlvm.eager.functions.creation import full
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.context import current_tape
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import live_tapes
+from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
+
+
+class Collector(Protocol):
+    """What takes gradients as soon as each is final, in the order of the way back."""
+
+    def add(self, i: int, g: Tensor) -> None:
+        """Take the gradient of variable number i, which has memory of its own."""
+
+    def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """What has become of the value, and of the gradients by number."""
+
+
+Collect: TypeAlias = Callable[[Tensor, Sequence[Tree], Sequence[Tensor]], Collector]
+"""Makes the collector for a value, arguments, and their variables, each once, in order."""
+
+
+class _Session:
+    """One differentiation: the arguments to call a function with, and the tape it fills.
+
+    The function gets other tensors over the same bytes, the variables. So threads may share
+    tensors. An update of a variable is none of the caller's. A tensor that the function reaches in
+    another way is a constant. One that occurs twice in one argument is one variable; in two
+    arguments it is two.
+    """
+
+    def __init__(self, arguments: Sequence[Tree]) -> None:
+        self.outer = taping()
+        self.tape = self.outer or Tape()
+        for argument in arguments:
+            for path, x in named_leaves(argument):
+                if not x.dtype.is_inexact:
+                    where = f" at {path}" if path else ""
+                    raise DTypeError(
+                        f"a gradient is with respect to floats and complex numbers, not "
+                        f"{x.type}{where}; a constant in a Module is an nn.buffer"
+                    )
+        self.variables: list[Tensor] = []
+        self.origins: list[int] = []  # their nodes, as the function may update them
+        self.copies: Copies = []
+        self.arguments = [substitute(self._watch, each, self.copies) for each in arguments]
+        self.start = len(self.tape.nodes)
+
+    def _watch(self, x: Tensor) -> Tensor:
+        variable = self.tape.watch(x)
+        self.variables.append(variable)
+        self.origins.append(variable.node)
+        return variable
+
+    def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before = current_tape.set(self.tape)
+        try:
+            result = fn(*args, **kwargs)
+        finally:
+            current_tape.reset(before)
+        rebind_buffers(self.copies)
+        return result
+
+    def pull(self, out: Tensor | Tracked, seed: Tensor, *, keep: bool) -> list[Tree]:
+        """The cotangents as trees like the arguments; zeros for what `out` does not depend on.
+
+        Each has memory of its own: an update in place of one must not change another. A variable
+        that occurs twice has the same cotangent in both places.
+        """
+        keep = keep or self.outer is not None
+        cotangents = self.tape.cotangents(out, seed, self.origins, self.start, keep=keep)
+        taken = {id(seed)}
+        made: dict[int, Tensor] = {}
+        for x, origin, g in zip(self.variables, self.origins, cotangents, strict=True):
+            if origin in made:
+                continue
+            if g is None:
+                g = full(x.shape, 0.0, dtype=x.dtype)
+            elif g.base is not None or id(g) in taken:
+                g = op.copy(g)
+            taken.add(id(g))
+            made[origin] = g
+        numbers = self._numbers()
+        return [map_to_dicts(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+
+    def _numbers(self) -> dict[int, int]:
+        """The nodes of the variables, by their ids."""
+        return dict(zip(map(id, self.variables), self.origins, strict=True))
+
+    def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
+        """The value and what `pull` returns, as the collector makes them."""
+        collector = collect(op.copy(out), self.arguments, self.variables)
+        numbers = {origin: i for i, origin in reversed([*enumerate(self.origins)])}
+
+        def final(number: int, g: Tensor | None, others: Pending) -> None:
+            x = self.variables[numbers[number]]
+            if g is None:
+                g = full(x.shape, 0.0, dtype=x.dtype)
+            elif self.tape.keeps(g) or others.share(g):
+                g = op.copy(g)
+            collector.add(numbers[number], g if g.base is None else op.copy(g))
+
+        self.tape.cotangents(out, seed, self.origins, self.start, keep=False, final=final)
+        value, made = collector.finish()
+        nodes = self._numbers()
+        return value, [
+            map_to_dicts(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
+        ]
+
+    def close(self) -> None:
+        """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""
+        if self.outer is None:
+            self.tape.nodes.clear()
+            self.tape.kept.clear()
+            self.tape.within = None  # what is updated in it may outlive it
+            live_tapes.discard(self.tape)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def value_and_grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """A function that returns `fn`'s value and its gradient with respect to `argnums`.
+
+    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
+    which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
+    float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
+    zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
+    is one variable, with one gradient in both places.
+
+    The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
+    direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
+    CR-Calculus, 2009).
+
+    All else is a constant: no gradient flows through it, and no error is raised. Constants are the
+    tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
+    results that are no floats, such as those of a comparison, `argmax`, or a cast to integers, even
+    if it is cast back. Ops with float results that are constant in pieces (`floor`, `round`,
+    `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
+
+    Raises `GradientError` when the value is no scalar, or depends on an argument through an op
+    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes.
+
+        >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
+        (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
+    """
+    return collecting(fn, argnums, has_aux=has_aux)
+
+
+def collecting(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    *,
+    has_aux: bool,
+    collect: Collect | None = None,
+) -> Callable[..., Any]:
+    """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
+    there is no gradient of these."""
+    several = isinstance(argnums, tuple)
+    numbers: tuple[int, ...] = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not all(isinstance(i, int) and i >= 0 for i in numbers) or len(set(numbers)) < len(numbers):
+        raise GradientError(f"argnums is an int >= 0 or a tuple of different ones, not {argnums}")
+
+    @wraps(fn, updated=())
+    def differentiated(*args: Any, **kwargs: Any) -> Any:
+        if max(numbers, default=-1) >= len(args):
+            raise GradientError(
+                f"argnums names argument {max(numbers)}; {len(args)} were given by position"
+            )
+        session = _Session([args[i] for i in numbers])
+        try:
+            watched = dict(zip(numbers, session.arguments, strict=True))
+            given = [watched.get(i, arg) for i, arg in enumerate(args)]
+            result = session.run(fn, *given, **kwargs)
+            value = _scalar(result, has_aux)
+            one = full((), 1.0, dtype=value.dtype)
+            if collect is None:
+                gradients = session.pull(value, one, keep=False)
+            elif session.outer is not None:
+                raise GradientError("there is no gradient of gradients that members have averaged")
+            else:
+                value, gradients = session.pull_into(value, one, collect)
+        finally:
+            session.close()
+        if value.tape is not session.tape:  # it may be one that the function reaches
+            value = alias_of(value)
+        primal = (value, result[1]) if has_aux else value
+        return primal, tuple(gradients) if several else gradients[0]
+
+    return differentiated
+
+
+def grad(
+    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+) -> Callable[..., Any]:
+    """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
+
+    With `has_aux` it returns `(gradient, aux)`.
+
+    Raises what `value_and_grad` raises.
+
+        >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
+        Tensor([ 3., 12.], f32[2])
+    """
+    differentiated = value_and_grad(fn, argnums, has_aux=has_aux)
+
+    @wraps(fn, updated=())
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        result, gradients = differentiated(*args, **kwargs)
+        return (gradients, result[1]) if has_aux else gradients
+
+    return gradient
+
+
+def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Tensor], Any]]:
+    """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
+
+    That function may be called any number of times. Until it is dropped, it keeps the values that
+    it needs: an update in place moves the tensor to other memory.
+
+    The value: [...], floats; its cotangent too. Raises what `value_and_grad` raises, and
+    `GradientError` for a cotangent of another type than the value.
+
+        >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
+        >>> pull(ml.ones(1))
+        (Tensor([1.], f32[1]),)
+    """
+    session = _Session(primals)
+    try:
+        value = session.run(fn, *session.arguments)
+        if not isinstance(value, Tensor) or not value.dtype.is_inexact:
+            raise GradientError(
+                f"vjp is of a function to one float or complex tensor, not to {_kind(value)}"
+            )
+    except BaseException:
+        session.close()
+        raise
+
+    if value.tape is not session.tape:
+        value = alias_of(value)
+    known = Tracked(value.type, value.tape, getattr(value, "node", 0))
+
+    def pullback(cotangent: Tensor) -> Any:
+        if not isinstance(cotangent, Tensor) or cotangent.type is not known.type:
+            raise GradientError(f"the cotangent of {known.type} cannot be {_kind(cotangent)}")
+        return tuple(session.pull(known, cotangent, keep=True))
+
+    return value, pullback
+
+
+def _scalar(result: object, has_aux: bool) -> Tensor:
+    """The value to differentiate, out of what a function returned. Raises `GradientError`."""
+    value = result
+    if has_aux:
+        if not isinstance(result, tuple) or len(result) != 2:
+            raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
+        value = result[0]
+    if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
+        hint = ""
+        if isinstance(value, Tensor) and value.dtype.kind == "complex":
+            hint = "; take the real part, or the absolute value"
+        raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
+    return value
+
+
+def _kind(value: object) -> str:
+    return str(value.type) if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,476 @@
+"""Loops: `while_loop`, `fori_loop`, `scan` and `map`.
+
+Eagerly they are Python's own loops over eager calls. In a captured function test and body are
+recorded once, each as a block, and the program goes round.
+
+What the way back needs of each turn is kept: in a stack, a row for each turn, where the number of
+turns is known, else in a record of the residuals, which has the number of the record before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.joint import leave, or_zeros, seed
+from mlvm.eager.autodiff.tape import Pending, taping
+from mlvm.eager.control import blocks
+from mlvm.eager.control.blocks import Tensors
+from mlvm.eager.control.checkpoint import checkpoint as checkpointed
+from mlvm.eager.control.operands import (
+    Body,
+    aliased,
+    as_index,
+    copied,
+    integer,
+    require_integer,
+)
+from mlvm.eager.control.state import as_like, as_tree, tensors
+from mlvm.eager.functions.creation import asarray, zeros
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.indexing import getitem
+from mlvm.eager.functions.shapes import concat, expand_dims
+from mlvm.eager.recording.recorder import Recorder
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import overwrite
+from mlvm.eager.tree import Tree, named_leaves, with_leaves
+
+Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
+"""A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
+each result."""
+
+_ADD: Final = one_op("add")
+_REPLACE_ROW: Final = one_op("dynamic_update", axis=0)
+
+
+def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bool = False) -> Tree:
+    """The state when `cond_fun(state)` is false for the first time: `init_val` at first, then
+    `body_fun(state)` again and again.
+
+    Under a gradient, what the body needs for its way back is kept for each turn; with `checkpoint`
+    only the state is, and the body runs again (see `mlvm.eager.control.checkpoint`).
+
+    The state: a tree of tensors of any shapes, which stay as they are. Raises `ShapeError` or
+    `DTypeError` where the body changes a type, or the structure, and for a condition of more
+    elements than one.
+
+        >>> ml.while_loop(lambda x: x < 100.0, lambda x: x * 3.0, ml.asarray(1.0))
+        Tensor(243., f32[])
+    """
+    state = as_tree(init_val)
+    body_fun = _checkpointed(body_fun, checkpoint)
+    if blocks.is_recorded():
+
+        def more(_: Tensor, xs: Tensors) -> Tensor:
+            return _condition(cond_fun(with_leaves(state, iter(xs))))
+
+        def turn(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+            return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
+
+        final, _ = _loop(more, turn, tensors(state), [], constant(0, i64), stacked=False)
+        return with_leaves(state, iter(final))
+    state = copied(state)
+    while bool(_condition(cond_fun(state))):
+        state = next_state(state, body_fun(state))
+    return copied(state)
+
+
+def fori_loop(
+    lower: Tensor | int,
+    upper: Tensor | int,
+    body_fun: Body,
+    init_val: Tree,
+    *,
+    checkpoint: bool = False,
+) -> Tree:
+    """The state after `state = body_fun(i, state)` for each i of `lower` .. `upper - 1`, from
+    `init_val` on. `i` is an i64[]. For `checkpoint` see `while_loop`.
+
+    Raises `DTypeError` for bounds that are no integers, and what `while_loop` raises.
+
+        >>> ml.fori_loop(0, 3, lambda i, x: x * 2.0, ml.ones(2))
+        Tensor([8., 8.], f32[2])
+    """
+    state = as_tree(init_val)
+    body_fun = _checkpointed(body_fun, checkpoint)
+    require_integer("lower", lower)
+    require_integer("upper", upper)
+    if blocks.is_recorded():
+        first = None if isinstance(lower, int) and lower == 0 else as_index(lower)
+        turns: Tensor | int
+        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+            turns = as_index(upper) if first is None else as_index(upper) - first
+        else:
+            turns = max(int(upper) - int(lower), 0)
+
+        def turn(i: Tensor, xs: Tensors, _: Tensors) -> tuple[Tensors, Tensors]:
+            number = i if first is None else first + i
+            after = body_fun(number, with_leaves(state, iter(xs)))
+            return tensors(next_state(state, after)), []
+
+        total = turns if isinstance(turns, int) else None
+        final, _ = _scan(turn, tensors(state), [], turns, total, stacked=False)
+        return with_leaves(state, iter(final))
+    state = copied(state)
+    for i in range(integer("lower", lower), integer("upper", upper)):
+        state = next_state(state, body_fun(asarray(i), state))
+    return copied(state)
+
+
+def scan(
+    f: Body,
+    init: Tree,
+    xs: Tree = None,
+    length: Tensor | int | None = None,
+    *,
+    reverse: bool = False,
+    checkpoint: bool = False,
+) -> tuple[Tree, Tree]:
+    """Go through the rows of `xs` with a state: `state, y = f(state, x)` for each row x, from
+    `init` on. Returns the last state, and all y, stacked along a new first axis.
+
+    `xs` is a tree of tensors of equally many rows, and x the tree of one row of each. Without `xs`,
+    x is None, and `length` says how many turns there are. Beside `xs` it says how many rows there
+    are or, as a tensor, how many of them, from the first, to go through: that may be known at run
+    time only. Rows of the result that no turn makes are zeros. With `reverse` the last row comes
+    first. For `checkpoint` see `while_loop`.
+
+    The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that are
+    not equally many, or are not `length`, `OperandValueError` for a `length` that is no number of
+    rows, and what `while_loop` raises.
+
+        >>> xs = ml.asarray([1.0, 2.0, 3.0])
+        >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
+        (Tensor(6., f32[]), Tensor([0., 1., 3.], f32[3]))
+    """
+    state, rows = as_tree(init), as_tree(xs)
+    f = _checkpointed(f, checkpoint)
+    total = _rows(rows, length)
+    if blocks.is_recorded():
+        return _recorded_scan(f, state, rows, length, total, reverse)
+    turns = total or 0
+    if isinstance(length, Tensor):
+        turns = max(integer("length", length), 0)
+        if total is not None and turns > total:
+            raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
+    state, made = copied(state), list[Tree]()
+    rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
+    for i in reversed(range(turns)) if reverse else range(turns):
+        row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
+        state, y = _turn(f, state, row)
+        made.append(copied(as_like(made[0], y, "a turn makes another row") if made else y))
+    if reverse:
+        made.reverse()
+
+    def of_zeros() -> Tree:
+        none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
+        return _turn(f, state, with_leaves(rows, iter(none)))[1]
+
+    like = made[0] if made else blocks.unrun(of_zeros)
+    if total is None:
+        _require_no_rows(like)
+
+    def stacked(type: TensorType, parts: Tensors) -> Tensor:
+        missing = zeros(((total or 0) - len(parts), *type.shape), dtype=type.dtype)
+        return concat([*[expand_dims(x, axis=0) for x in parts], missing])
+
+    columns = [tensors(y) for y in made]
+    results = [stacked(x.type, [each[k] for each in columns]) for k, x in enumerate(tensors(like))]
+    return copied(state), with_leaves(like, iter(results))
+
+
+def map(f: Body, xs: Tree) -> Tree:
+    """`f(x)` for each row x of `xs`, stacked: a `scan` without a state.
+
+    The rows: [n, ...] -> [n, ...]. Raises what `scan` raises.
+
+        >>> ml.map(lambda row: ml.sum(row), ml.asarray([[1.0, 2.0], [3.0, 4.0]]))
+        Tensor([3., 7.], f32[2])
+    """
+    return scan(lambda _, x: (None, f(x)), None, xs)[1]
+
+
+def next_state(before: Tree, after: Any) -> Tree:
+    """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
+    structure, or other types."""
+    return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _checkpointed(body: Body, checkpoint: bool) -> Body:
+    return checkpointed(body) if checkpoint else body
+
+
+def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
+    result = f(state, x)
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise DTypeError(f"the body of a scan returns a pair (state, y), not {brief(result)}")
+    return next_state(state, result[0]), as_tree(result[1])
+
+
+def _rows(xs: Tree, length: Tensor | int | None) -> int | None:
+    """How many rows there are to stack; None if only running tells."""
+    lengths = {path: x.shape[:1] for path, x in named_leaves(xs, buffers=True)}
+    if not lengths and length is None:
+        raise ShapeError("a scan without xs takes a length")
+    if len(set(lengths.values())) > 1 or () in lengths.values():
+        named = ", ".join(f"{path or 'xs'} {list(rows)}" for path, rows in lengths.items())
+        raise ShapeError(f"the tensors of xs have equally many rows, not {named}")
+    [total] = next(iter(lengths.values()), (None,))
+    if length is not None:
+        require_integer("length", length)
+    if isinstance(length, Tensor) or length is None:
+        return total
+    given = integer("length", length)
+    if given < 0:
+        raise ShapeError(f"length is 0 or more, not {given}")
+    if total is not None and total != given:
+        raise ShapeError(f"xs has {total} rows, and length is {given}")
+    return given
+
+
+def _require_no_rows(y: Tree) -> None:
+    if any(named_leaves(y)):
+        raise ShapeError("a scan without xs, of a length known at run time, cannot stack results")
+
+
+def _condition(value: Any) -> Tensor:
+    condition = as_tree(value)
+    if not isinstance(condition, Tensor) or condition.size != 1:
+        given = condition.type if isinstance(condition, Tensor) else brief(value)
+        raise ShapeError(f"a condition is one element, not {given}")
+    return condition
+
+
+# --- recorded ------------------------------------------------------------------------
+
+
+def _recorded_scan(
+    f: Body, state: Tree, xs: Tree, length: Tensor | int | None, total: int | None, reverse: bool
+) -> tuple[Tree, Tree]:
+    """A scan of a captured function."""
+    made: list[Tree] = []
+
+    def turn(_: Tensor, flat: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        after, y = _turn(f, with_leaves(state, iter(flat)), with_leaves(xs, iter(rows)))
+        if total is None:
+            _require_no_rows(y)
+        made.append(y)
+        return tensors(after), tensors(y)
+
+    turns = as_index(length) if isinstance(length, Tensor) else total or 0
+    final, rows = _scan(turn, tensors(state), tensors(xs), turns, total, reverse=reverse)
+    return with_leaves(state, iter(final)), with_leaves(made[0], iter(rows))
+
+
+def _scan(
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    turns: Tensor | int,
+    total: int | None,
+    *,
+    reverse: bool = False,
+    stacked: bool = True,
+) -> tuple[Tensors, Tensors]:
+    """So many turns with a state, through the rows of `xs`. Results have `total` rows, if that is
+    known, and there are no more turns. Turns and rows are those that there are at first, whatever a
+    body does to `xs` and `turns`."""
+    xs = blocks.aliases(xs)
+    turns = stop_gradient(turns) if isinstance(turns, Tensor) else turns
+    count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
+    with blocks.untaped():
+        first = count - 1 if reverse else constant(0, i64)
+
+    def more(i: Tensor, _: Tensors) -> Tensor:
+        return i >= 0 if reverse else i < count
+
+    return _loop(more, body, init, xs, first, turns, total, reverse=reverse, stacked=stacked)
+
+
+@blocks.recorded_again
+def _loop(
+    more: Callable[[Tensor, Tensors], Tensor],
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    first: Tensor,
+    turns: Tensor | int | None = None,
+    total: int | None = None,
+    *,
+    reverse: bool = False,
+    stacked: bool,
+) -> tuple[Tensors, Tensors]:
+    """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
+    them itself. A body that is not `stacked` makes no rows."""
+    record, tape = blocks.recorder(), taping()
+    with blocks.untaped():
+        state = [blocks.initialized(record, x) for x in init]
+        i = blocks.initialized(record, first)
+        last = None  # the number of the last record
+        if tape is not None and total is None:
+            last = blocks.initialized(record, constant(-1, i64))
+    with record.block() as test, blocks.untaped():
+        test.result = record.use(more(i, [stop_gradient(x) for x in state]))
+    start = 0 if tape is None else len(tape.nodes)
+    is_known = True
+    kept: Tensors = []  # what the way back needs of each turn
+    stacks: Tensors = []  # that it is kept in, if these have a known length
+    with record.block() as block:
+        with blocks.untaped():
+            now = stop_gradient(i)
+            params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
+        if tape is not None:
+            params, rows = blocks.watched(tape, params), blocks.watched(tape, rows)
+            if total is not None:
+                kept = [*params]  # those that are not needed are not kept in the end
+                stacks = [_stack(record, x, i, total) for x in kept]
+        try:
+            after, made = body(now, blocks.aliases(params), blocks.aliases(rows))
+        except blocks.Unknown:  # a loop of no turns tells what the function makes
+            if stacked:
+                raise
+            is_known = False
+            after, made = params, []
+        segment = None
+        if tape is not None:
+            segment = blocks.Segment(record, tape, start, [*after, *made], [i, *state, *rows])
+            if segment.is_constant([*init, *xs]):
+                segment = None
+            elif last is None:
+                kept += segment.inside
+                stacks += [_stack(record, x, i, total) for x in segment.inside]
+            else:
+                kept = [x for x in params if segment.needs(x)] + segment.inside
+                with blocks.untaped():
+                    overwrite(last, blocks.COPY, record.push([last, *kept]))
+        results = [_stack(record, y, i, total) for y in made]
+        with blocks.untaped():
+            _assign(state, after)
+            overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
+    if not is_known:
+        return blocks.released(record, state), []
+    for stack in results if isinstance(turns, Tensor) else []:
+        overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
+    record.control("while", [test, block])
+    finals, results = blocks.released(record, state), blocks.released(record, results)
+    stacks = blocks.released(record, stacks)
+    if tape is not None and segment is not None:
+        count = record.released(i) if turns is None else turns
+        number = [] if last is None else [record.released(last)]
+        way = _Way(segment, params, rows, i, after, made, kept, count, total, reverse)
+        saved = [*xs, *stacks, *number, *segment.outside]
+        if isinstance(count, Tensor):
+            saved.append(count)
+        outs = [*finals, *results, *stacks]
+        leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull, way))
+    return finals, results
+
+
+class _Way(NamedTuple):
+    """What the way back through a loop needs to know of the way there. `kept` are those tensors of
+    its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
+    record."""
+
+    segment: blocks.Segment
+    params: Tensors
+    rows: Tensors
+    i: Tensor
+    after: Tensors
+    made: Tensors
+    kept: Tensors
+    turns: Tensor | int
+    total: int | None
+    reverse: bool
+
+
+def _pull(
+    way: _Way,
+    cotangents: Sequence[Tensor | None],
+    saved: Sequence[Tensor],
+    held: Sequence[Any],
+) -> Sequence[Any]:
+    """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
+    latter so much is `held` before."""
+    segment, turns = way.segment, way.turns
+    if way.total is None:
+        blocks.refuse_outer_tape("a loop whose length is known at run time only")
+    if isinstance(turns, Tensor):
+        *saved, turns = saved
+    nstate, nrows = len(way.params), len(way.rows)
+    nstacks = len(way.kept) if way.total is not None else 1
+    xs, stacks, outside = blocks.split(saved, nrows, nstacks)
+    of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
+    active = [k for k, x in enumerate(way.params) if x.dtype.is_inexact]
+    tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact]
+    given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
+    given = [(y, g) for y, g in given if g is not None]
+    init = [or_zeros(of_state[k], way.params[k].type) for k in active]
+    cells, closures = blocks.parted(segment.closures, held)
+    init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
+    if way.total is None:
+        init += stacks
+        stacks = []
+
+    def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+        xrows, kept, seeds = blocks.split(rows, nrows, len(stacks))
+        parts, totals, number = blocks.split(state, len(active), len(closures))
+        if number:
+            types = [TensorType(i64), *[x.root.type for x in way.kept]]
+            number, kept = blocks.split(blocks.recorder().pull(number[0], types), 1)
+        inside = {id(x.root): row for x, row in zip(way.kept, kept, strict=True)}
+        inside |= {id(x.root): row for x, row in zip(way.rows, xrows, strict=True)}
+        inside[id(way.i)] = i
+        pending = Pending()
+        pending.update(cells)
+        pending.update(zip(closures, totals, strict=True))
+        seed(pending, segment.tape, [way.after[k] for k in active], parts)
+        seed(pending, segment.tape, [y for y, _ in given], seeds)
+        segment.walk(pending, inside, outside)
+        after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
+        after += [pending[number] for number in closures]
+        of_rows = [or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked]
+        return [*after, *number], of_rows
+
+    seeds = [g for _, g in given]
+    reverse = not way.reverse
+    finals, of_xs = _scan(turn, init, [*xs, *stacks, *seeds], turns, way.total, reverse=reverse)
+    parts: list[Tensor | None] = [None] * (nstate + nrows)
+    for k, g in zip(active, finals, strict=False):
+        parts[k] = g
+    for k, g in zip(tracked, of_xs, strict=True):
+        parts[nstate + k] = g
+    totals = {**cells, **dict(zip(closures, finals[len(active) :], strict=False))}
+    return [*parts, *[totals[number] for number in segment.closures]]
+
+
+def _assign(variables: Tensors, values: Tensors) -> None:
+    """Give the variables new values, all at once."""
+    roots = {id(x) for x in variables}
+    pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
+    moved = [(x, op.copy(y) if id(y.root) in roots else y) for x, y in pairs]
+    for x, y in moved:
+        overwrite(x, blocks.COPY, y)
+
+
+def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
+    """A variable of `total` rows, of which a turn writes that row. Raises `ShapeError` without a
+    total."""
+    if total is None:
+        raise ShapeError("a loop of a length known at run time only cannot stack results")
+    with blocks.untaped():
+        stack = record.variable(_with_axis(row.type, total), outside=True)
+        if total:
+            overwrite(stack, _REPLACE_ROW, stack, blocks.seen_as(row, _with_axis(row.type, 1)), i)
+        else:
+            overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
+    return stack
+
+
+def _with_axis(type: TensorType, length: int) -> TensorType:
+    return type.with_shape((length, *type.shape))

@@ -1,0 +1,112 @@
+"""What `import mlvm.eager` leaves for later, and that nobody sees it."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager import public
+
+ROOMS = [
+    "mlvm.eager.capture",
+    "mlvm.eager.control",
+    "mlvm.eager.files",
+    "mlvm.eager.functions.fft",
+    "mlvm.eager.functions.linalg",
+    "mlvm.eager.nn",
+    "mlvm.eager.optim",
+    "mlvm.eager.parallel",
+    "mlvm.eager.recording",
+    "mlvm.input",
+    "mlvm.machines.dry",
+    "mlvm.machines.gpu",
+    "mlvm.machines.remote",
+    "mlvm.machines.workers",
+    "mlvm.parallel",
+    "mlvm.show",
+    "mlvm.step",
+]
+"""What many programs do not use."""
+
+LIBRARIES = [
+    "asyncio",
+    "concurrent.futures",
+    "difflib",
+    "html",
+    "http",
+    "logging",
+    "mmap",
+    "multiprocessing",
+    "numpy.fft",
+    "numpy.random",
+    "socket",
+    "ssl",
+    "subprocess",
+    "unicodedata",
+]
+
+
+def run(code: str) -> list[str]:
+    """The words that the code prints in a process of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_what_many_programs_do_not_use_is_not_imported() -> None:
+    before = {*run("import sys, numpy, typing_extensions; print(*sys.modules)")}
+    imported = {*run("import sys, mlvm.eager; print(*sys.modules)")} - before
+    assert not imported & {*ROOMS, *LIBRARIES}
+
+
+def test_a_program_that_uses_none_of_it_imports_none() -> None:
+    code = """if True:
+        import sys, mlvm.eager as ml
+        value, g = ml.value_and_grad(lambda x: ml.sum(x @ x))(ml.ones((2, 2)))
+        print(value, *sys.modules)"""
+    assert not {*run(code)} & {*ROOMS, *LIBRARIES} - {"numpy.random"}
+
+
+@pytest.mark.parametrize("name", public.LATER)
+def test_each_name_is_there_when_it_is_asked_for(name: str) -> None:
+    module = import_module(public.LATER[name])
+    if name in public.SHOWN:
+        assert vars(getattr(ml, name))["__wrapped__"] is module
+    else:
+        assert getattr(ml, name) is getattr(module, name)
+    assert getattr(ml, name) is getattr(ml, name)
+    assert name in dir(ml)
+
+
+def test_a_folder_that_is_imported_later_is_no_name_of_the_language() -> None:
+    code = """if True:
+        import mlvm.eager as ml
+        import mlvm.eager.capture.captured, mlvm.eager.nn.linear, mlvm.eager.files.checkpoints
+        print(ml.capture.__name__, hasattr(ml.nn, "__wrapped__"), hasattr(ml, "files"))"""
+    assert run(code) == ["capture", "True", "False"]
+
+
+def test_all_names_come_with_a_star() -> None:
+    code = "from mlvm.eager import *; import mlvm.eager as ml; print(len({*ml.__all__} - {*dir()}))"
+    assert run(code) == ["0"]
+
+
+@pytest.mark.parametrize("name", ["load", "add", "nn.Linear", "capture"])
+def test_a_pickle_finds_a_name_in_a_new_process(name: str) -> None:
+    value: Any = ml
+    for each in name.split("."):
+        value = getattr(value, each)
+    code = f"import pickle; print(pickle.loads({pickle.dumps(value)!r}).__name__)"
+    assert run(code) == [name.split(".")[-1]]
+
+
+def test_what_modules_add_to_classes_is_there_at_once() -> None:
+    code = """if True:
+        import mlvm.eager as ml
+        print(*[each.__name__ for each in (ml.Arena.report, ml.Arena.plot, ml.VM.trace)])"""
+    assert run(code) == ["report", "plot", "trace"]
