@@ -277,12 +277,7 @@ class Arena(ArenaFields):
     """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
 
     def __init__(
-        self,
-        vm: VMProtocol,
-        name: str,
-        *,
-        capacity: int | None = None,
-        trims: bool = False,
+        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise ArenaError(

@@ -99,11 +99,7 @@ class Trace:
         stack.append((name, time.perf_counter_ns()))
 
     def after(
-        self,
-        name: str,
-        params: Sequence[Value],
-        attributes: Attributes,
-        results: Sequence[Value],
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:

@@ -203,12 +203,7 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
 
 @movement(infer=_slice, copies_only=True)
 def slice(
-    out: Array,
-    x: Array,
-    *,
-    start: tuple[int, ...],
-    length: tuple[int, ...],
-    step: tuple[int, ...],
+    out: Array, x: Array, *, start: tuple[int, ...], length: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
