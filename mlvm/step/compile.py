@@ -168,16 +168,7 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
     for call in flow.calls:
         if call.blocks:
             blocks, outer = taken(call)
-            levels = tuple(
-                [
-                    _planned(
-                        Flow(block.calls, [] if block.result is None else [block.result.value]),
-                        options,
-                        block.result,
-                    )
-                    for block in blocks
-                ]
-            )
+            levels = tuple([_planned(block.flow, options, block.result) for block in blocks])
             nbytes = max(level.plan.nbytes for level in levels) if call.callee is None else 0
             workspace = Value(nbytes) if nbytes else None
             if workspace is not None:
