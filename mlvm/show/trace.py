@@ -28,17 +28,10 @@ from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import OfPrograms, calls_in, is_straight
 
-_CALLS: Final = [
-    "alloc_tensor",
-    "dealloc_tensor",
-    "read",
-    "write",
-    "launch",
-    "alloc_storage",
-    "dealloc_storage",
-    "tensor_from_storage",
-    "swap",
-]
+_CALLS: Final = (
+    *("alloc_tensor", "dealloc_tensor", "read", "write", "launch"),
+    *("alloc_storage", "dealloc_storage", "tensor_from_storage", "swap"),
+)
 """The calls of the protocol that have to do with what a VM holds or runs."""
 
 
