@@ -336,11 +336,7 @@ class GpuVM(LocalVM):
         return super().tensor_from_storage(storage, type, offset)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         with self._lock, self.memory:
             try:

@@ -566,14 +566,7 @@ def _sums_by_index(cp: Any, out: Device, updates: Device, indices: Device, axis:
 
 @_kernel("index_set")
 def _index_set(
-    cp: Any,
-    out: Device,
-    x: Device,
-    values: Device,
-    indices: Device,
-    *,
-    axis: int,
-    axes: int,
+    cp: Any, out: Device, x: Device, values: Device, indices: Device, *, axis: int, axes: int
 ) -> None:
     """All values for one element are made the last of them, so that their order does not matter."""
     operands, given = (x, values, indices), {"axis": axis, "axes": axes}
@@ -972,14 +965,7 @@ def _bernoulli(cp: Any, out: Device, key: Device, p: Device, *, shape: tuple[int
 
 @_kernel("randint")
 def _randint(
-    cp: Any,
-    out: Device,
-    key: Device,
-    *,
-    low: int,
-    high: int,
-    shape: tuple[int, ...],
-    dtype: str,
+    cp: Any, out: Device, key: Device, *, low: int, high: int, shape: tuple[int, ...], dtype: str
 ) -> None:
     drawn = gpu_random.integers(cp, key, low, high, out.size, out.dtype)
     cp.copyto(out, drawn.reshape(shape), casting="unsafe")

@@ -124,9 +124,7 @@ PROGRAM: Final = Field(  # or its bytes, where somebody has made them
     lambda reader: Program.from_bytes(reader.blob()),
 )
 ESTIMATE: Final = Field(
-    "estimate",
-    lambda writer, estimate: writer.sequence(estimate, Writer.integer),
-    _read_estimate,
+    "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
 NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
 
@@ -450,11 +448,7 @@ class WireVM(Identity):
         self._post("write", handle, array)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         try:
             handles = tuple(args)

@@ -146,11 +146,7 @@ class RemoteVM(WireVM):
         self._call("swap", h1, h2)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         loaded = self.loaded(program)
         if loaded.outputs or max_steps is not None:
