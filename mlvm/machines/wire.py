@@ -19,17 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import errors
-from mlvm.core.errors import (
-    DTypeError,
-    EncodingError,
-    HandleError,
-    MachineError,
-    MlvmError,
-    ProgramError,
-    ShapeError,
-    UnknownFunction,
-    brief,
-)
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, brief
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -62,19 +52,19 @@ def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
 
 def _write_type(writer: Writer, type: TensorType) -> None:
     if not isinstance(type, TensorType):
-        raise ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
+        raise errors.ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
     writer.type(type)
 
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
+        raise errors.ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
     writer.integer(nbytes)
 
 
 def _write_array(writer: Writer, array: Array) -> None:
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
+        raise errors.DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
     writer.array(array)
 
 
@@ -255,7 +245,7 @@ def encode_error(error: Exception) -> bytes:
         return _encode_error(error)
     except Exception:
         writer = Writer()
-        writer.text(MachineError.__name__)
+        writer.text(errors.MachineError.__name__)
         writer.sequence([f"an error that has no encoding: {brief(error)}"], Writer.value)
         writer.mapping({}, Writer.value)
         writer.sequence((), Writer.text)
@@ -417,7 +407,7 @@ class WireVM(Identity):
         """Whether the machine there is a native one, whose policy steps are fused by."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
-        except (UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
+        except (errors.UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
             return False
         return bool(answer)
 
@@ -498,7 +488,7 @@ class WireVM(Identity):
     def _load(self, program: Program) -> Loaded:
         """Send the program, unless one of the same bytes was sent."""
         if not isinstance(program, Program):
-            raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
+            raise errors.ProgramError(f"a Program is wanted to launch, not {brief(program)}")
         data = program.to_bytes()
         digest = hashlib.sha256(data).digest()
         with self._lock:

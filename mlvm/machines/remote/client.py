@@ -16,17 +16,8 @@ from functools import cache
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from mlvm.core.errors import (
-    OURS,
-    ConnectionLost,
-    HandleError,
-    MlvmError,
-    Place,
-    brief,
-    line_of,
-    notes_of,
-    user_place,
-)
+from mlvm.core import errors
+from mlvm.core.errors import ConnectionLost, HandleError, Place, brief, user_place
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
@@ -313,7 +304,7 @@ class RemoteVM(WireVM):
         if isinstance(posted, int):
             index = posted - (sent.posts - len(sent.places))
             place = sent.places[index] if 0 <= index < len(sent.places) else None
-        notes = notes_of(error)
+        notes = errors.notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__
         for note in notes:
@@ -322,7 +313,7 @@ class RemoteVM(WireVM):
             place.explain(error)
             place = place.place
         if place is not None and (notes or posted is not None):
-            error.add_note(f"called from {line_of(place)}")
+            error.add_note(f"called from {errors.line_of(place)}")
         return error.with_traceback(None)
 
     def _require_connection(self) -> None:
@@ -342,7 +333,7 @@ class RemoteVM(WireVM):
         try:
             mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
             if mine[0]:  # else another thread hears it
-                with suppress(MlvmError, OSError):
+                with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
                         kind, reader = self._stream.receive()
@@ -370,7 +361,7 @@ def _alone(name: str) -> list[Buffer]:
 
 def new_outbox() -> Outbox:
     """An outbox, in C if the extension is here."""
-    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(OURS, user_place)
+    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(errors.OURS, user_place)
 
 
 def open_post_door(vm: RemoteVM) -> Door:
