@@ -310,7 +310,7 @@ class GpuVM(LocalVM):
         memory = GpuMemory(cupy, number)
         with memory:
             kernels = {**gpu_kernels(cupy), Fused.name: _fused, **kernels}
-        self.graphs = Graphs(memory)
+        self.graphs = Graphs(cupy, memory.stream, memory.lock)
         VM.__init__(self, name, checked=checked, kernels=kernels, run=reference.run, memory=memory)
         self._equip(native=False, threads=1)
 

@@ -33,6 +33,7 @@ from mlvm.core.machine.callee import Kernels
 from mlvm.core.op import OPS, Kernel, Op
 from mlvm.core.ops.decompositions import adjoint, finite, hermitian, strange, write
 from mlvm.core.ops.half import truncate
+from mlvm.core.ops.random import FOLD, SPLIT
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
@@ -895,12 +896,12 @@ def _avg_pool2d(cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, paddin
 
 @_kernel("split_key")
 def _split_key(cp: Any, out: Any, key: Any, *, n: int) -> None:
-    cp.copyto(out, gpu_random.words(cp, key, 2 * n, gpu_random.SPLIT).reshape(n, 2))
+    cp.copyto(out, gpu_random.words(cp, key, 2 * n, SPLIT).reshape(n, 2))
 
 
 @_kernel("fold_in")
 def _fold_in(cp: Any, out: Any, key: Any, data: Any) -> None:
-    cp.copyto(out, gpu_random.words(cp, key, 2, gpu_random.FOLD, data))
+    cp.copyto(out, gpu_random.words(cp, key, 2, FOLD, data))
 
 
 def _normal(cp: Any, table: Any, out: Any, key: Any, *, shape: Shape, dtype: str) -> None:

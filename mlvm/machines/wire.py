@@ -82,12 +82,18 @@ def _read_estimate(reader: Reader) -> Estimate:
     return Estimate(*numbers)
 
 
+def _several(field: Field) -> Field:
+    """Any number of them, one after the other."""
+    _, write, read = field
+    return Field(
+        f"{field.name}s",
+        lambda writer, values: writer.sequence(values, write),
+        lambda reader: reader.sequence(read),
+    )
+
+
 HANDLE: Final = Field("handle", _write_handle, Reader.integer)
-HANDLES: Final = Field(
-    "handles",
-    lambda writer, handles: writer.sequence(handles, _write_handle),
-    lambda reader: reader.sequence(Reader.integer),
-)
+HANDLES: Final = _several(HANDLE)
 INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
 TRUTH: Final = Field("truth", Writer.integer, lambda reader: reader.integer() != 0)
 NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
@@ -95,17 +101,9 @@ LIMIT: Final = Field("limit", Writer.value, _read_limit)
 F64: Final = Field("f64", Writer.f64, Reader.f64)
 TEXT: Final = Field("text", Writer.text, Reader.text)
 TYPE: Final = Field("type", _write_type, Reader.type)
-TYPES: Final = Field(
-    "types",
-    lambda writer, types: writer.sequence(types, _write_type),
-    lambda reader: reader.sequence(Reader.type),
-)
+TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
-ARRAYS: Final = Field(
-    "arrays",
-    lambda writer, arrays: writer.sequence(arrays, Writer.array),
-    lambda reader: reader.sequence(Reader.array),
-)
+ARRAYS: Final = _several(ARRAY)
 PROGRAM: Final = Field(  # or its bytes, where somebody has made them
     "program",
     lambda writer, program: writer.blob(
@@ -331,13 +329,11 @@ class WireServer:
 
     def perform(self, name: str, args: list[Any]) -> Any:
         """Make the call, and return its result."""
-        match name:
-            case "name":
-                return self.vm.name
-            case "load_program" | "drop_program" | "launch" | "estimate":
-                return getattr(self, f"_{name}")(*args)
-            case _:
-                return getattr(self.vm, name)(*args)
+        if name == "name":
+            return self.vm.name
+        if name in ("load_program", "drop_program", "launch", "estimate"):
+            return getattr(self, f"_{name}")(*args)
+        return getattr(self.vm, name)(*args)
 
     def _load_program(self, number: int, program: Program) -> bool:
         self._programs[number] = program
@@ -364,17 +360,14 @@ class WireServer:
             raise HandleError(f"no program is loaded under number {number}") from None
 
 
-class Loaded:
+class Loaded(NamedTuple):
     """A program that the server knows by `number`, until all programs of the same bytes have died
     on this side. A launch of it may leave `outputs`."""
 
-    __slots__ = ("alive", "digest", "number", "outputs")
-
-    def __init__(self, number: int, digest: bytes, outputs: bool) -> None:
-        self.number = number
-        self.digest = digest
-        self.outputs = outputs
-        self.alive: dict[int, weakref.ref[Program]] = {}
+    number: int
+    digest: bytes
+    outputs: bool
+    alive: dict[int, weakref.ref[Program]]
 
 
 class WireVM(Identity):
@@ -424,8 +417,7 @@ class WireVM(Identity):
         self._call(name, *args)
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        handle: TensorHandle = self._call("alloc_tensor", type)
-        return handle
+        return int(self._call("alloc_tensor", type))
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         self._post("dealloc_tensor", handle)
@@ -445,21 +437,16 @@ class WireVM(Identity):
         except TypeError:
             raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
         number = self.loaded(program).number
-        outputs: list[Array] = self._call("launch", number, handles, max_steps)
-        return outputs
+        return list(self._call("launch", number, handles, max_steps))
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
-        number = self.loaded(program).number
-        estimate: Estimate = self._call("estimate", number, arg_types)
-        return estimate
+        return Estimate(*self._call("estimate", self.loaded(program).number, arg_types))
 
     def consumed_size_in_mib(self) -> float:
-        size: float = self._call("consumed_size_in_mib")
-        return size
+        return float(self._call("consumed_size_in_mib"))
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
-        handle: StorageHandle = self._call("alloc_storage", nbytes)
-        return handle
+        return int(self._call("alloc_storage", nbytes))
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
         self._post("dealloc_storage", handle)
@@ -467,8 +454,7 @@ class WireVM(Identity):
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        handle: TensorHandle = self._call("tensor_from_storage", storage, type, offset)
-        return handle
+        return int(self._call("tensor_from_storage", storage, type, offset))
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         self._post("swap", h1, h2)
@@ -498,7 +484,7 @@ class WireVM(Identity):
             loaded = self._by_digest.get(digest)
             if loaded is None:
                 number = next(self._numbers)
-                loaded = Loaded(number, digest, self._call("load_program", number, data))
+                loaded = Loaded(number, digest, self._call("load_program", number, data), {})
                 self._by_digest[digest] = loaded
 
             def forget(_: weakref.ref[Program]) -> None:

@@ -23,13 +23,13 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.machines.remote.outbox import Outbox, PythonOutbox
+from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
-    from mlvm.machines.native._native import Door
+    from mlvm.machines.native._native import Door, Outbox
 
 _FAREWELL: Final = 0.2  # seconds that the server's last words may take
 _MOST_UNCONFIRMED: Final = 1 << 13
@@ -88,7 +88,7 @@ class RemoteVM(WireVM):
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
         self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
-        self._outbox: Outbox = new_outbox()
+        self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
         self._lost: str | None = None
@@ -359,7 +359,7 @@ def _alone(name: str) -> list[Buffer]:
     return [bytes(part) for part in _parts_of(Kind.call, name, ())]
 
 
-def new_outbox() -> Outbox:
+def new_outbox() -> PythonOutbox | Outbox:
     """An outbox, in C if the extension is here."""
     return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(errors.OURS, user_place)
 
