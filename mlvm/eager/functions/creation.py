@@ -13,13 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import (
-    AttributeRefused,
-    CopyRefused,
-    DTypeError,
-    GradientError,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, CopyRefused, DTypeError, GradientError, brief
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType, TensorType, f32, i64
@@ -220,11 +214,7 @@ def empty(
 
 
 def _described(
-    name: str,
-    shape: int | Sequence[int],
-    value: int,
-    dtype: object,
-    device: VMProtocol | None,
+    name: str, shape: int | Sequence[int], value: int, dtype: object, device: VMProtocol | None
 ) -> Tensor:
     """A tensor of zeros or ones of that dtype, f32 for None."""
     if dtype.__class__ is int:  # the next length of the shape, as in other libraries

@@ -205,12 +205,7 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
 
 
 @public
-def tensordot(
-    x1: Tensor,
-    x2: Tensor,
-    /,
-    axes: int | Sequence[int | Sequence[int]] = 2,
-) -> Tensor:
+def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[int | Sequence[int]] = 2) -> Tensor:
     """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
     of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
     of x2. Nothing is conjugated.

@@ -142,12 +142,7 @@ def conv2d(
 
 @public
 def conv1d(
-    x: Tensor,
-    kernel: Tensor,
-    *,
-    stride: int = 1,
-    padding: str | Pair = "VALID",
-    groups: int = 1,
+    x: Tensor, kernel: Tensor, *, stride: int = 1, padding: str | Pair = "VALID", groups: int = 1
 ) -> Tensor:
     """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
     f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.

@@ -19,13 +19,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import (
-    AttributeRefused,
-    DTypeError,
-    OperandValueError,
-    ShapeError,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64

@@ -141,12 +141,7 @@ def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
 
 @public
 def cumulative_prod(
-    x: Tensor,
-    /,
-    axis: int | None = None,
-    *,
-    dtype: object = None,
-    include_initial: bool = False,
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, include_initial: bool = False
 ) -> Tensor:
     """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
     `include_initial` a 1 comes before them, and the axis is longer by one.
