@@ -12,11 +12,10 @@ from collections.abc import Sequence
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, is_real, normalize_axes
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.arguments import integer, integers, type_of
-from mlvm.eager.functions.creation import arange, placed
+from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
+from mlvm.eager.functions.creation import Device, arange, placed
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
 from mlvm.eager.functions.shapes import concat, roll
@@ -49,15 +48,13 @@ def _real(x: Tensor) -> Tensor:
     return x
 
 
-def _axes(x: Tensor, axes: int | Sequence[int] | None) -> tuple[int, ...]:
+def _axes(x: Tensor, axes: Ints | None) -> tuple[int, ...]:
     """The axes, counted from the front."""
     given = axes if axes is None else integers(axes, "axes")
     return normalize_axes(given, x.ndim)
 
 
-def _lengths(
-    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None
-) -> tuple[tuple[int, ...], list[int]]:
+def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """The axes, and the lengths to transform along them."""
     if s is not None and axes is None:
         raise AttributeRefused("lengths s need the axes that they are of")
@@ -128,11 +125,7 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
 
 @public
 def fftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
 
@@ -150,11 +143,7 @@ def fftn(
 
 @public
 def ifftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """The inverse of `fftn`: complex.
 
@@ -214,11 +203,7 @@ def _irfft(x: Tensor, axis: int, n: int, norm: Norm) -> Tensor:
 
 @public
 def rfftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
 
@@ -240,11 +225,7 @@ def rfftn(
 
 @public
 def irfftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
     is not given.
@@ -312,9 +293,7 @@ def _other_way(norm: Norm, x: Tensor) -> Norm:
 
 
 @public
-def fftfreq(
-    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
-) -> Tensor:
+def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
     """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
     ones up to -1, all over n d. f32 unless another float dtype is named.
 
@@ -328,9 +307,7 @@ def fftfreq(
 
 
 @public
-def rfftfreq(
-    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
-) -> Tensor:
+def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
     """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
     n d. f32 unless another float dtype is named.
 
@@ -343,9 +320,7 @@ def rfftfreq(
     return _frequencies(True, n, d, dtype, device)
 
 
-def _frequencies(
-    halved: bool, n: int, d: float, dtype: object, device: VMProtocol | None
-) -> Tensor:
+def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
     wanted = f32 if dtype is None else DType.of(dtype)
     if not wanted.is_float:
         raise DTypeError(f"frequencies are real floats, not {wanted}")

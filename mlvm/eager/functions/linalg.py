@@ -17,7 +17,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, ShapeErr
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
@@ -205,7 +205,7 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
 
 
 @public
-def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[int | Sequence[int]] = 2) -> Tensor:
+def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tensor:
     """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
     of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
     of x2. Nothing is conjugated.
@@ -232,7 +232,7 @@ def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[int | Sequence[int
 
 
 def _contracted(
-    axes: int | Sequence[int | Sequence[int]], types: tuple[TensorType, TensorType]
+    axes: int | Sequence[Ints], types: tuple[TensorType, TensorType]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes of each that are summed over, in order."""
     x1, x2 = types

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 
@@ -23,9 +23,10 @@ from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, Sh
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
-from mlvm.eager.functions.arguments import integer, integers
+from mlvm.eager.functions.arguments import Ints, integer, integers
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.context import current_arena
@@ -51,6 +52,9 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
+
+Key: TypeAlias = Tensor | None
+"""A key; None is the next global one."""
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -118,10 +122,6 @@ def prepare(vm: VMProtocol) -> _Global:
     return vm.attached(_Global)
 
 
-def _global() -> _Global:
-    return prepare(current_arena().vm)
-
-
 _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
 """Where `next_key` has its keys from in place of the global ones, for each thread or task."""
 
@@ -140,7 +140,15 @@ def next_key() -> Tensor:
 
 
 @contextmanager
-def drawing(keys: list[Tensor]) -> Iterator[None]:
+def _keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def drawing(keys: list[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, each key that `next_key` gives is added to the list."""
     source = _source.get() or _draw
 
@@ -148,35 +156,21 @@ def drawing(keys: list[Tensor]) -> Iterator[None]:
         keys.append(source())
         return keys[-1]
 
-    token = _source.set(draw)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(draw)
 
 
-@contextmanager
-def replaying(keys: Iterable[Tensor]) -> Iterator[None]:
+def replaying(keys: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, `next_key` gives these keys."""
-    token = _source.set(iter(keys).__next__)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(iter(keys).__next__)
 
 
-@contextmanager
-def drawing_nowhere() -> Iterator[None]:
+def drawing_nowhere() -> AbstractContextManager[None]:
     """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
-    token = _source.set(None)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(None)
 
 
 def _draw() -> Tensor:
-    held = _global()
+    held = prepare(current_arena().vm)
     with held.lock:
         keys = apply(_SPLIT_ONE, held.state)
         apply_into(held.state, _ADVANCE, held.state, held.one)
@@ -210,7 +204,7 @@ def state() -> Array:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
     """
-    return _global().state.numpy()
+    return prepare(current_arena().vm).state.numpy()
 
 
 @public
@@ -227,8 +221,7 @@ def set_state(state: Array) -> None:
     """
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
-    held = _global()
-    write(held.state, state)
+    write(prepare(current_arena().vm).state, state)
 
 
 def _words(seed: int, n: int) -> Array:
@@ -241,9 +234,7 @@ def _words(seed: int, n: int) -> Array:
 
 
 @public
-def normal(
-    shape: int | Sequence[int] = (), *, key: Tensor | None = None, dtype: object = f32
-) -> Tensor:
+def normal(shape: Ints = (), *, key: Key = None, dtype: object = f32) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
     The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
@@ -257,12 +248,7 @@ def normal(
 
 @public
 def uniform(
-    shape: int | Sequence[int] = (),
-    *,
-    low: float = 0.0,
-    high: float = 1.0,
-    key: Tensor | None = None,
-    dtype: object = f32,
+    shape: Ints = (), *, low: float = 0.0, high: float = 1.0, key: Key = None, dtype: object = f32
 ) -> Tensor:
     """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
     are those of f32, rounded once.
@@ -282,13 +268,11 @@ def uniform(
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
     u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
-    return _as(u * float(high - low) + float(low), wanted)
+    return rounded(u * float(high - low) + float(low), wanted)
 
 
 @public
-def bernoulli(
-    shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
-) -> Tensor:
+def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Key = None) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
     The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
@@ -306,14 +290,7 @@ def bernoulli(
 
 
 @public
-def randint(
-    shape: int | Sequence[int],
-    *,
-    low: int,
-    high: int,
-    key: Tensor | None = None,
-    dtype: object = i64,
-) -> Tensor:
+def randint(shape: Ints, *, low: int, high: int, key: Key = None, dtype: object = i64) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
     of their own, since other libraries have them before the shape, or behind it.
 
@@ -330,7 +307,7 @@ def randint(
 
 
 @public
-def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
+def permutation(x: Tensor | int, *, key: Key = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
     x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
@@ -348,11 +325,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
 
 @public
 def categorical(
-    logits: Tensor,
-    axis: int = -1,
-    shape: int | Sequence[int] | None = None,
-    *,
-    key: Tensor | None = None,
+    logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Key = None
 ) -> Tensor:
     """Positions along `axis`, i64, each with a probability proportional to e^logit.
 
@@ -374,19 +347,19 @@ def categorical(
     wanted = _drawn_shape(rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
-    wide = _wide(stop_gradient(logits))
+    wide = widened(stop_gradient(logits))
     return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
 @public
 def choice(
     a: Tensor | int,
-    shape: int | Sequence[int] = (),
+    shape: Ints = (),
     *,
     replace: bool = True,
     p: Tensor | None = None,
     axis: int = 0,
-    key: Tensor | None = None,
+    key: Key = None,
 ) -> Tensor:
     """Random ones of the numbers 0 .. a-1 (i64), or of the slices of a tensor along `axis`, which
     the axes of `shape` replace.
@@ -421,11 +394,11 @@ def choice(
         if p is None:
             places = randint(wanted, low=0, high=n, key=key)
         else:
-            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
+            places = categorical(op.log(widened(stop_gradient(p))), shape=wanted, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
     else:
-        scores = op.log(_wide(stop_gradient(p)))
+        scores = op.log(widened(stop_gradient(p)))
         noise = _gumbel((n,), scores.dtype, key)
         places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
@@ -435,9 +408,9 @@ def choice(
 def truncated_normal(
     lower: Tensor | float,
     upper: Tensor | float,
-    shape: int | Sequence[int] | None = None,
+    shape: Ints | None = None,
     *,
-    key: Tensor | None = None,
+    key: Key = None,
     dtype: object = f32,
 ) -> Tensor:
     """Standard normal values under the condition lower <= x <= upper, numbers or tensors that
@@ -462,8 +435,8 @@ def truncated_normal(
     given = broadcast_shapes(low.shape, high.shape)
     drawn = _drawn_shape(given, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
-    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
-    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = rounded(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
     return op.clip(x, low, high)
 
 
@@ -512,22 +485,13 @@ def _wide_dtype(dtype: DType) -> DType:
     return f32 if dtype.is_half else dtype
 
 
-def _wide(x: Tensor) -> Tensor:
-    """The tensor in what draws of its dtype are computed in."""
-    return _as(x, _wide_dtype(x.dtype))
-
-
-def _as(x: Tensor, dtype: DType) -> Tensor:
-    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
-
-
-def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
+def _gumbel(shape: tuple[int, ...], dtype: DType, key: Key) -> Tensor:
     """-log(-log(u)), finite also where u is drawn as 0."""
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 
 
-def _drawn_shape(given: Shape, shape: int | Sequence[int] | None) -> Shape:
+def _drawn_shape(given: Shape, shape: Ints | None) -> Shape:
     """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
     if shape is None:
         return given
@@ -554,7 +518,7 @@ def _float_type(x: object, name: str) -> TensorType:
     return x.type
 
 
-def _or_next(key: Tensor | None) -> Tensor:
+def _or_next(key: Key) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
