@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import Final
 
 import numpy as np
 
@@ -52,9 +52,6 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
-
-Key: TypeAlias = Tensor | None
-"""A key; None is the next global one."""
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -234,7 +231,7 @@ def _words(seed: int, n: int) -> Array:
 
 
 @public
-def normal(shape: Ints = (), *, key: Key = None, dtype: object = f32) -> Tensor:
+def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
     The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
@@ -248,7 +245,12 @@ def normal(shape: Ints = (), *, key: Key = None, dtype: object = f32) -> Tensor:
 
 @public
 def uniform(
-    shape: Ints = (), *, low: float = 0.0, high: float = 1.0, key: Key = None, dtype: object = f32
+    shape: Ints = (),
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    key: Tensor | None = None,
+    dtype: object = f32,
 ) -> Tensor:
     """Values evenly distributed over low <= u < high; rounding may make one equal to high. Halves
     are those of f32, rounded once.
@@ -272,7 +274,7 @@ def uniform(
 
 
 @public
-def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Key = None) -> Tensor:
+def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None = None) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
     The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
@@ -290,7 +292,9 @@ def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Key = None) -> 
 
 
 @public
-def randint(shape: Ints, *, low: int, high: int, key: Key = None, dtype: object = i64) -> Tensor:
+def randint(
+    shape: Ints, *, low: int, high: int, key: Tensor | None = None, dtype: object = i64
+) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
     of their own, since other libraries have them before the shape, or behind it.
 
@@ -307,7 +311,7 @@ def randint(shape: Ints, *, low: int, high: int, key: Key = None, dtype: object 
 
 
 @public
-def permutation(x: Tensor | int, *, key: Key = None) -> Tensor:
+def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
     """The numbers 0 .. x-1 in random order, or the rows of a tensor in random order.
 
     x: an int n -> i64[n]; or [n, ...] -> [n, ...], a new tensor. Raises `ShapeError` for a tensor
@@ -325,7 +329,7 @@ def permutation(x: Tensor | int, *, key: Key = None) -> Tensor:
 
 @public
 def categorical(
-    logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Key = None
+    logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Tensor | None = None
 ) -> Tensor:
     """Positions along `axis`, i64, each with a probability proportional to e^logit.
 
@@ -359,7 +363,7 @@ def choice(
     replace: bool = True,
     p: Tensor | None = None,
     axis: int = 0,
-    key: Key = None,
+    key: Tensor | None = None,
 ) -> Tensor:
     """Random ones of the numbers 0 .. a-1 (i64), or of the slices of a tensor along `axis`, which
     the axes of `shape` replace.
@@ -410,7 +414,7 @@ def truncated_normal(
     upper: Tensor | float,
     shape: Ints | None = None,
     *,
-    key: Key = None,
+    key: Tensor | None = None,
     dtype: object = f32,
 ) -> Tensor:
     """Standard normal values under the condition lower <= x <= upper, numbers or tensors that
@@ -485,7 +489,7 @@ def _wide_dtype(dtype: DType) -> DType:
     return f32 if dtype.is_half else dtype
 
 
-def _gumbel(shape: tuple[int, ...], dtype: DType, key: Key) -> Tensor:
+def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
     """-log(-log(u)), finite also where u is drawn as 0."""
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
@@ -518,7 +522,7 @@ def _float_type(x: object, name: str) -> TensorType:
     return x.type
 
 
-def _or_next(key: Key) -> Tensor:
+def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
