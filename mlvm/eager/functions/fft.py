@@ -21,24 +21,7 @@ from mlvm.eager.functions.matrices import conj, floating
 from mlvm.eager.functions.shapes import concat, roll
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import public
-
-__all__ = [
-    "fft",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "ifft",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "irfft",
-    "irfftn",
-    "rfft",
-    "rfftfreq",
-    "rfftn",
-]
+from mlvm.eager.tensor.wrapper import names_of, public
 
 
 def _real(x: Tensor) -> Tensor:
@@ -358,3 +341,6 @@ def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
     """
     along = _axes(x, axes) if type_of(x).ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)
+
+
+__all__ = names_of(globals())

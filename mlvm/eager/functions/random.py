@@ -33,25 +33,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.wrapper import public
-
-__all__ = [
-    "bernoulli",
-    "categorical",
-    "choice",
-    "fold_in",
-    "key",
-    "next_key",
-    "normal",
-    "permutation",
-    "randint",
-    "seed",
-    "set_state",
-    "split",
-    "state",
-    "truncated_normal",
-    "uniform",
-]
+from mlvm.eager.tensor.wrapper import names_of, public
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -526,3 +508,6 @@ def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
+
+
+__all__ = names_of(globals())
