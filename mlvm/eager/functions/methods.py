@@ -2,7 +2,7 @@
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. What means
-something else here has a hint in `elsewhere`.
+something else here has a hint in `interop/hints.py`.
 """
 
 from __future__ import annotations
