@@ -71,6 +71,12 @@ def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
     return along, x.shape[along] if n is None else integer(n, "n")
 
 
+def _fitted_along(x: Tensor, n: int | None, axis: int) -> tuple[Tensor, int]:
+    """x, cut or padded along one axis, and that axis."""
+    along, length = _along(x, n, axis)
+    return _fitted(x, [along], [length]), along
+
+
 # --- complex elements ----------------------------------------------------------------
 
 
@@ -85,9 +91,8 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    return op.fft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
+    x, along = _fitted_along(floating(x), n, axis)
+    return op.fft(x, axes=(along,), norm=norm)
 
 
 @public
@@ -101,9 +106,8 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    return op.ifft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
+    x, along = _fitted_along(floating(x), n, axis)
+    return op.ifft(x, axes=(along,), norm=norm)
 
 
 @public
@@ -157,9 +161,8 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
     """
-    x = _real(x)
-    along, length = _along(x, n, axis)
-    return op.rfft(_fitted(x, [along], [length]), axis=along, norm=norm)
+    x, along = _fitted_along(_real(x), n, axis)
+    return op.rfft(x, axis=along, norm=norm)
 
 
 @public
@@ -173,15 +176,15 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
     """
-    x = floating(x)
+    return _irfft(floating(x), n, axis, norm)
+
+
+def _irfft(x: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor:
     along, length = _along(x, n, axis)
-    return _irfft(x, along, 2 * (length - 1) if n is None else length, norm)
-
-
-def _irfft(x: Tensor, axis: int, n: int, norm: Norm) -> Tensor:
-    if n < 1:
-        raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
-    return op.irfft(_fitted(x, [axis], [n // 2 + 1]), n=n, axis=axis, norm=norm)
+    length = 2 * (length - 1) if n is None else length
+    if length < 1:
+        raise ShapeError(f"a transform has 1 element or more along axis {along}, not {length}")
+    return op.irfft(_fitted(x, [along], [length // 2 + 1]), n=length, axis=along, norm=norm)
 
 
 @public
@@ -226,10 +229,9 @@ def irfftn(
         raise AttributeRefused("names no axis; a real transform has one or more")
     if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
-    others = along[:-1]
-    if others:
+    if others := along[:-1]:
         x = op.ifft(_fitted(x, others, lengths[:-1]), axes=others, norm=norm)
-    return _irfft(x, along[-1], lengths[-1], norm)
+    return _irfft(x, lengths[-1], along[-1], norm)
 
 
 @public
@@ -243,10 +245,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    length = 2 * (length - 1) if n is None else length
-    return _irfft(conj(x), along, length, _other_way(norm, x))
+    return _irfft(conj(floating(x)), n, axis, _other_way(norm))
 
 
 @public
@@ -260,13 +259,11 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
     """
-    x = _real(x)
-    along, length = _along(x, n, axis)
-    x = _fitted(x, [along], [length])
-    return conj(op.rfft(x, axis=along, norm=_other_way(norm, x)))
+    x, along = _fitted_along(_real(x), n, axis)
+    return conj(op.rfft(x, axis=along, norm=_other_way(norm)))
 
 
-def _other_way(norm: Norm, x: Tensor) -> Norm:
+def _other_way(norm: Norm) -> Norm:
     if norm not in OTHER_WAY:
         raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
     return OTHER_WAY[norm]

@@ -6,7 +6,7 @@ Sequences are [batch, length, channels], images NHWC. Names are PyTorch's and JA
 
 from __future__ import annotations
 
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
@@ -290,11 +290,7 @@ def max_pool2d(
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
-    _require_images(x)
-    shape = pair(window, "window")
-    steps = shape if stride is None else pair(stride, "stride")
-    sides = _padding(x, shape, steps, padding)
-    return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
+    return op.max_pool2d(x, **_windows(x, window, stride, padding))
 
 
 @public
@@ -311,11 +307,15 @@ def avg_pool2d(
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
     """
+    return op.avg_pool2d(x, **_windows(x, window, stride, padding))
+
+
+def _windows(x: Tensor, window: Window, stride: Window | None, padding: Sides) -> dict[str, Any]:
+    """What the ops of pooling are told."""
     _require_images(x)
     shape = pair(window, "window")
     steps = shape if stride is None else pair(stride, "stride")
-    sides = _padding(x, shape, steps, padding)
-    return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
+    return {"window": shape, "stride": steps, "padding": _padding(x, shape, steps, padding)}
 
 
 def _require_images(x: Tensor) -> None:
