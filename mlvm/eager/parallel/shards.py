@@ -21,36 +21,21 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
+from mlvm.eager import tree
 from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
-from mlvm.eager.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    place_of,
-    rank,
-    reduce_scatter,
-    size,
-)
+from mlvm.eager.parallel import collectives
+from mlvm.eager.parallel.collectives import rank, size
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tree import (
-    Node,
-    Tree,
-    array_for,
-    containers,
-    holds_tensors,
-    load,
-    named_tensors,
-    replace,
-    require_types,
-)
+from mlvm.eager.tree import Node, Tree, named_tensors
 
 Shard: TypeAlias = Literal["optimizer", "all"]
 """What members keep in parts: the optimizer's state, or the weights too."""
@@ -83,7 +68,7 @@ def wanted() -> Shard | None:
 def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
     group, and what is kept in parts."""
-    return *place_of(vm), _wanted.get()
+    return *collectives.place_of(vm), _wanted.get()
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -118,9 +103,9 @@ def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     dtype."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
+        return [collectives.reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
     table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = shapes.reshape(reduce_scatter(table, "mean"), -1)
+    row = shapes.reshape(collectives.reduce_scatter(table, "mean"), -1)
     return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
 
 
@@ -128,8 +113,8 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
     """The tensors of these types that the members have the pieces of: in one meeting, so all have
     one dtype."""
     if len(pieces) == 1:
-        return [_unpadded(all_gather(pieces[0]), wholes[0])]
-    table = shapes.reshape(all_gather(shapes.concat(pieces)), (size(), -1))
+        return [_unpadded(collectives.all_gather(pieces[0]), wholes[0])]
+    table = shapes.reshape(collectives.all_gather(shapes.concat(pieces)), (size(), -1))
     ranges = zip(_ranges(wholes), wholes, strict=True)
     return [_unpadded(shapes.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
 
@@ -206,7 +191,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    parts = containers(model)
+    parts = tree.containers(model)
     nodes = [each for each in parts if isinstance(each, Node) and not is_in_parts(each)]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
@@ -218,8 +203,8 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         fields = vars(node)
         for name, field in list(fields.items()):
             found: list[TensorType] = []
-            if name not in node._buffers and holds_tensors(field):
-                fields[name] = replace(partial(_exchanged, pieces, found), field, Tensor)
+            if name not in node._buffers and tree.holds_tensors(field):
+                fields[name] = tree.replace(partial(_exchanged, pieces, found), field, Tensor)
             if found:
                 of_node[name] = property(
                     partial(_whole_field, name, tuple(found)), partial(_refuse_field, name)
@@ -249,7 +234,7 @@ def _class_in_parts(
 def _whole_field(name: str, types: tuple[TensorType, ...], node: Node) -> Any:
     """What a field holds, with whole tensors for its pieces."""
     rest = iter(types)
-    return replace(lambda piece: _whole(piece, next(rest)), vars(node)[name], Tensor)
+    return tree.replace(lambda piece: _whole(piece, next(rest)), vars(node)[name], Tensor)
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
@@ -307,12 +292,12 @@ def load_parts(
 ) -> None:
     """`load` of whole arrays into tensors of which some are pieces: those of `wholes`, by path."""
     if isinstance(arrays, Mapping):
-        arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
+        arrays = {path: tree.array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
-        require_types(expected, {path: TensorType.of(x) for path, x in arrays.items()}, what)
+        tree.require_types(expected, {path: TensorType.of(x) for path, x in arrays.items()}, what)
         for path, whole in wholes.items():
             arrays[path] = piece_of_array(arrays[path], whole)
-    load(tensors, arrays, what)
+    tree.load(tensors, arrays, what)
 
 
 # --- optimizers -----------------------------------------------------------------------
@@ -368,4 +353,4 @@ def _held(params: Tree) -> Whole:
 
 
 Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
-Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(collectives.all_reduce)  # type: ignore[method-assign]
