@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import reduce
 from types import EllipsisType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -159,12 +160,13 @@ def _windowed(x: Tensor, items: list[int | slice | Tensor]) -> Tensor:
     places = [_places(item, n) for item, n in zip(items, x.shape, strict=True)]
     if places == [range(n) for n in x.shape]:
         return x
-    return op.slice(
-        x,
-        start=tuple([place.start for place in places]),
-        length=tuple([len(place) for place in places]),
-        step=tuple([place.step for place in places]),
-    )
+    return op.slice(x, **_window(places))
+
+
+def _window(places: list[range]) -> dict[str, Any]:
+    """What an op is told of the places, a range for each axis."""
+    start, step = [place.start for place in places], [place.step for place in places]
+    return {"start": tuple(start), "length": tuple(map(len, places)), "step": tuple(step)}
 
 
 def _places(item: int | slice | Tensor, length: int) -> range:
@@ -199,18 +201,12 @@ def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, t
         lengths = [x.shape[axis] for axis in axes]
         strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
         offsets = [
-            op.take(_multiples(stride, n), index, axis=0)
+            op.take(op.arange(start=0, stop=n, step=1, dtype=i64) * stride, index, axis=0)
             for stride, n, index in zip(strides, lengths, indices, strict=True)
         ]
-        flat = offsets[0]
-        for offset in offsets[1:]:
-            flat = flat + offset
+        flat = reduce(operator.add, offsets)
         x = reshape(x, (*x.shape[:first], math.prod(lengths), *x.shape[end:]))
     return op.take(x, flat, axis=first), flat.shape
-
-
-def _multiples(stride: int, n: int) -> Tensor:
-    return op.arange(start=0, stop=n, step=1, dtype=i64) * stride
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
@@ -240,10 +236,6 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-
-
-_SET: Final = one_op("copy")
-"""Stands for the op in errors about values."""
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
@@ -278,14 +270,16 @@ def _converted(values: object, dtype: DType, wanted: DType) -> str:
     return f"write ml.asarray(values).astype(ml.{name})"
 
 
-def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:
-    """Raise `ShapeError` unless the values broadcast to that shape, but for leading axes of 1."""
+def _broadcasting(x: Tensor, given: Tensor, shape: Shape) -> Shape:
+    """The shape of the values without leading axes of 1. Raises `ShapeError` unless it broadcasts
+    to that shape."""
     behind = given.shape[max(0, given.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
     if not fits or given.size != math.prod(behind):
         raise errors.ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
             "setitem", (x.type, given.type)
         )
+    return behind
 
 
 def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
@@ -295,38 +289,26 @@ def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
     lengths = iter(map(len, places))
     chosen = [1 if item is None else next(lengths) for item in items]
     shape = tuple([n for n, item in zip(chosen, items, strict=True) if not isinstance(item, int)])
-    _require_shape(x, given, shape)
-    behind = [*given.shape[max(0, given.ndim - len(shape)) :]]
+    behind = [*_broadcasting(x, given, shape)]
     lined_up: list[int] = []
     for item in reversed(items):
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    call = one_op(
-        "slice_set",
-        start=tuple([place.start for place in places]),
-        length=tuple([len(place) for place in places]),
-        step=tuple([place.step for place in places]),
-    )
-    apply_into(x, call, x, reshape(given, lined_up[::-1]))
+    apply_into(x, one_op("slice_set", **_window(places)), x, reshape(given, lined_up[::-1]))
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
     """Set what integer tensors choose, maybe beside integers and slices."""
     [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
-    indices = items[axis]
-    axes = 1
-    if others or not isinstance(indices, Tensor) or any(
-        item != slice(None) for i, item in enumerate(items) if i != axis
-    ):  # fmt: skip
+    indices, axes = cast(Tensor, items[axis]), 1
+    if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
         positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
         indices = getitem(reshape(positions, x.shape), key)
         axis, axes = 0, x.ndim
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
-    _require_shape(x, given, shape)
-    behind = given.shape[max(0, given.ndim - len(shape)) :]
-    call = one_op("index_set", axis=axis, axes=axes)
-    apply_into(x, call, x, reshape(given, behind), indices)
+    values = reshape(given, _broadcasting(x, given, shape))
+    apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
 
 
 def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
@@ -337,11 +319,10 @@ def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]
     if given.ndim == len(behind) + 1 and given.shape[0] != 1:
-        _require_shape(x, given, (given.shape[0], *behind))
+        _broadcasting(x, given, (given.shape[0], *behind))
         apply_into(x, one_op("mask_set"), x, given, mask)
         return
-    _require_shape(x, given, behind)
-    given = reshape(given, given.shape[max(0, given.ndim - len(behind)) :])
+    given = reshape(given, _broadcasting(x, given, behind))
     wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
     apply_into(x, one_op("where"), wide, given, x)
 

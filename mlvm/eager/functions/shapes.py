@@ -359,7 +359,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
     if axis is None:
         return repeat(reshape(x, type_of(x).size), repeats, axis=0)
     [along] = axes_of(axis, x)
-    counts = counts_of(_listed(repeats, x), "repeats")
+    counts = counts_of(_listed(repeats), "repeats")
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]
     if len(counts) == 1:
         [n] = counts
@@ -370,7 +370,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
-def _listed(repeats: Ints | Tensor, x: Tensor) -> Ints:
+def _listed(repeats: Ints | Tensor) -> Ints:
     """The numbers of `repeat`, where they come in a tensor."""
     if isinstance(repeats, np.ndarray):
         repeats = as_operand(repeats)

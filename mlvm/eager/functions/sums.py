@@ -41,8 +41,6 @@ def std(
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors.
 
-    x: [m], y: [n] -> [m, n].
-
     x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
     dtypes that do not promote.
 

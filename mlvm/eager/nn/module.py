@@ -8,13 +8,27 @@ from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
-from mlvm.eager import tree
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
-from mlvm.eager.tree import Buffer, Copies, Node, Tree, holds_tensors
+from mlvm.eager.tree import (
+    Buffer,
+    Copies,
+    Node,
+    Tree,
+    assign_buffers_too,
+    children,
+    containers,
+    fields,
+    holds_tensors,
+    load,
+    map_to_dicts,
+    named_leaves,
+    substitute,
+)
+from mlvm.eager.tree import named_tensors as _named_tensors
 
 T = TypeVar("T")
 
@@ -58,7 +72,7 @@ class Module(Node):
 
         A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
         """
-        for part in tree.containers(self, buffers=not mode):
+        for part in containers(self, buffers=not mode):
             if isinstance(part, Module):
                 part.training = mode
         return self
@@ -87,30 +101,30 @@ class Module(Node):
         if not wanted.is_float:
             raise DTypeError(f"parameters are floats, not {wanted}").at("Module.astype", ())
         copies: Copies = []
-        found: Self = tree.substitute(
+        found: Self = substitute(
             lambda x: astype(x, wanted) if x.dtype.is_float else x, self, copies
         )
         for module, copied in copies:
-            tree.assign_buffers_too(copied, module)
+            assign_buffers_too(copied, module)
         return found
 
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
-        found: dict[str, Tree] = tree.map_to_dicts(lambda x: x, self)
+        found: dict[str, Tree] = map_to_dicts(lambda x: x, self)
         return found
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The parameters by path, `block_0/token_mixing/kernel`; a shared one occurs once."""
-        return tree.named_tensors(self)
+        return _named_tensors(self)
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The tensors of the buffers by path; a shared one occurs once."""
-        parameters = dict(tree.named_leaves(self))
+        parameters = dict(named_leaves(self))
         return {path: x for path, x in self.state().items() if path not in parameters}
 
     def state(self) -> dict[str, Tensor]:
         """All tensors by path, parameters and buffers: what a model is saved as."""
-        return self._whole(tree.named_tensors(self, buffers=True))
+        return self._whole(_named_tensors(self, buffers=True))
 
     def num_parameters(self) -> int:
         """The number of elements of all parameters."""
@@ -129,7 +143,7 @@ class Module(Node):
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over parameters and buffers, in place, by the paths of `state`; otherwise as
         `load_parameters`."""
-        self._load(tree.named_tensors(self, buffers=True), arrays, "tensor")
+        self._load(_named_tensors(self, buffers=True), arrays, "tensor")
 
     _wholes: ClassVar[Mapping[str, TensorType]] = {}
     """The types of parameters of which this process has a piece only, by path."""
@@ -138,11 +152,11 @@ class Module(Node):
         """The tensors, whole. `ml.parallel` makes classes that gather them, and load pieces."""
         return tensors
 
-    _load = staticmethod(tree.load)
+    _load = staticmethod(load)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Another Module, with copies of parameters and buffers in the current arena."""
-        for x in tree.named_tensors(self, buffers=True).values():
+        for x in _named_tensors(self, buffers=True).values():
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
         copied = memo[id(self)] = copy.copy(self)
@@ -198,8 +212,8 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
     if any(part is each for each in above):
         yield f"{type(part).__name__}(...)"
         return
-    named = dict(tree.fields(part, buffers=True)) if isinstance(part, Node) else tree.children(part)
-    buffers = named.keys() - dict(tree.fields(part)).keys() if isinstance(part, Node) else ()
+    named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
+    buffers = named.keys() - dict(fields(part)).keys() if isinstance(part, Node) else ()
     plain = [
         f"{name}={getattr(value, '__name__', None) or repr(value)}"
         for name, value in named.items()

@@ -21,7 +21,6 @@ from mlvm.core.errors import AttributeRefused
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType, f32
-from mlvm.eager import tree
 from mlvm.eager.autodiff.tape import Pull, taping
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
@@ -35,7 +34,17 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tree import Node, Tree, named_tensors
+from mlvm.eager.tree import (
+    Node,
+    Tree,
+    array_for,
+    containers,
+    holds_tensors,
+    load,
+    named_tensors,
+    replace,
+    require_types,
+)
 
 Shard: TypeAlias = Literal["optimizer", "all"]
 """What members keep in parts: the optimizer's state, or the weights too."""
@@ -191,7 +200,7 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         )
     if is_in_parts(model):
         return type(model)._wholes  # type: ignore[attr-defined,no-any-return]
-    parts = tree.containers(model)
+    parts = containers(model)
     nodes = [each for each in parts if isinstance(each, Node) and not is_in_parts(each)]
     wholes = [{path: x.type for path, x in named_tensors(each).items()} for each in nodes]
     pieces: dict[int, Tensor] = {}
@@ -203,8 +212,8 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         fields = vars(node)
         for name, field in list(fields.items()):
             found: list[TensorType] = []
-            if name not in node._buffers and tree.holds_tensors(field):
-                fields[name] = tree.replace(partial(_exchanged, pieces, found), field, Tensor)
+            if name not in node._buffers and holds_tensors(field):
+                fields[name] = replace(partial(_exchanged, pieces, found), field, Tensor)
             if found:
                 of_node[name] = property(
                     partial(_whole_field, name, tuple(found)), partial(_refuse_field, name)
@@ -234,7 +243,7 @@ def _class_in_parts(
 def _whole_field(name: str, types: tuple[TensorType, ...], node: Node) -> Any:
     """What a field holds, with whole tensors for its pieces."""
     rest = iter(types)
-    return tree.replace(lambda piece: _whole(piece, next(rest)), vars(node)[name], Tensor)
+    return replace(lambda piece: _whole(piece, next(rest)), vars(node)[name], Tensor)
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
@@ -292,12 +301,12 @@ def load_parts(
 ) -> None:
     """`load` of whole arrays into tensors of which some are pieces: those of `wholes`, by path."""
     if isinstance(arrays, Mapping):
-        arrays = {path: tree.array_for(path, array, what) for path, array in arrays.items()}
+        arrays = {path: array_for(path, array, what) for path, array in arrays.items()}
         expected = {path: wholes.get(path, x.type) for path, x in tensors.items()}
-        tree.require_types(expected, {path: TensorType.of(x) for path, x in arrays.items()}, what)
+        require_types(expected, {path: TensorType.of(x) for path, x in arrays.items()}, what)
         for path, whole in wholes.items():
             arrays[path] = piece_of_array(arrays[path], whole)
-    tree.load(tensors, arrays, what)
+    load(tensors, arrays, what)
 
 
 # --- optimizers -----------------------------------------------------------------------
