@@ -29,11 +29,6 @@ METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
 _ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
 
-_ORDER: Final = [
-    *("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16"),
-    *("I32", "U32", "F32", "C64", "F64", "I64", "U64"),
-]
-"""The format's dtypes in its order."""
 _WORDS: Final = "bool u8 i8 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"  # in the format's order
 _DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
@@ -75,14 +70,6 @@ class WeightsFile:
         self.metadata: Final[dict[str, str]] = metadata
         self.entries: Final = {name: _entry(name, entry) for name, entry in header.items()}
         _require_no_gaps(self.entries, len(self.data))
-
-    def types(self) -> dict[str, TensorType]:
-        """What `read` gives for each name. Raises `WeightsError` for a dtype that no tensor has."""
-        dtypes = {name: self._dtype(name) for name in self.entries}
-        return {
-            name: TensorType(f32 if dtypes[name].is_half else dtypes[name], x.shape)
-            for name, x in self.entries.items()
-        }
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
         """A tensor, over the bytes of the file, which cannot be written to; of what is f16 or bf16

@@ -41,8 +41,6 @@ def std(
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors.
 
-    x: [m], y: [n] -> [m, n].
-
     x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
     dtypes that do not promote.
 
@@ -141,12 +139,7 @@ def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
 
 @public
 def cumulative_prod(
-    x: Tensor,
-    /,
-    axis: int | None = None,
-    *,
-    dtype: object = None,
-    include_initial: bool = False,
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, include_initial: bool = False
 ) -> Tensor:
     """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
     `include_initial` a 1 comes before them, and the axis is longer by one.

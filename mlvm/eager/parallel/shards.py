@@ -26,14 +26,8 @@ from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
-from mlvm.eager.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    place_of,
-    rank,
-    reduce_scatter,
-    size,
-)
+from mlvm.eager.parallel import collectives
+from mlvm.eager.parallel.collectives import rank, size
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.context import current_arena
@@ -83,7 +77,7 @@ def wanted() -> Shard | None:
 def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
     group, and what is kept in parts."""
-    return *place_of(vm), _wanted.get()
+    return *collectives.place_of(vm), _wanted.get()
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -118,9 +112,9 @@ def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     dtype."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
+        return [collectives.reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
     table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = shapes.reshape(reduce_scatter(table, "mean"), -1)
+    row = shapes.reshape(collectives.reduce_scatter(table, "mean"), -1)
     return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
 
 
@@ -128,8 +122,8 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
     """The tensors of these types that the members have the pieces of: in one meeting, so all have
     one dtype."""
     if len(pieces) == 1:
-        return [_unpadded(all_gather(pieces[0]), wholes[0])]
-    table = shapes.reshape(all_gather(shapes.concat(pieces)), (size(), -1))
+        return [_unpadded(collectives.all_gather(pieces[0]), wholes[0])]
+    table = shapes.reshape(collectives.all_gather(shapes.concat(pieces)), (size(), -1))
     ranges = zip(_ranges(wholes), wholes, strict=True)
     return [_unpadded(shapes.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
 
@@ -368,4 +362,4 @@ def _held(params: Tree) -> Whole:
 
 
 Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
-Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(collectives.all_reduce)  # type: ignore[method-assign]
