@@ -925,7 +925,7 @@ def a_partial_call() -> Any:
 @seen
 def what_an_array_is_a_view_of() -> Any:
     whole = np.ones(3)
-    part = whole[:2]
+    part: Any = whole[:2]
     return lambda x: x * float(part.base[2]), lambda: whole.__setitem__(2, 2.0)
 
 
