@@ -247,11 +247,22 @@ class Group(AnyGroup):
         rendezvous = Rendezvous(self._names)
         results: dict[int, R] = {}
         ended: SimpleQueue[int] = SimpleQueue()
+
+        def take_part(rank: int, task: Task[R]) -> None:
+            """A member's part of a run, on the member's thread."""
+            try:
+                results[rank] = self._seats[rank].do(task, rendezvous)
+            except BaseException:  # which the rendezvous has; it is raised on the caller's thread
+                pass
+            finally:
+                with self._lock:
+                    self._busy.discard(rank)
+                ended.put(rank)
+
         with one_blas_thread.held():
             try:
                 for rank, mailbox in enumerate(self._mailboxes):
-                    task = partial(self._take_part, rank, tasks[rank], rendezvous, results, ended)
-                    mailbox.put(task)
+                    mailbox.put(partial(take_part, rank, tasks[rank]))
                 for _ in self.vms:
                     ended.get()
             except BaseException as error:  # Ctrl-C
@@ -265,24 +276,6 @@ class Group(AnyGroup):
             finally:
                 del first  # its traceback holds this frame
         return [results[rank] for rank in range(self.size)]
-
-    def _take_part(
-        self,
-        rank: int,
-        task: Task[R],
-        rendezvous: Rendezvous,
-        results: dict[int, R],
-        ended: SimpleQueue[int],
-    ) -> None:
-        """A member's part of a run, on the member's thread."""
-        try:
-            results[rank] = self._seats[rank].do(task, rendezvous)
-        except BaseException:  # which the rendezvous has; `run` raises it on the caller's thread
-            pass
-        finally:
-            with self._lock:
-                self._busy.discard(rank)
-            ended.put(rank)
 
     def close(self) -> None:
         """End the threads, and take the collectives out of the VMs. Idempotent.
