@@ -80,7 +80,8 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
             raise ShapeError(f"{part!r} of {subscripts!r} does not fit {ndim} dimensions")
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     counted = [label for each in labels for label in each]
-    broadcast = _ellipsis(max(map(len, map(_dotted, labels)), default=0))
+    dotted = [sum(label[0] == "-" for label in each) for each in labels]
+    broadcast = _ellipsis(max(dotted, default=0))
     if not arrow:
         once = sorted(label for label in {*counted} - {*broadcast} if counted.count(label) == 1)
         return labels, (*broadcast, *once)
@@ -107,10 +108,6 @@ def _labels(part: str, dots: int, subscripts: str) -> Labels:
 
 def _ellipsis(count: int) -> Labels:
     return tuple([str(i) for i in range(-count, 0)])
-
-
-def _dotted(labels: Labels) -> Labels:
-    return tuple([label for label in labels if label[0] == "-"])
 
 
 def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str, int]:
