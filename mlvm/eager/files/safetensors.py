@@ -56,10 +56,9 @@ class WeightsFile:
     def __init__(self, file: Path) -> None:
         _mode(file)  # a pipe or a device, which may have no end, is an `OSError`
         with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            content: Any = (
-                mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-            )
+            number = stream.fileno()
+            size = os.fstat(number).st_size
+            content: Any = mmap.mmap(number, size, access=mmap.ACCESS_READ) if size else b""
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
             raise WeightsError(f"its {size} bytes end within the header")

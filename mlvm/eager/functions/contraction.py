@@ -18,6 +18,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.matrices import diagonal_of
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -141,18 +142,11 @@ def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
     kept = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
     x, labels = reshape(x, [x.shape[i] for i in kept]), tuple([labels[i] for i in kept])
     for label in dict.fromkeys(labels):
-        while labels.count(label) > 1:  # every n + 1st element of a matrix is on its diagonal
+        while labels.count(label) > 1:
             i = labels.index(label)
             j = labels.index(label, i + 1)
             rest = [k for k in range(x.ndim) if k not in (i, j)]
-            x, n = permute_dims(x, (*rest, i, j)), lengths[label]
-            shape = x.shape[:-2]
-            x = op.slice(
-                reshape(x, (*shape, n * n)),
-                start=(0,) * (x.ndim - 1),
-                length=(*shape, n),
-                step=(1,) * (x.ndim - 2) + (n + 1,),
-            )
+            x = diagonal_of(permute_dims(x, (*rest, i, j)))
             labels = (*[labels[k] for k in rest], label)
     return _Term(x, labels)
 
