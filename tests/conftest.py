@@ -29,7 +29,7 @@ from tests.wired import connect_to, elsewhere, raising_late
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
     """Have tests that are imported from now on find VMs at the end of that way, and so the
     default VM."""
-    for all_that_keeps_a_vm in ("mlvm.__main__", "mlvm.eager"):
+    for all_that_keeps_a_vm in ("mlvm.__main__", "mlvm.eager", "mlvm.machines.dry"):
         import_module(all_that_keeps_a_vm)
     for place in (
         "mlvm.core.vm.VM",
@@ -37,7 +37,6 @@ def put_elsewhere(way: Callable[[VM], Any]) -> None:
         "mlvm.machines.dry.DryVM",
         "mlvm.eager.tensor.context.LocalVM",
         "mlvm.eager.VM",
-        "mlvm.eager.DryVM",
     ):
         module, _, name = place.rpartition(".")
         found = import_module(module)

@@ -31,11 +31,7 @@ class DryVM(LocalVM):
         return _DryStore()
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         """Verify the program for the arguments' types. Raises `HandleError` for one that leaves
         outputs, as their values are not known."""

@@ -22,14 +22,8 @@ from typing import Any, Final, NamedTuple, NoReturn
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import (
-    DTypeError,
-    HandleError,
-    MachineError,
-    MissingExtra,
-    MlvmError,
-    OutOfMemory,
-)
+from mlvm.core import errors
+from mlvm.core.errors import HandleError, MachineError, MlvmError
 from mlvm.core.extras import extra
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Fused, Kernels
@@ -87,7 +81,7 @@ def _number(device: object) -> int:
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
     try:
         names = [each.name for each in devices()]
-    except (MissingExtra, MachineError):
+    except (errors.MissingExtra, MachineError):
         if match is not None:
             raise
         raise MachineError(
@@ -103,7 +97,7 @@ def refuse_halves(types: Iterable[TensorType], device: str) -> None:
     """Raise `DTypeError` for f16 and bf16: their conversions work in memory of the host."""
     for type in types:
         if is_half(type):
-            raise DTypeError(f"{type}: a VM on {device} has no {type.dtype} yet")
+            raise errors.DTypeError(f"{type}: a VM on {device} has no {type.dtype} yet")
 
 
 def _fused(*params: Array, chain: Chain) -> None:
@@ -148,7 +142,7 @@ class GpuMemory(Memory):
         if isinstance(error, MlvmError):
             return
         if isinstance(error, MemoryError):
-            typed = OutOfMemory(f"{self.device}: {error}")
+            typed = errors.OutOfMemory(f"{self.device}: {error}")
         elif any(kind.__module__.partition(".")[0] in _CUPY for kind in type(error).__mro__):
             typed = MachineError(f"{self.device}: {error}")
         else:
@@ -316,7 +310,7 @@ class GpuVM(LocalVM):
         memory = GpuMemory(cupy, number)
         with memory:
             kernels = {**gpu_kernels(cupy), Fused.name: _fused, **kernels}
-        self.graphs = Graphs(memory)
+        self.graphs = Graphs(cupy, memory.stream, memory.lock)
         VM.__init__(self, name, checked=checked, kernels=kernels, run=reference.run, memory=memory)
         self._equip(native=False, threads=1)
 
@@ -336,11 +330,7 @@ class GpuVM(LocalVM):
         return super().tensor_from_storage(storage, type, offset)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         with self._lock, self.memory:
             try:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import OpError
 from mlvm.core.machine import run as reference
@@ -63,30 +63,21 @@ class Failed(BaseException):
         return reference.explain(self.error, State([], [], self._code, self.step))
 
 
-class Notes:
-    """Values that calls have had noted, and which step's each is."""
+Notes: TypeAlias = list[tuple[int, Note]]
+"""Values that calls have had noted, each behind its step."""
 
-    def __init__(self) -> None:
-        self._notes: list[tuple[int, Note]] = []
 
-    def add(self, step: int, notes: Sequence[Note]) -> None:
-        self._notes += [(step, note) for note in notes]
-
-    def __iadd__(self, other: Notes) -> Notes:
-        self._notes += other._notes
-        return self
-
-    def settle(self, code: Code) -> None:
-        """Read them all. Raises `Failed` with the error of the first value that is refused."""
-        try:
-            settle([note for _, note in self._notes])
-        except OpError:
-            for step, note in self._notes:
-                try:
-                    settle([note])
-                except OpError as error:
-                    raise Failed(error, code, step) from None
-            raise
+def _settle(notes: Notes, code: Code) -> None:
+    """Read them all. Raises `Failed` with the error of the first value that is refused."""
+    try:
+        settle([note for _, note in notes])
+    except OpError:
+        for step, note in notes:
+            try:
+                settle([note])
+            except OpError as error:
+                raise Failed(error, code, step) from None
+        raise
 
 
 class Piece(NamedTuple):
@@ -97,23 +88,13 @@ class Piece(NamedTuple):
     notes: Notes
 
 
-class Recording(Protocol):
-    """What graphs are recorded with: CuPy, a stream of it, and a lock for that stream."""
-
-    cupy: Any
-    stream: Any
-    lock: Any
-
-
 class Graphs:
-    """The CUDA graphs of one VM: how many were recorded, and how many launches were of one."""
+    """The CUDA graphs of one VM, recorded by CuPy from its stream, which has a lock: how many were
+    recorded, and how many launches were of one."""
 
-    def __init__(self, memory: Recording) -> None:
-        self.recorded = 0
-        self.replayed = 0
-        self._cupy = memory.cupy
-        self._stream = memory.stream
-        self._lock = memory.lock
+    def __init__(self, cupy: Any, stream: Any, lock: Any) -> None:
+        self.recorded = self.replayed = 0
+        self._cupy, self._stream, self._lock = cupy, stream, lock
         self._pool: Any = None
 
     def apart(self) -> Any:
@@ -134,7 +115,8 @@ class Graphs:
     def record(self, code: Code, calls: Sequence[Call]) -> Piece:
         """The longest beginning of the calls that can be one graph; the first call alone, and no
         graph, if there is none. Nothing runs."""
-        done, notes, graph = len(calls), Notes(), None
+        done, graph = len(calls), None
+        notes: Notes = []
         with self._lock:
             self._stream.begin_capture()
             try:
@@ -147,7 +129,7 @@ class Graphs:
         if _LEAST <= done < len(calls):
             return self.record(code, calls[:done])
         if done < len(calls) or graph is None:
-            return Piece(calls[: max(done, 1)], None, Notes())
+            return Piece(calls[: max(done, 1)], None, [])
         self.recorded += 1
         return Piece(calls, graph, notes)
 
@@ -160,7 +142,7 @@ def perform(code: Code, calls: Sequence[Call], notes: Notes) -> None:
                 binding.kernel(*arrays, **attributes)
         except Exception as error:
             raise Failed(error, code, step) from None
-        notes.add(step, noted)
+        notes += [(step, note) for note in noted]
 
 
 class Stretch:
@@ -183,7 +165,7 @@ class Stretch:
 
     def kernel(self) -> None:
         """Run the kernels, by graphs from the second time on. Raises `Failed`."""
-        notes = Notes()
+        notes: Notes = []
         with self._graphs.apart():
             if int(self._functions.version) != self._version:  # since the program was bound
                 perform(self._code, self._calls, notes)
@@ -194,7 +176,7 @@ class Stretch:
             else:
                 perform(self._code, self._calls, notes)
                 self._launched = True
-            notes.settle(self._code)
+            _settle(notes, self._code)
 
     def _recorded(self, notes: Notes) -> list[Piece]:
         """Record the calls piece by piece, and launch each."""

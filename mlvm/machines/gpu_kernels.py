@@ -11,7 +11,8 @@ every run: sums by index are made by sorting, not by atomic additions. Draws of 
 the processor's bits. Sums and elementary functions round as CUDA does, products as cuBLAS does.
 
 Kernels that check values do so by `mlvm.machines.gpu_checks`. Those in `WAITS` read a value on the
-host whatever the caller does, and cannot be part of a CUDA graph.
+host whatever the caller does, and cannot be part of a CUDA graph. CuPy's arrays are `Any` here: it
+has no types that could be checked.
 
     kernels = gpu_kernels(cupy)
     kernels["softmax"](out, x, axis=-1)  # instead of OPS["softmax"].kernel
@@ -23,15 +24,16 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from mlvm.core.errors import LinAlgError
 from mlvm.core.machine.callee import Kernels
-from mlvm.core.op import OPS, Kernel
+from mlvm.core.op import OPS, Kernel, Op
 from mlvm.core.ops.decompositions import adjoint, finite, hermitian, strange, write
 from mlvm.core.ops.half import truncate
+from mlvm.core.ops.random import FOLD, SPLIT
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
@@ -39,8 +41,6 @@ from mlvm.machines.gpu_checks import Note, check
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
-Device = Any
-"""An array on the device. CuPy has no types that could be checked."""
 
 _TABLE: dict[str, Callable[..., Any]] = {}
 
@@ -94,7 +94,7 @@ def _kernel(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return declare
 
 
-def _on_host(kernel: Kernel, out: Device, *operands: Device, **attributes: Any) -> None:
+def _on_host(kernel: Kernel, out: Any, *operands: Any, **attributes: Any) -> None:
     """Run the reference kernel on copies of the operands."""
     made = np.empty(out.shape, out.dtype)
     with np.errstate(all="ignore"):
@@ -102,64 +102,69 @@ def _on_host(kernel: Kernel, out: Device, *operands: Device, **attributes: Any) 
     out.set(made)
 
 
-def _erf(x: Device, out: Device) -> None:
+def _erf(x: Any, out: Any) -> None:
     importlib.import_module("cupyx.scipy.special").erf(x, out)
 
 
 # --- checks --------------------------------------------------------------------------
 
 
-def _indices_are_noted(
-    cp: Any,
-    name: str,
-    indices: Device,
-    lowest: int,
-    length: int,
-    operands: Sequence[Device],
-    attributes: dict[str, Any],
-) -> bool:
-    """Check that all indices are in lowest .. length - 1: read now, or (True) with other notes."""
-    if not indices.size:
-        return False
-    bounds = cp.empty(2, np.int64)
-    wide = _wide(cp, indices)
-    wide.min(out=bounds[0])
-    wide.max(out=bounds[1])
+class _Call(NamedTuple):
+    """The call of a kernel that checks values, of which the reference kernel says what is wrong."""
 
-    def refuses(bounds: Sequence[int]) -> bool:
-        return bounds[0] < lowest or bounds[1] >= length
+    cp: Any
+    op: Op
+    operands: tuple[Any, ...]
+    attributes: dict[str, Any]
 
-    return check(Note(OPS[name], bounds, refuses, tuple(operands), indices, attributes))
+    def notes_indices(self, indices: Any, lowest: int, length: int) -> bool:
+        """Check that all are in lowest .. length - 1: read now, or (True) with other notes."""
+        if not indices.size:
+            return False
+        bounds = self.cp.empty(2, np.int64)
+        wide = _wide(self.cp, indices)
+        wide.min(out=bounds[0])
+        wide.max(out=bounds[1])
+
+        def refuses(bounds: Sequence[int]) -> bool:
+            return bounds[0] < lowest or bounds[1] >= length
+
+        return check(Note(self.op, bounds, refuses, self.operands, indices, self.attributes))
+
+    def notes_value(self, value: Any, refuses: Callable[[int], bool], judged: Any) -> bool:
+        """Check one integer, or truth value, on the device. It was made of the operand `judged`."""
+        values = value.astype(np.int64).reshape(1)
+
+        def refused(found: Sequence[int]) -> bool:
+            return refuses(found[0])
+
+        return check(Note(self.op, values, refused, self.operands, judged, self.attributes))
 
 
-def _wide(cp: Any, integers: Device) -> Device:
+def _checking(name: str) -> Callable[[Callable[..., None]], None]:
+    """As `_kernel`, for a kernel that checks values: it takes its `_Call` behind CuPy."""
+
+    def declare(kernel: Callable[..., None]) -> None:
+        def called(cp: Any, out: Any, *operands: Any, **attributes: Any) -> None:
+            call = _Call(cp, OPS[name], operands, attributes)
+            kernel(cp, call, out, *operands, **attributes)
+
+        _TABLE[name] = called
+
+    return declare
+
+
+def _wide(cp: Any, integers: Any) -> Any:
     """As i64. What does not fit is made the largest, which is out of any range, too."""
     if integers.dtype == np.uint64:
         integers = cp.minimum(integers, np.uint64(2**63 - 1))
     return integers.astype(np.int64, copy=False)
 
 
-def _outside(cp: Any, indices: Device, length: int) -> Device:
+def _outside(cp: Any, indices: Any, length: int) -> Any:
     """Whether any index is out of range, on the device."""
     indices = _wide(cp, indices)
     return ((indices < -length) | (indices >= length)).any()
-
-
-def _value_is_noted(
-    name: str,
-    value: Device,
-    refuses: Callable[[int], bool],
-    operands: Sequence[Device],
-    judged: Device,
-    attributes: dict[str, Any],
-) -> bool:
-    """Check one integer, or truth value, on the device. It was made of the operand `judged`."""
-    values = value.astype(np.int64).reshape(1)
-
-    def refused(found: Sequence[int]) -> bool:
-        return refuses(found[0])
-
-    return check(Note(OPS[name], values, refused, tuple(operands), judged, attributes))
 
 
 # --- creation ------------------------------------------------------------------------
@@ -167,7 +172,7 @@ def _value_is_noted(
 
 @_kernel("arange")
 def _arange(
-    cp: Any, out: Device, *, start: int | float, stop: int | float, step: int | float, dtype: str
+    cp: Any, out: Any, *, start: int | float, stop: int | float, step: int | float, dtype: str
 ) -> None:
     if out.dtype.kind == "f":
         steps = cp.arange(out.size, dtype=np.float64)
@@ -179,7 +184,7 @@ def _arange(
 
 @_kernel("linspace")
 def _linspace(
-    cp: Any, out: Device, *, start: float, stop: float, num: int, endpoint: bool, dtype: str
+    cp: Any, out: Any, *, start: float, stop: float, num: int, endpoint: bool, dtype: str
 ) -> None:
     """As `numpy.linspace` computes it."""
     parts = num - 1 if endpoint else num
@@ -195,7 +200,7 @@ def _linspace(
 
 
 @_kernel("eye")
-def _eye(cp: Any, out: Device, *, rows: int, columns: int, k: int, dtype: str) -> None:
+def _eye(cp: Any, out: Any, *, rows: int, columns: int, k: int, dtype: str) -> None:
     k = max(-rows, min(k, columns))
     cp.copyto(out, cp.eye(rows, columns, k, out.dtype))
 
@@ -204,12 +209,12 @@ def _eye(cp: Any, out: Device, *, rows: int, columns: int, k: int, dtype: str) -
 
 
 @_kernel("multiply_add")
-def _multiply_add(cp: Any, out: Device, x: Device, y: Device, z: Device) -> None:
+def _multiply_add(cp: Any, out: Any, x: Any, y: Any, z: Any) -> None:
     cp.add(cp.multiply(x, y, dtype=out.dtype), z, out, dtype=out.dtype)
 
 
 @_kernel("floor_divide")
-def _floor_divide(cp: Any, out: Device, x: Device, y: Device) -> None:
+def _floor_divide(cp: Any, out: Any, x: Any, y: Any) -> None:
     if out.dtype.kind != "f":
         cp.floor_divide(x, y, out, dtype=out.dtype)
         return
@@ -224,7 +229,7 @@ def _floor_divide(cp: Any, out: Device, x: Device, y: Device) -> None:
 
 
 @_kernel("remainder")
-def _remainder(cp: Any, out: Device, x: Device, y: Device) -> None:
+def _remainder(cp: Any, out: Any, x: Any, y: Any) -> None:
     if out.dtype.kind != "f":
         cp.remainder(x, y, out, dtype=out.dtype)
         return
@@ -234,20 +239,20 @@ def _remainder(cp: Any, out: Device, x: Device, y: Device) -> None:
     cp.copyto(out, cp.where(_is_below(rest, y), rest + y, signed))
 
 
-def _is_below(rest: Device, y: Device) -> Device:
+def _is_below(rest: Any, y: Any) -> Any:
     """Where x / y is rounded towards 0 by `fmod`, and to the other side of it by `floor`."""
     return (rest != 0) & ((rest < 0) != (y < 0))
 
 
-@_kernel("pow")
-def _pow(cp: Any, out: Device, x: Device, y: Device) -> None:
+@_checking("pow")
+def _pow(cp: Any, call: _Call, out: Any, x: Any, y: Any) -> None:
     if y.dtype.kind == "i" and out.dtype.kind == "i" and y.size:
-        _value_is_noted("pow", y.min(), lambda least: least < 0, (x, y), y, {})
+        call.notes_value(y.min(), lambda least: least < 0, y)
     cp.power(x, y, out, dtype=out.dtype)
 
 
 @_kernel("erf")
-def _erf_kernel(cp: Any, out: Device, x: Device) -> None:
+def _erf_kernel(cp: Any, out: Any, x: Any) -> None:
     _erf(x.astype(out.dtype, copy=False), out)
 
 
@@ -255,22 +260,22 @@ def _erf_kernel(cp: Any, out: Device, x: Device) -> None:
 
 
 @_kernel("tril")
-def _tril(cp: Any, out: Device, x: Device, *, k: int) -> None:
+def _tril(cp: Any, out: Any, x: Any, *, k: int) -> None:
     cp.copyto(out, cp.where(_not_above(cp, k, x.shape), x, x.dtype.type(0)))
 
 
 @_kernel("triu")
-def _triu(cp: Any, out: Device, x: Device, *, k: int) -> None:
+def _triu(cp: Any, out: Any, x: Any, *, k: int) -> None:
     cp.copyto(out, cp.where(_not_above(cp, k - 1, x.shape), x.dtype.type(0), x))
 
 
-def _not_above(cp: Any, k: int, shape: Shape) -> Device:
+def _not_above(cp: Any, k: int, shape: Shape) -> Any:
     k = max(-shape[-2], min(k, shape[-1]))
     return cp.tri(shape[-2], shape[-1], k, np.bool_)
 
 
 @_kernel("astype")
-def _astype(cp: Any, out: Device, x: Device, *, dtype: str) -> None:
+def _astype(cp: Any, out: Any, x: Any, *, dtype: str) -> None:
     if out.dtype.kind == "b":  # CuPy drops imaginary parts
         cp.not_equal(x, 0, out)
     elif x.dtype.kind == "f" and out.dtype.kind in "iu":
@@ -283,9 +288,7 @@ def _astype(cp: Any, out: Device, x: Device, *, dtype: str) -> None:
 
 
 @_kernel("matmul")
-def _matmul(
-    cp: Any, out: Device, x: Device, y: Device, *, transpose_x: bool, transpose_y: bool
-) -> None:
+def _matmul(cp: Any, out: Any, x: Any, y: Any, *, transpose_x: bool, transpose_y: bool) -> None:
     if x.ndim > 2 and y.ndim <= 2 and not transpose_x:
         rows = math.prod(x.shape[:-1])
         out = out.reshape(rows, *out.shape[x.ndim - 1 :])
@@ -296,7 +299,7 @@ def _matmul(
 
 @_kernel("batch_contract")
 def _batch_contract(
-    cp: Any, out: Device, x: Device, y: Device, *, transpose_x: bool, transpose_y: bool
+    cp: Any, out: Any, x: Any, y: Any, *, transpose_x: bool, transpose_y: bool
 ) -> None:
     """One product: batch and inner axis are contracted together."""
     batch = math.prod(x.shape[:-2])
@@ -307,11 +310,11 @@ def _batch_contract(
     cp.matmul(x.reshape(inner, x.shape[2]).T, y.reshape(inner, y.shape[2]), out=out)
 
 
-def _swapped(x: Device, transpose: bool) -> Device:
+def _swapped(x: Any, transpose: bool) -> Any:
     return x.swapaxes(-1, -2) if transpose else x
 
 
-def _factor(kernel: Kernel, reason: str, out: Device, *operands: Device, **attributes: Any) -> None:
+def _factor(kernel: Kernel, reason: str, out: Any, *operands: Any, **attributes: Any) -> None:
     """Run a kernel of `cupy.linalg` and read whether there is a result."""
     with importlib.import_module("cupyx").errstate(linalg="raise"):
         try:
@@ -321,18 +324,18 @@ def _factor(kernel: Kernel, reason: str, out: Device, *operands: Device, **attri
 
 
 @_kernel("cholesky")
-def _cholesky(cp: Any, out: Device, x: Device, *, upper: bool) -> None:
+def _cholesky(cp: Any, out: Any, x: Any, *, upper: bool) -> None:
     lower = cp.linalg.cholesky(hermitian(x))
     cp.copyto(out, adjoint(lower) if upper else lower)
 
 
 @_kernel("inv")
-def _inv(cp: Any, out: Device, x: Device) -> None:
+def _inv(cp: Any, out: Any, x: Any) -> None:
     cp.copyto(out, cp.linalg.inv(x))
 
 
 @_kernel("solve")
-def _solve(cp: Any, out: Device, x: Device, y: Device) -> None:
+def _solve(cp: Any, out: Any, x: Any, y: Any) -> None:
     """CuPy broadcasts no stacks of matrices."""
     if y.ndim == 1:
         columns = cp.broadcast_to(y[:, np.newaxis], (*x.shape[:-1], 1))
@@ -344,7 +347,7 @@ def _solve(cp: Any, out: Device, x: Device, y: Device) -> None:
 
 
 @_kernel("det_vjp")
-def _det_vjp(cp: Any, out: Device, g: Device, x: Device) -> None:
+def _det_vjp(cp: Any, out: Any, g: Any, x: Any) -> None:
     u, s, vh = cp.linalg.svd(finite(x))
     n = s.shape[-1]
     others = cp.where(cp.eye(n, dtype=np.bool_), s.dtype.type(1), s[..., np.newaxis, :]).prod(-1)
@@ -354,24 +357,24 @@ def _det_vjp(cp: Any, out: Device, g: Device, x: Device) -> None:
 
 
 @_kernel("eigh")
-def _eigh(cp: Any, out: Device, x: Device) -> None:
+def _eigh(cp: Any, out: Any, x: Any) -> None:
     write(out, *cp.linalg.eigh(hermitian(finite(x))))
     out[strange(x)] = np.nan
 
 
 @_kernel("eigvalsh")
-def _eigvalsh(cp: Any, out: Device, x: Device) -> None:
+def _eigvalsh(cp: Any, out: Any, x: Any) -> None:
     cp.copyto(out, cp.linalg.eigvalsh(hermitian(finite(x))))
     out[strange(x)] = np.nan
 
 
 @_kernel("svdvals")
-def _svdvals(cp: Any, out: Device, x: Device) -> None:
+def _svdvals(cp: Any, out: Any, x: Any) -> None:
     cp.copyto(out, cp.linalg.svd(x, compute_uv=False))
 
 
 @_kernel("pinv")
-def _pinv(cp: Any, out: Device, x: Device, rtol: Device) -> None:
+def _pinv(cp: Any, out: Any, x: Any, rtol: Any) -> None:
     if not x.size:
         out.fill(0)
         return
@@ -383,22 +386,22 @@ def _pinv(cp: Any, out: Device, x: Device, rtol: Device) -> None:
 
 
 @_kernel("fft")
-def _fft(cp: Any, out: Device, x: Device, *, axes: tuple[int, ...], norm: str) -> None:
+def _fft(cp: Any, out: Any, x: Any, *, axes: Shape, norm: str) -> None:
     cp.copyto(out, cp.fft.fftn(x, axes=axes, norm=norm) if axes else x)
 
 
 @_kernel("ifft")
-def _ifft(cp: Any, out: Device, x: Device, *, axes: tuple[int, ...], norm: str) -> None:
+def _ifft(cp: Any, out: Any, x: Any, *, axes: Shape, norm: str) -> None:
     cp.copyto(out, cp.fft.ifftn(x, axes=axes, norm=norm) if axes else x)
 
 
 @_kernel("rfft")
-def _rfft(cp: Any, out: Device, x: Device, *, axis: int, norm: str) -> None:
+def _rfft(cp: Any, out: Any, x: Any, *, axis: int, norm: str) -> None:
     cp.copyto(out, cp.fft.rfft(x, axis=axis, norm=norm))
 
 
 @_kernel("irfft")
-def _irfft(cp: Any, out: Device, x: Device, *, n: int, axis: int, norm: str) -> None:
+def _irfft(cp: Any, out: Any, x: Any, *, n: int, axis: int, norm: str) -> None:
     """What is to be left out is made 0 first: of other inputs cuFFT says nothing."""
     whole = x.astype(np.promote_types(x.dtype, np.complex64), copy=True)
     ends = whole.swapaxes(axis, -1)
@@ -411,28 +414,28 @@ def _irfft(cp: Any, out: Device, x: Device, *, n: int, axis: int, norm: str) -> 
 # --- reductions ----------------------------------------------------------------------
 
 
-def _sum_into(cp: Any, out: Device, x: Device, axis: Axis, keepdims: bool) -> None:
+def _sum_into(cp: Any, out: Any, x: Any, axis: Axis, keepdims: bool) -> None:
     x.sum(axis=axis, dtype=out.dtype, out=out, keepdims=keepdims)
 
 
-def _count(x: Device, axis: Axis) -> int:
+def _count(x: Any, axis: Axis) -> int:
     return math.prod(x.shape[i] for i in normalize_axes(axis, x.ndim))
 
 
 @_kernel("sum")
-def _sum(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool, dtype: str | None) -> None:
+def _sum(cp: Any, out: Any, x: Any, *, axis: Axis, keepdims: bool, dtype: str | None) -> None:
     _sum_into(cp, out, x, axis, keepdims)
 
 
 @_kernel("mean")
-def _mean(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+def _mean(cp: Any, out: Any, x: Any, *, axis: Axis, keepdims: bool) -> None:
     total = out if x.dtype.kind in "fc" else cp.empty(out.shape, np.float64)
     _sum_into(cp, total, x, axis, keepdims)
     cp.divide(total, _count(x, axis), out, casting="same_kind")
 
 
 @_kernel("var")
-def _var(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool, correction: float) -> None:
+def _var(cp: Any, out: Any, x: Any, *, axis: Axis, keepdims: bool, correction: float) -> None:
     n, wide = _count(x, axis), out.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     mean = cp.empty(reduced_shape(x.shape, axis, True), wide)
     _sum_into(cp, mean, x, axis, True)
@@ -444,7 +447,7 @@ def _var(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool, correct
 
 
 @_kernel("logsumexp")
-def _logsumexp(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+def _logsumexp(cp: Any, out: Any, x: Any, *, axis: Axis, keepdims: bool) -> None:
     if not x.size:
         out.fill(-np.inf)
         return
@@ -458,7 +461,7 @@ def _logsumexp(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -
 def _reduction(method: str) -> Callable[..., None]:
     """The kernel that is a method of the array. CuPy's functions would take `out` for a dtype."""
 
-    def kernel(cp: Any, out: Device, x: Device, *, axis: Axis, keepdims: bool) -> None:
+    def kernel(cp: Any, out: Any, x: Any, *, axis: Axis, keepdims: bool) -> None:
         getattr(x, method)(axis=axis, out=out, keepdims=keepdims)
 
     return kernel
@@ -471,48 +474,46 @@ for _method in ("max", "min", "argmax", "argmin", "all", "any"):
 # --- by indices ----------------------------------------------------------------------
 
 
-def _places(cp: Any, indices: Device, length: int) -> Device:
+def _places(cp: Any, indices: Any, length: int) -> Any:
     """The indices counted from the front; those out of range wrap around."""
     return cp.remainder(indices, max(length, 1), dtype=np.int64)
 
 
-@_kernel("take")
-def _take(cp: Any, out: Device, x: Device, indices: Device, *, axis: int) -> None:
+@_checking("take")
+def _take(cp: Any, call: _Call, out: Any, x: Any, indices: Any, *, axis: int) -> None:
     length = x.shape[axis]
-    _indices_are_noted(cp, "take", indices, -length, length, (x, indices), {"axis": axis})
+    call.notes_indices(indices, -length, length)
     if x.size:
         cp.take(x, indices, axis=axis, out=out)
     else:
         out.fill(0)
 
 
-@_kernel("take_along_axis")
-def _take_along_axis(cp: Any, out: Device, x: Device, indices: Device, *, axis: int) -> None:
+@_checking("take_along_axis")
+def _take_along_axis(cp: Any, call: _Call, out: Any, x: Any, indices: Any, *, axis: int) -> None:
     n = x.shape[axis]
-    _indices_are_noted(cp, "take_along_axis", indices, -n, n, (x, indices), {"axis": axis})
+    call.notes_indices(indices, -n, n)
     if x.size:
         cp.copyto(out, cp.take_along_axis(x, _places(cp, indices, n), axis))
     else:
         out.fill(0)
 
 
-@_kernel("scatter_add")
+@_checking("scatter_add")
 def _scatter_add(
-    cp: Any, out: Device, updates: Device, indices: Device, *, axis: int, length: int
+    cp: Any, call: _Call, out: Any, updates: Any, indices: Any, *, axis: int, length: int
 ) -> None:
-    given = {"axis": axis, "length": length}
-    _indices_are_noted(cp, "scatter_add", indices, -length, length, (updates, indices), given)
+    call.notes_indices(indices, -length, length)
     _sums_by_index(cp, out, updates, indices, normalize_axis(axis, out.ndim))
 
 
-@_kernel("index_add")
+@_checking("index_add")
 def _index_add(
-    cp: Any, out: Device, x: Device, updates: Device, indices: Device, *, axis: int
+    cp: Any, call: _Call, out: Any, x: Any, updates: Any, indices: Any, *, axis: int
 ) -> None:
     axis = normalize_axis(axis, out.ndim)
     length = out.shape[axis]
-    operands = (x, updates, indices)
-    noted = _indices_are_noted(cp, "index_add", indices, -length, length, operands, {"axis": axis})
+    noted = call.notes_indices(indices, -length, length)
     sums = cp.empty(out.shape, out.dtype)
     _sums_by_index(cp, sums, updates, indices, axis)
     if noted and cp.may_share_memory(out, x):
@@ -520,13 +521,11 @@ def _index_add(
     cp.add(x, sums, out)
 
 
-@_kernel("scatter_add_along_axis")
+@_checking("scatter_add_along_axis")
 def _scatter_add_along_axis(
-    cp: Any, out: Device, updates: Device, indices: Device, *, axis: int, length: int
+    cp: Any, call: _Call, out: Any, updates: Any, indices: Any, *, axis: int, length: int
 ) -> None:
-    given = {"axis": axis, "length": length}
-    operands = (updates, indices)
-    _indices_are_noted(cp, "scatter_add_along_axis", indices, -length, length, operands, given)
+    call.notes_indices(indices, -length, length)
     axis = normalize_axis(axis, out.ndim)
     before, behind = math.prod(out.shape[:axis]), math.prod(out.shape[axis + 1 :])
     places = _places(cp, indices, length).reshape(before, indices.shape[axis], behind)
@@ -535,7 +534,7 @@ def _scatter_add_along_axis(
     _sums_by_index(cp, out.reshape(-1), updates.reshape(-1), flat.reshape(-1), 0)
 
 
-def _sums_by_index(cp: Any, out: Device, updates: Device, indices: Device, axis: int) -> None:
+def _sums_by_index(cp: Any, out: Any, updates: Any, indices: Any, axis: int) -> None:
     """Write the sums of the updates of each index along `axis`; 0 where there is none.
 
     The updates are sorted by index. Then each adds up those of its index that lie 1, 2, 4, ...
@@ -564,23 +563,15 @@ def _sums_by_index(cp: Any, out: Device, updates: Device, indices: Device, axis:
     cp.copyto(out.reshape(before, length, behind), total)
 
 
-@_kernel("index_set")
+@_checking("index_set")
 def _index_set(
-    cp: Any,
-    out: Device,
-    x: Device,
-    values: Device,
-    indices: Device,
-    *,
-    axis: int,
-    axes: int,
+    cp: Any, call: _Call, out: Any, x: Any, values: Any, indices: Any, *, axis: int, axes: int
 ) -> None:
     """All values for one element are made the last of them, so that their order does not matter."""
-    operands, given = (x, values, indices), {"axis": axis, "axes": axes}
     axis = normalize_axis(axis, max(x.ndim, 1))
     before, behind = x.shape[:axis], x.shape[axis + axes :]
     length = math.prod(x.shape[axis : axis + axes])
-    noted = _indices_are_noted(cp, "index_set", indices, -length, length, operands, given)
+    noted = call.notes_indices(indices, -length, length)
     in_place = cp.may_share_memory(out, x)
     if not in_place:
         cp.copyto(out, x)
@@ -599,18 +590,17 @@ def _index_set(
     rows[:, places] = chosen
 
 
-@_kernel("dynamic_update")
+@_checking("dynamic_update")
 def _dynamic_update(
-    cp: Any, out: Device, x: Device, update: Device, start: Device, *, axis: int
+    cp: Any, call: _Call, out: Any, x: Any, update: Any, start: Any, *, axis: int
 ) -> None:
     length, rows = x.shape[axis], update.shape[axis]
 
     def refuses(first: int) -> bool:
         return not 0 <= (first + length if first < 0 else first) <= length - rows
 
-    operands = (x, update, start)
     first = _wide(cp, start)
-    noted = _value_is_noted("dynamic_update", first, refuses, operands, start, {"axis": axis})
+    noted = call.notes_value(first, refuses, start)
     in_place = cp.may_share_memory(out, x)
     if not in_place:
         cp.copyto(out, x)
@@ -626,14 +616,13 @@ def _dynamic_update(
     out[index] = update
 
 
-@_kernel("one_hot")
-def _one_hot(cp: Any, out: Device, indices: Device, *, num_classes: int, dtype: str) -> None:
-    given = {"num_classes": num_classes, "dtype": dtype}
-    _indices_are_noted(cp, "one_hot", indices, 0, num_classes, (indices,), given)
+@_checking("one_hot")
+def _one_hot(cp: Any, call: _Call, out: Any, indices: Any, *, num_classes: int, dtype: str) -> None:
+    call.notes_indices(indices, 0, num_classes)
     cp.copyto(out, _hot(cp, indices, num_classes))
 
 
-def _hot(cp: Any, indices: Device, classes: int) -> Device:
+def _hot(cp: Any, indices: Any, classes: int) -> Any:
     """Where the index is the number of its class: bool[..., classes]."""
     wide = _wide(cp, indices)
     return wide[..., np.newaxis] == cp.arange(classes)
@@ -643,44 +632,33 @@ def _hot(cp: Any, indices: Device, classes: int) -> Device:
 
 
 @_kernel("nonzero_indices")
-def _nonzero_indices(cp: Any, x: Device) -> Device:
+def _nonzero_indices(cp: Any, x: Any) -> Any:
     return cp.ascontiguousarray(cp.argwhere(x))
 
 
 @_kernel("boolean_index")
-def _boolean_index(cp: Any, x: Device, mask: Device) -> Device:
+def _boolean_index(cp: Any, x: Any, mask: Any) -> Any:
     if not mask.size:  # of an axis of length 0, which chooses nothing
         return cp.empty((0, *x.shape[mask.ndim :]), x.dtype)
     return x[mask]
 
 
-@_kernel("mask_scatter")
-def _mask_scatter(
-    cp: Any, out: Device, updates: Device, mask: Device, *, shape: tuple[int, ...]
-) -> None:
-    _set_masked(cp, "mask_scatter", out, None, updates, mask, (updates, mask), {"shape": shape})
+@_checking("mask_scatter")
+def _mask_scatter(cp: Any, call: _Call, out: Any, updates: Any, mask: Any, *, shape: Shape) -> None:
+    _set_masked(cp, call, out, None, updates, mask)
 
 
-@_kernel("mask_set")
-def _mask_set(cp: Any, out: Device, x: Device, values: Device, mask: Device) -> None:
-    _set_masked(cp, "mask_set", out, x, values, mask, (x, values, mask), {})
+@_checking("mask_set")
+def _mask_set(cp: Any, call: _Call, out: Any, x: Any, values: Any, mask: Any) -> None:
+    _set_masked(cp, call, out, x, values, mask)
 
 
-def _set_masked(
-    cp: Any,
-    name: str,
-    out: Device,
-    x: Device | None,
-    values: Device,
-    mask: Device,
-    operands: Sequence[Device],
-    attributes: dict[str, Any],
-) -> None:
+def _set_masked(cp: Any, call: _Call, out: Any, x: Any | None, values: Any, mask: Any) -> None:
     """x, or 0, with the values in order where the mask is True: each finds its value by the number
     of places before it."""
     count = len(values)
     true = cp.count_nonzero(mask)
-    _value_is_noted(name, true, lambda found: found != count, operands, mask, attributes)
+    call.notes_value(true, lambda found: found != count, mask)
     if not (mask.size and values.size):
         if x is None:
             out.fill(0)
@@ -700,7 +678,7 @@ _LINEAR: Final = math.sqrt(2 / math.pi)
 _CUBIC: Final = 0.044715 * _LINEAR
 
 
-def _tanh_of_cubic(cp: Any, out: Device, square: Device, x: Device) -> None:
+def _tanh_of_cubic(cp: Any, out: Any, square: Any, x: Any) -> None:
     """tanh(sqrt(2 / pi) (x + 0.044715 x^3)). `square` is x^2, and may be `out`."""
     cp.multiply(square, _CUBIC, out)
     out += _LINEAR
@@ -709,7 +687,7 @@ def _tanh_of_cubic(cp: Any, out: Device, square: Device, x: Device) -> None:
 
 
 @_kernel("gelu")
-def _gelu(cp: Any, out: Device, x: Device, *, approximate: bool) -> None:
+def _gelu(cp: Any, out: Any, x: Any, *, approximate: bool) -> None:
     if approximate:
         cp.square(x, out)
         _tanh_of_cubic(cp, out, out, x)
@@ -721,7 +699,7 @@ def _gelu(cp: Any, out: Device, x: Device, *, approximate: bool) -> None:
 
 
 @_kernel("gelu_vjp")
-def _gelu_vjp(cp: Any, out: Device, g: Device, x: Device, *, approximate: bool) -> None:
+def _gelu_vjp(cp: Any, out: Any, g: Any, x: Any, *, approximate: bool) -> None:
     x = cp.clip(x, -64, 64)  # beyond, powers overflow and the slope is 0 or 1
     slope = cp.square(x)
     if approximate:  # with t = tanh(u): (1 + t) (1/2 + (1 - t) x u' / 2)
@@ -746,14 +724,14 @@ def _gelu_vjp(cp: Any, out: Device, g: Device, x: Device, *, approximate: bool) 
 
 
 @_kernel("dropout")
-def _dropout(cp: Any, out: Device, x: Device, key: Device, *, rate: float) -> None:
+def _dropout(cp: Any, out: Any, x: Any, key: Any, *, rate: float) -> None:
     drawn = gpu_random.uniform(cp, key, x.size, np.float32).reshape(x.shape)
     cp.multiply(x, 1 / (1 - rate), out)
     cp.copyto(out, 0, where=drawn < rate)
 
 
 @_kernel("softmax")
-def _softmax(cp: Any, out: Device, x: Device, *, axis: int) -> None:
+def _softmax(cp: Any, out: Any, x: Any, *, axis: int) -> None:
     if x.size:
         cp.subtract(x, x.max(axis=axis, keepdims=True), out)
         cp.exp(out, out)
@@ -761,17 +739,16 @@ def _softmax(cp: Any, out: Device, x: Device, *, axis: int) -> None:
 
 
 @_kernel("log_softmax")
-def _log_softmax(cp: Any, out: Device, x: Device, *, axis: int) -> None:
+def _log_softmax(cp: Any, out: Any, x: Any, *, axis: int) -> None:
     if x.size:
         cp.subtract(x, x.max(axis=axis, keepdims=True), out)
         out -= cp.log(cp.exp(out).sum(axis=axis, keepdims=True))
 
 
-@_kernel("softmax_cross_entropy")
-def _softmax_cross_entropy(cp: Any, out: Device, logits: Device, labels: Device) -> None:
+@_checking("softmax_cross_entropy")
+def _softmax_cross_entropy(cp: Any, call: _Call, out: Any, logits: Any, labels: Any) -> None:
     classes = logits.shape[-1]
-    name = "softmax_cross_entropy"
-    _indices_are_noted(cp, name, labels, 0, classes, (logits, labels), {})
+    call.notes_indices(labels, 0, classes)
     if not logits.size:
         out.fill(0)
         return
@@ -784,19 +761,18 @@ def _softmax_cross_entropy(cp: Any, out: Device, logits: Device, labels: Device)
     out -= chosen
 
 
-@_kernel("softmax_cross_entropy_vjp")
+@_checking("softmax_cross_entropy_vjp")
 def _softmax_cross_entropy_vjp(
-    cp: Any, out: Device, g: Device, logits: Device, labels: Device
+    cp: Any, call: _Call, out: Any, g: Any, logits: Any, labels: Any
 ) -> None:
     classes = logits.shape[-1]
-    name = "softmax_cross_entropy_vjp"
-    _indices_are_noted(cp, name, labels, 0, classes, (g, logits, labels), {})
+    call.notes_indices(labels, 0, classes)
     _softmax(cp, out, logits, axis=-1)
     cp.subtract(out, _hot(cp, labels, classes), out)
     out *= g[..., np.newaxis]
 
 
-def _centered(x: Device, eps: float) -> tuple[Device, Device]:
+def _centered(x: Any, eps: float) -> tuple[Any, Any]:
     """x - mean(x) along the last axis, and 1 / sqrt(var + eps)."""
     length = x.shape[-1]
     centered = x - x.sum(axis=-1, keepdims=True) / length
@@ -805,9 +781,7 @@ def _centered(x: Device, eps: float) -> tuple[Device, Device]:
 
 
 @_kernel("layer_norm")
-def _layer_norm(
-    cp: Any, out: Device, x: Device, scale: Device, bias: Device, *, eps: float
-) -> None:
+def _layer_norm(cp: Any, out: Any, x: Any, scale: Any, bias: Any, *, eps: float) -> None:
     centered, inverse = _centered(x, eps)
     cp.multiply(centered, inverse, out)
     out *= scale
@@ -815,14 +789,12 @@ def _layer_norm(
 
 
 @_kernel("layer_norm_normalize")
-def _layer_norm_normalize(cp: Any, out: Device, x: Device, *, eps: float) -> None:
+def _layer_norm_normalize(cp: Any, out: Any, x: Any, *, eps: float) -> None:
     cp.multiply(*_centered(x, eps), out)
 
 
 @_kernel("layer_norm_vjp")
-def _layer_norm_vjp(
-    cp: Any, out: Device, g: Device, x: Device, scale: Device, *, eps: float
-) -> None:
+def _layer_norm_vjp(cp: Any, out: Any, g: Any, x: Any, scale: Any, *, eps: float) -> None:
     length = x.shape[-1]
     centered, inverse = _centered(x, eps)
     cp.multiply(g, scale, out)
@@ -834,7 +806,7 @@ def _layer_norm_vjp(
 
 
 @_kernel("layer_norm_scale_vjp")
-def _layer_norm_scale_vjp(cp: Any, out: Device, g: Device, x: Device, *, eps: float) -> None:
+def _layer_norm_scale_vjp(cp: Any, out: Any, g: Any, x: Any, *, eps: float) -> None:
     centered, inverse = _centered(x, eps)
     centered *= inverse
     centered *= g
@@ -844,7 +816,7 @@ def _layer_norm_scale_vjp(cp: Any, out: Device, g: Device, x: Device, *, eps: fl
 # --- windows -------------------------------------------------------------------------
 
 
-def _padded(cp: Any, x: Device, padding: Padding, value: float = 0) -> Device:
+def _padded(cp: Any, x: Any, padding: Padding, value: float = 0) -> Any:
     """x inside a frame of `value`; x itself where the frame is empty."""
     if padding == ((0, 0), (0, 0)):
         return x
@@ -855,7 +827,7 @@ def _padded(cp: Any, x: Device, padding: Padding, value: float = 0) -> Device:
     return padded
 
 
-def _windows(cp: Any, padded: Device, grid: Shape, window: Shape, stride: Pair) -> Device:
+def _windows(cp: Any, padded: Any, grid: Shape, window: Shape, stride: Pair) -> Any:
     """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
     n, row, column, channel = padded.strides
     return cp.lib.stride_tricks.as_strided(
@@ -867,23 +839,14 @@ def _windows(cp: Any, padded: Device, grid: Shape, window: Shape, stride: Pair) 
 
 @_kernel("patches")
 def _patches(
-    cp: Any,
-    out: Device,
-    x: Device,
-    *,
-    window: Pair,
-    stride: Pair,
-    padding: Padding,
-    pad_value: float,
+    cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding, pad_value: float
 ) -> None:
     padded = _padded(cp, x, padding, pad_value)
     cp.copyto(out, _windows(cp, padded, out.shape[1:3], window, stride))
 
 
 @_kernel("unpatches")
-def _unpatches(
-    cp: Any, out: Device, x: Device, *, shape: tuple[int, ...], stride: Pair, padding: Padding
-) -> None:
+def _unpatches(cp: Any, out: Any, x: Any, *, shape: Shape, stride: Pair, padding: Padding) -> None:
     """Windows that do not overlap are written at once, others place by place."""
     out.fill(0)
     padded = _padded(cp, out, padding)
@@ -902,9 +865,7 @@ def _unpatches(
 
 
 @_kernel("conv2d")
-def _conv2d(
-    cp: Any, out: Device, x: Device, kernel: Device, *, stride: Pair, padding: Padding
-) -> None:
+def _conv2d(cp: Any, out: Any, x: Any, kernel: Any, *, stride: Pair, padding: Padding) -> None:
     """The windows as rows of a matrix, of so many images at a time as memory is well spent on."""
     windows = _windows(cp, _padded(cp, x, padding), out.shape[1:3], kernel.shape[:2], stride)
     inner = math.prod(kernel.shape[:3])
@@ -918,17 +879,13 @@ def _conv2d(
 
 
 @_kernel("max_pool2d")
-def _max_pool2d(
-    cp: Any, out: Device, x: Device, *, window: Pair, stride: Pair, padding: Padding
-) -> None:
+def _max_pool2d(cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding) -> None:
     padded = _padded(cp, x, padding, -np.inf)
     _windows(cp, padded, out.shape[1:3], window, stride).max(axis=(3, 4), out=out)
 
 
 @_kernel("avg_pool2d")
-def _avg_pool2d(
-    cp: Any, out: Device, x: Device, *, window: Pair, stride: Pair, padding: Padding
-) -> None:
+def _avg_pool2d(cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding) -> None:
     padded = _padded(cp, x, padding)
     _windows(cp, padded, out.shape[1:3], window, stride).sum(axis=(3, 4), out=out)
     out /= math.prod(window)
@@ -938,18 +895,16 @@ def _avg_pool2d(
 
 
 @_kernel("split_key")
-def _split_key(cp: Any, out: Device, key: Device, *, n: int) -> None:
-    cp.copyto(out, gpu_random.words(cp, key, 2 * n, gpu_random.SPLIT).reshape(n, 2))
+def _split_key(cp: Any, out: Any, key: Any, *, n: int) -> None:
+    cp.copyto(out, gpu_random.words(cp, key, 2 * n, SPLIT).reshape(n, 2))
 
 
 @_kernel("fold_in")
-def _fold_in(cp: Any, out: Device, key: Device, data: Device) -> None:
-    cp.copyto(out, gpu_random.words(cp, key, 2, gpu_random.FOLD, data))
+def _fold_in(cp: Any, out: Any, key: Any, data: Any) -> None:
+    cp.copyto(out, gpu_random.words(cp, key, 2, FOLD, data))
 
 
-def _normal(
-    cp: Any, table: Device, out: Device, key: Device, *, shape: tuple[int, ...], dtype: str
-) -> None:
+def _normal(cp: Any, table: Any, out: Any, key: Any, *, shape: Shape, dtype: str) -> None:
     """The processor's table for f64 is none that could be computed again."""
     if out.dtype == np.float32:
         cp.copyto(out, gpu_random.normal(cp, table, key, out.size).reshape(shape))
@@ -958,28 +913,19 @@ def _normal(
 
 
 @_kernel("uniform")
-def _uniform(cp: Any, out: Device, key: Device, *, shape: tuple[int, ...], dtype: str) -> None:
+def _uniform(cp: Any, out: Any, key: Any, *, shape: Shape, dtype: str) -> None:
     cp.copyto(out, gpu_random.uniform(cp, key, out.size, out.dtype).reshape(shape))
 
 
-@_kernel("bernoulli")
-def _bernoulli(cp: Any, out: Device, key: Device, p: Device, *, shape: tuple[int, ...]) -> None:
+@_checking("bernoulli")
+def _bernoulli(cp: Any, call: _Call, out: Any, key: Any, p: Any, *, shape: Shape) -> None:
     bad = (~((p >= 0) & (p <= 1))).any()
-    _value_is_noted("bernoulli", bad, bool, (key, p), p, {"shape": shape})
+    call.notes_value(bad, bool, p)
     drawn = gpu_random.uniform(cp, key, out.size, np.dtype(np.float64))
     cp.less(drawn.reshape(shape), p, out)
 
 
 @_kernel("randint")
-def _randint(
-    cp: Any,
-    out: Device,
-    key: Device,
-    *,
-    low: int,
-    high: int,
-    shape: tuple[int, ...],
-    dtype: str,
-) -> None:
+def _randint(cp: Any, out: Any, key: Any, *, low: int, high: int, shape: Shape, dtype: str) -> None:
     drawn = gpu_random.integers(cp, key, low, high, out.size, out.dtype)
     cp.copyto(out, drawn.reshape(shape), casting="unsafe")

@@ -12,11 +12,6 @@ from typing import Any, Final
 
 import numpy as np
 
-DRAW: Final = 0
-SPLIT: Final = 1
-FOLD: Final = 2
-"""What a stream is for, as in `mlvm.core.ops.random`."""
-
 _BY: Final = 0xD2E7470EE14C6C93, 0xCA5A826395121157
 _BUMP: Final = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
 _ROUNDS: Final = 10
@@ -24,9 +19,9 @@ _LOW: Final = np.uint64(0xFFFFFFFF)
 _32: Final = np.uint64(32)
 
 
-def words(cp: Any, key: Any, count: int, purpose: int = DRAW, data: Any = None) -> Any:
-    """The first words of the key's stream for that purpose: u64[count]. `data` is an integer scalar
-    on the device, the first word of the counter."""
+def words(cp: Any, key: Any, count: int, purpose: int = 0, data: Any = None) -> Any:
+    """The first words of the key's stream for that purpose, 0 to draw: u64[count]. `data` is an
+    integer scalar on the device, the first word of the counter."""
     blocks = -(-count // 4)
     even = cp.zeros((2, blocks), np.uint64)  # words 0 and 2 of each counter
     odd = cp.zeros((2, blocks), np.uint64)  # words 1 and 3

@@ -48,33 +48,35 @@ class Residuals:
         self._records: list[list[Array]] = []
         self._programs: list[tuple[int, tuple[int, int], int]] = []  # depth, top, records before
 
-    def begin(self) -> None:
+    def begin(self, frame: Frame) -> None:
         """Begin the stack of the program that runs now. What is left of others at its depth of
         launches within launches, which have failed, is given up."""
         depth = self._machine().depth
         while self._programs and self._programs[-1][0] >= depth:
-            self.end()
+            self.end(frame)
         self._programs.append((depth, self._top, len(self._records)))
 
-    def end(self) -> None:
+    def end(self, frame: Frame) -> None:
         """Give up the records of the program that began last."""
         if not self._programs:
             raise MachineError(f"{END} without {BEGIN}")
         _, self._top, count = self._programs.pop()
         del self._records[count:]
 
-    def push(self, arrays: list[Array]) -> int:
-        """Copy the arrays into a new record. Returns its number."""
+    def push(self, frame: Frame) -> None:
+        """Copy the tensors into a new record, and tell its number."""
+        number, *arrays = _arrays(PUSH, frame)
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
             np.copyto(place, array)
+        number[...] = len(self._records)
         self._records.append(record)
-        return len(self._records) - 1
 
-    def read(self, number: int, outs: list[Array]) -> None:
+    def read(self, frame: Frame) -> None:
         """Copy a record, or as many of its arrays. Raises `OperandValueError` if there is none of
         that number and these types."""
-        first = self._programs[-1][2] if self._programs else 0
+        *outs, place = _arrays(READ, frame)
+        number, first = int(place), self._programs[-1][2] if self._programs else 0
         record = self._records[number] if first <= number < len(self._records) else []
         if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
             out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
@@ -82,6 +84,9 @@ class Residuals:
             raise OperandValueError(f"no record {number} of {len(outs)} such tensors is there")
         for out, x in zip(outs, record, strict=False):
             np.copyto(out, x)
+
+    def tell(self, frame: Frame) -> None:
+        frame.push(np.asarray(self.held, np.int64))
 
     def _take(self, type: TensorType) -> Array:
         """Memory for a tensor, on top."""
@@ -109,31 +114,14 @@ class Residuals:
 
 def register(vm: VM) -> None:
     """Make the functions known to the VM's programs."""
-    residuals = Residuals(vm)
-
-    def begin(frame: Frame) -> None:
-        residuals.begin()
-
-    def push(frame: Frame) -> None:
-        number, *arrays = _arrays(PUSH, frame)
-        number[...] = residuals.push(arrays)
-
-    def read(frame: Frame) -> None:
-        *outs, number = _arrays(READ, frame)
-        residuals.read(int(number), outs)
-
-    def end(frame: Frame) -> None:
-        residuals.end()
-
-    def held(frame: Frame) -> None:
-        frame.push(np.asarray(residuals.held, np.int64))
-
-    without_results = {BEGIN: (begin, 0), PUSH: (push, None), READ: (read, None), END: (end, 0)}
+    of = Residuals(vm)
+    without_results = {BEGIN: (of.begin, 0), PUSH: (of.push, None), READ: (of.read, None)}
+    without_results[END] = of.end, 0
     callees = {
         name: PythonFunction(name, function, nparams, 0)
         for name, (function, nparams) in without_results.items()
     }
-    vm.register_callees({**callees, HELD: PythonFunction(HELD, held, 0, 1)})
+    vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
 
 def held(vm: VMProtocol) -> int:

@@ -19,17 +19,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import errors
-from mlvm.core.errors import (
-    DTypeError,
-    EncodingError,
-    HandleError,
-    MachineError,
-    MlvmError,
-    ProgramError,
-    ShapeError,
-    UnknownFunction,
-    brief,
-)
+from mlvm.core.errors import EncodingError, HandleError, MlvmError, brief
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -62,19 +52,19 @@ def _write_handle(writer: Writer, handle: TensorHandle | StorageHandle) -> None:
 
 def _write_type(writer: Writer, type: TensorType) -> None:
     if not isinstance(type, TensorType):
-        raise ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
+        raise errors.ShapeError(f"a tensor is of a TensorType, not {brief(type)}")
     writer.type(type)
 
 
 def _write_nbytes(writer: Writer, nbytes: int) -> None:
     if not isinstance(nbytes, int) or not 0 <= nbytes <= MAX_NBYTES:
-        raise ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
+        raise errors.ShapeError(f"a storage has 0 to {MAX_NBYTES} bytes, not {brief(nbytes)}")
     writer.integer(nbytes)
 
 
 def _write_array(writer: Writer, array: Array) -> None:
     if not isinstance(array, (np.ndarray, np.generic)):
-        raise DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
+        raise errors.DTypeError(f"an array is wanted, not a {array.__class__.__name__}")
     writer.array(array)
 
 
@@ -92,12 +82,18 @@ def _read_estimate(reader: Reader) -> Estimate:
     return Estimate(*numbers)
 
 
+def _several(field: Field) -> Field:
+    """Any number of them, one after the other."""
+    _, write, read = field
+    return Field(
+        f"{field.name}s",
+        lambda writer, values: writer.sequence(values, write),
+        lambda reader: reader.sequence(read),
+    )
+
+
 HANDLE: Final = Field("handle", _write_handle, Reader.integer)
-HANDLES: Final = Field(
-    "handles",
-    lambda writer, handles: writer.sequence(handles, _write_handle),
-    lambda reader: reader.sequence(Reader.integer),
-)
+HANDLES: Final = _several(HANDLE)
 INTEGER: Final = Field("integer", Writer.integer, Reader.integer)
 TRUTH: Final = Field("truth", Writer.integer, lambda reader: reader.integer() != 0)
 NBYTES: Final = Field("integer", _write_nbytes, Reader.integer)
@@ -105,17 +101,9 @@ LIMIT: Final = Field("limit", Writer.value, _read_limit)
 F64: Final = Field("f64", Writer.f64, Reader.f64)
 TEXT: Final = Field("text", Writer.text, Reader.text)
 TYPE: Final = Field("type", _write_type, Reader.type)
-TYPES: Final = Field(
-    "types",
-    lambda writer, types: writer.sequence(types, _write_type),
-    lambda reader: reader.sequence(Reader.type),
-)
+TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
-ARRAYS: Final = Field(
-    "arrays",
-    lambda writer, arrays: writer.sequence(arrays, Writer.array),
-    lambda reader: reader.sequence(Reader.array),
-)
+ARRAYS: Final = _several(ARRAY)
 PROGRAM: Final = Field(  # or its bytes, where somebody has made them
     "program",
     lambda writer, program: writer.blob(
@@ -124,9 +112,7 @@ PROGRAM: Final = Field(  # or its bytes, where somebody has made them
     lambda reader: Program.from_bytes(reader.blob()),
 )
 ESTIMATE: Final = Field(
-    "estimate",
-    lambda writer, estimate: writer.sequence(estimate, Writer.integer),
-    _read_estimate,
+    "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
 NOTHING: Final = Field("nothing", lambda writer, _: None, lambda reader: None)
 
@@ -257,7 +243,7 @@ def encode_error(error: Exception) -> bytes:
         return _encode_error(error)
     except Exception:
         writer = Writer()
-        writer.text(MachineError.__name__)
+        writer.text(errors.MachineError.__name__)
         writer.sequence([f"an error that has no encoding: {brief(error)}"], Writer.value)
         writer.mapping({}, Writer.value)
         writer.sequence((), Writer.text)
@@ -343,13 +329,11 @@ class WireServer:
 
     def perform(self, name: str, args: list[Any]) -> Any:
         """Make the call, and return its result."""
-        match name:
-            case "name":
-                return self.vm.name
-            case "load_program" | "drop_program" | "launch" | "estimate":
-                return getattr(self, f"_{name}")(*args)
-            case _:
-                return getattr(self.vm, name)(*args)
+        if name == "name":
+            return self.vm.name
+        if name in ("load_program", "drop_program", "launch", "estimate"):
+            return getattr(self, f"_{name}")(*args)
+        return getattr(self.vm, name)(*args)
 
     def _load_program(self, number: int, program: Program) -> bool:
         self._programs[number] = program
@@ -376,17 +360,14 @@ class WireServer:
             raise HandleError(f"no program is loaded under number {number}") from None
 
 
-class Loaded:
+class Loaded(NamedTuple):
     """A program that the server knows by `number`, until all programs of the same bytes have died
     on this side. A launch of it may leave `outputs`."""
 
-    __slots__ = ("alive", "digest", "number", "outputs")
-
-    def __init__(self, number: int, digest: bytes, outputs: bool) -> None:
-        self.number = number
-        self.digest = digest
-        self.outputs = outputs
-        self.alive: dict[int, weakref.ref[Program]] = {}
+    number: int
+    digest: bytes
+    outputs: bool
+    alive: dict[int, weakref.ref[Program]]
 
 
 class WireVM(Identity):
@@ -419,7 +400,7 @@ class WireVM(Identity):
         """Whether the machine there is a native one, whose policy steps are fused by."""
         try:
             [answer] = self.launch(_ASK_NATIVE)
-        except (UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
+        except (errors.UnknownFunction, HandleError):  # a plain VM; a dry one, which has no values
             return False
         return bool(answer)
 
@@ -436,8 +417,7 @@ class WireVM(Identity):
         self._call(name, *args)
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
-        handle: TensorHandle = self._call("alloc_tensor", type)
-        return handle
+        return int(self._call("alloc_tensor", type))
 
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         self._post("dealloc_tensor", handle)
@@ -450,32 +430,23 @@ class WireVM(Identity):
         self._post("write", handle, array)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         try:
             handles = tuple(args)
         except TypeError:
             raise HandleError(f"launch takes tensor handles, not {brief(args)}") from None
         number = self.loaded(program).number
-        outputs: list[Array] = self._call("launch", number, handles, max_steps)
-        return outputs
+        return list(self._call("launch", number, handles, max_steps))
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
-        number = self.loaded(program).number
-        estimate: Estimate = self._call("estimate", number, arg_types)
-        return estimate
+        return Estimate(*self._call("estimate", self.loaded(program).number, arg_types))
 
     def consumed_size_in_mib(self) -> float:
-        size: float = self._call("consumed_size_in_mib")
-        return size
+        return float(self._call("consumed_size_in_mib"))
 
     def alloc_storage(self, nbytes: int) -> StorageHandle:
-        handle: StorageHandle = self._call("alloc_storage", nbytes)
-        return handle
+        return int(self._call("alloc_storage", nbytes))
 
     def dealloc_storage(self, handle: StorageHandle) -> None:
         self._post("dealloc_storage", handle)
@@ -483,8 +454,7 @@ class WireVM(Identity):
     def tensor_from_storage(
         self, storage: StorageHandle, type: TensorType, offset: int
     ) -> TensorHandle:
-        handle: TensorHandle = self._call("tensor_from_storage", storage, type, offset)
-        return handle
+        return int(self._call("tensor_from_storage", storage, type, offset))
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         self._post("swap", h1, h2)
@@ -504,7 +474,7 @@ class WireVM(Identity):
     def _load(self, program: Program) -> Loaded:
         """Send the program, unless one of the same bytes was sent."""
         if not isinstance(program, Program):
-            raise ProgramError(f"a Program is wanted to launch, not {brief(program)}")
+            raise errors.ProgramError(f"a Program is wanted to launch, not {brief(program)}")
         data = program.to_bytes()
         digest = hashlib.sha256(data).digest()
         with self._lock:
@@ -514,7 +484,7 @@ class WireVM(Identity):
             loaded = self._by_digest.get(digest)
             if loaded is None:
                 number = next(self._numbers)
-                loaded = Loaded(number, digest, self._call("load_program", number, data))
+                loaded = Loaded(number, digest, self._call("load_program", number, data), {})
                 self._by_digest[digest] = loaded
 
             def forget(_: weakref.ref[Program]) -> None:

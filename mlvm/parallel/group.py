@@ -10,7 +10,6 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from queue import Empty, SimpleQueue
@@ -123,7 +122,7 @@ class AnyGroup(ABC):
         Raises what `run` raises.
         """
         key = next(self._keys)
-        self._each([_Keep(key, fn)] * self.size)
+        self._each([partial(_keep, key, fn)] * self.size)
         return Kept(self, key)
 
     @abstractmethod
@@ -162,30 +161,17 @@ class Kept(Generic[R]):
                     f"an argument has one item for each of {size} members, not {brief(each)}"
                 )
         rows = [tuple([each[rank] for each in args]) for rank in range(size)]
-        return self.group._each([_Call(self._key, row, common) for row in rows])
+        return self.group._each([partial(_call, self._key, row, common) for row in rows])
 
 
-@dataclass(frozen=True)
-class _Keep:
+def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:
     """A task: keep what `fn` returns."""
-
-    key: int
-    fn: Task[Any]
-
-    def __call__(self, rank: int, vm: LocalVM) -> None:
-        _member(vm).kept[self.key] = self.fn(rank, vm)
+    _member(vm).kept[key] = fn(rank, vm)
 
 
-@dataclass(frozen=True)
-class _Call:
+def _call(key: int, args: tuple[Any, ...], common: dict[str, Any], rank: int, vm: LocalVM) -> Any:
     """A task: call what was kept."""
-
-    key: int
-    args: tuple[Any, ...]
-    common: dict[str, Any]
-
-    def __call__(self, rank: int, vm: LocalVM) -> Any:
-        return _member(vm).kept[self.key](*self.args, **self.common)
+    return _member(vm).kept[key](*args, **common)
 
 
 def _member(vm: LocalVM) -> Member:

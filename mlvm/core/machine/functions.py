@@ -43,11 +43,7 @@ class Instrument(Protocol):
         and the function does not run."""
 
     def after(
-        self,
-        name: str,
-        params: Sequence[Value],
-        attributes: Attributes,
-        results: Sequence[Value],
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
         """Called when the function has run without an error."""
 

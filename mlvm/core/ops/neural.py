@@ -41,11 +41,16 @@ def _activation(x: TensorType, **_: object) -> TensorType:
     return x
 
 
-def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
+def _vjp(g: TensorType, result: TensorType, x: TensorType) -> TensorType:
+    """The type of x, for which `g`, the cotangent of a result of that type, has a gradient."""
     _require_one_float_dtype(g, x)
-    if g is not x:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {x}")
+    if g is not result:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {result}")
     return x
+
+
+def _activation_vjp(g: TensorType, x: TensorType, **_: object) -> TensorType:
+    return _vjp(g, x, x)
 
 
 # --- activations ---------------------------------------------------------------------
@@ -247,11 +252,7 @@ def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
 
 
 def _cross_entropy_vjp(g: TensorType, logits: TensorType, labels: TensorType) -> TensorType:
-    loss = _cross_entropy(logits, labels)
-    _require_one_float_dtype(g, logits)
-    if g is not loss:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {loss}")
-    return logits
+    return _vjp(g, _cross_entropy(logits, labels), logits)
 
 
 @op(infer=_cross_entropy_vjp, public=False)
@@ -306,7 +307,7 @@ def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
 
 
 def _layer_norm_vjp(g: TensorType, x: TensorType, scale: TensorType, eps: float) -> TensorType:
-    return _activation_vjp(g, _layer_norm(x, scale, eps=eps))
+    return _vjp(g, _layer_norm(x, scale, eps=eps), x)
 
 
 def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorType:

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.tape import Node, Pending, Pull, Tape
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
+
+Cotangents: TypeAlias = Sequence[Tensor | None]
+Saved: TypeAlias = Sequence[Tensor]
+Held: TypeAlias = Sequence[Any]
+"""What a way back is given: cotangents of the results, what was saved, and of what it goes to the
+cotangents so far. It gives these as they are then (see `_Joint`)."""
 
 
 def closures_of(
@@ -31,9 +37,7 @@ def closures_of(
     return closures
 
 
-def seed(
-    pending: Pending, tape: Tape, results: Sequence[Tensor], parts: Sequence[Tensor | None]
-) -> None:
+def seed(pending: Pending, tape: Tape, results: Saved, parts: Cotangents) -> None:
     """Begin a way back with cotangents of results, where these are tracked and there is one."""
     for y, part in zip(results, parts, strict=True):
         if part is not None and y.tape is tape:
@@ -45,17 +49,14 @@ _PARTS: Final = TensorType(i64, (0,))
 """Stands for the type of `_Parts`."""
 
 
-class _Parts:
+class _Parts(dict[int, Tensor]):
     """Cotangents of several results, by their numbers."""
 
     type = _PARTS
 
-    def __init__(self, parts: dict[int, Tensor]) -> None:
-        self.parts = parts
-
     def __add__(self, other: _Parts) -> _Parts:
-        sums = dict(self.parts)
-        for number, part in other.parts.items():
+        sums = dict(self)
+        for number, part in other.items():
             sums[number] = sums[number] + part if number in sums else part
         return _Parts(sums)
 
@@ -86,10 +87,10 @@ class _Joint:
             *[operands[k].type for k, _ in self._operands],
         ]
 
-    def __call__(self, g: _Parts, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
+    def __call__(self, g: _Parts, saved: Saved, held: Held) -> Held:
         totals = dict(zip(self.origins, held, strict=True))
         nclosures = len(self.origins) - len(self._operands)
-        cotangents = [g.parts.get(i) for i in range(self._nresults)]
+        cotangents = [g.get(i) for i in range(self._nresults)]
         made = self._pull(cotangents, saved, held[:nclosures])
         totals.update(zip(self.origins, made[self._noperands :], strict=False))
         for k, origin in self._operands:

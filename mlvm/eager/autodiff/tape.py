@@ -34,6 +34,10 @@ _WORTH_UPDATING: Final = 32768
 """Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
 
 
+Tensors: TypeAlias = tuple[Tensor, ...]
+Types: TypeAlias = tuple[TensorType, ...]
+
+
 class Pull(NamedTuple):
     """How one operand's cotangent comes from the result's: `rule(g, *saved[needs])`.
 
@@ -162,13 +166,7 @@ class Tape:
             self.nodes.append(None)
         return variable
 
-    def record(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> None:
+    def record(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> None:
         """Leave a node for a call, if any operand is tracked and the result is a float, or complex.
         The call may have written over `out`, an operand, whose node was that of its old value."""
         tracked, pulls, saves = self._template(call, operands, types, out)
@@ -178,24 +176,12 @@ class Tape:
             saved = tuple([out if i == _RESULT else operands[i] for i in saves])
             self.leave(out, pulls, origins, saved)
 
-    def needs_operand(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> bool:
+    def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
         """Whether the node of a call would keep an operand over whose bytes `out` is written."""
         saves = self._template(call, operands, types, out).saves
         return any(i != _RESULT and operands[i].root is out.root for i in saves)
 
-    def _template(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> Template:
+    def _template(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> Template:
         mask = tuple([x.tape is self for x in operands])
         template = call.templates.get((types, mask))
         if template is None:
@@ -203,11 +189,7 @@ class Tape:
         return template
 
     def leave(
-        self,
-        out: Tensor,
-        pulls: tuple[Pull, ...],
-        origins: tuple[int, ...],
-        saved: tuple[Tensor, ...],
+        self, out: Tensor, pulls: tuple[Pull, ...], origins: tuple[int, ...], saved: Tensors
     ) -> None:
         """Make a node for the result `out`, with a pull for each node of `origins`, and the values
         that the pulls need."""
@@ -333,9 +315,7 @@ def taping() -> Tape | None:
     return tape if isinstance(tape, Tape) else None
 
 
-def _template(
-    call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
-) -> Template:
+def _template(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all that they take except
     values. A result that is neither float nor complex leaves no node.
 
@@ -377,7 +357,7 @@ def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
     return op.conj(rule(op.conj(g), *saved))
 
 
-def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
+def _refusal(call: OneOp, types: Types, operand: str) -> Rule:
     """The rule of an operand that has none."""
 
     def refuse(g: Tensor) -> NoReturn:

@@ -7,7 +7,7 @@ procedure too. What that needs of a call is kept in a record of the residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType
@@ -15,16 +15,15 @@ from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
 
 from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.joint import leave, or_zeros, seed
+from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
-from mlvm.eager.control.operands import aliased, copied
-from mlvm.eager.control.state import as_tree, tensors
+from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import Recorder
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure
 
@@ -212,33 +211,26 @@ def _record_function(
     procedure = opened.procedure = Procedure(opened.name, Block())
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
-        with blocks.untaped():
+        with taped(None):
             params = [stop_gradient(x) for x in places]
         if tape is not None:
             params = blocks.watched(tape, params)
         tree = run(blocks.aliases(params))
         made = tensors(tree)
         results = list(made)
-        with blocks.untaped():
+        with taped(None):
             if tape is not None:
                 segment = blocks.Segment(record, tape, start, made, places)
                 kept = [x for x in params if segment.needs(x)] + segment.inside
                 results.append(record.push(kept))
                 opened.way = _Way(segment, params, made, kept, [])
             outs = [record.parameter(y.type) for y in results]
-            for out, y in zip(outs, results, strict=True):
-                overwrite(out, blocks.COPY, y)
+            blocks.write(outs, results)
         procedure.params = [record.home_of(x) for x in (*outs, *places)]
     opened.tree, opened.results = tree, [y.type for y in made]
 
 
-def _pull(
-    way: _Way,
-    name: str,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+def _pull(way: _Way, name: str, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a function's arguments, and of what it reaches besides."""
     blocks.refuse_outer_tape("a function that may call itself")
     record, segment = blocks.recorder(), way.segment
@@ -279,12 +271,8 @@ def _new_cell(record: Recorder, x: Tensor) -> blocks.Cell:
 
 
 def _pull_again(
-    known: _Open,
-    args: Tensors,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+    known: _Open, args: Tensors, cotangents: Cotangents, saved: Saved, held: Held
+) -> Held:
     """The cotangents of the arguments of a function that has called itself."""
     if known.way is None or not known.way.back:
         raise GradientError(
@@ -296,7 +284,7 @@ def _pull_again(
     return [next(made) if x.dtype.is_inexact else None for x in args]
 
 
-def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
+def _of_floats(results: Tensors, cotangents: Cotangents) -> Tensors:
     """Cotangents of those results that are floats."""
     pairs = zip(results, cotangents, strict=True)
     return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_inexact]

@@ -31,17 +31,8 @@ for _room in pkgutil.iter_modules(planners.__path__):
 _MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
-        "concat",
-        "copy",
-        "dynamic_update",
-        "flip",
-        "full",
-        "mask_scatter",
-        "permute_dims",
-        "reshape",
-        "roll",
-        "slice",
-        "take",
+        *("concat", "copy", "dynamic_update", "flip", "full", "mask_scatter", "permute_dims"),
+        *("reshape", "roll", "slice", "take"),
     ]
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
@@ -112,13 +103,11 @@ class NativeFused:
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """The call of attributes["chain"] for parameters of these types; None if it has parts."""
-        chain = attributes["chain"]
-        way = self._way(chain, types)
+        way = self._way(attributes["chain"], types)
         return way if isinstance(way, KernelCall) else None
 
     def __call__(self, *params: Array, chain: Chain) -> None:
-        types = [TensorType.of(x) for x in params]
-        way = self._way(chain, types)
+        way = self._way(chain, [TensorType.of(x) for x in params])
         if isinstance(way, KernelCall):
             way.run(self._pool, *params)
         else:
@@ -156,13 +145,14 @@ class _Parts:
         for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
             links = [link.renumbered(place) for link in run]
             part = _call_of(links, all_types) if native and len(links) > 1 else None
-            if part is not None:
-                self._parts.append(part)
-                continue
-            self._parts += [
-                _Part(chain.kernel(link.op), (link.target, *link.sources), link.attributes)
-                for link in links
-            ]
+            self._parts += (
+                [part]
+                if part is not None
+                else [
+                    _Part(chain.kernel(link.op), (link.target, *link.sources), link.attributes)
+                    for link in links
+                ]
+            )
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
         made = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self._temporaries]
@@ -190,9 +180,8 @@ def _call_of(links: Sequence[Link], types: Types) -> _Part | None:
     sources = {source for link in links for source in link.sources} - {*targets}
     numbers = (*targets, *sorted(sources))
     place = {number: i for i, number in enumerate(numbers)}
-    call = chain_call(
-        [link.renumbered(place) for link in links], [types[number] for number in numbers]
-    )
+    renumbered = [link.renumbered(place) for link in links]
+    call = chain_call(renumbered, [types[number] for number in numbers])
     return None if call is None else _Part(call, numbers, NO_ATTRIBUTES)
 
 

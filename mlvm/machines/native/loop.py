@@ -20,16 +20,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import OUT, Fused, OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.machine.fused import Chain
-from mlvm.core.machine.link import (
-    CALL,
-    CALL_FUNCTION,
-    CALL_ON_ARGS,
-    LOAD_ARG,
-    PUSH,
-    CallDetails,
-    Code,
-    Step,
-)
+from mlvm.core.machine.link import CallDetails, Code, Step
 from mlvm.core.machine.run import Scheduler, State
 from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR
@@ -152,27 +143,27 @@ class Prepared:
             if id(code) in seen:
                 continue
             seen.add(id(code))
-            loads = loads or any(step[0] == LOAD_ARG for step in code.steps)
-            todo += [step[1] for step in code.steps if step[0] == CALL_FUNCTION]
+            loads = loads or any(step[0] == link.LOAD_ARG for step in code.steps)
+            todo += [step[1] for step in code.steps if step[0] == link.CALL_FUNCTION]
         return tuple(native_type(TensorType.of(x)) for x in operands) if loads else ()
 
     def _step(self, step: Step) -> NativeStep:
         code, value, number, rest = step
-        if code == CALL_ON_ARGS:
+        if code == link.CALL_ON_ARGS:
             attributes = rest or NO_ATTRIBUTES
             call = call_of(value.callee.kernel, [TensorType.of(x) for x in number], attributes)
             if call is not None:
                 return _STEPS["RUN"], 0, call, number
             return _STEPS["BACK"], 0, partial(value.kernel, *number, **attributes), None
         native = _CODES.get(code, _STEPS["UNKNOWN"])
-        if code == CALL:
+        if code == link.CALL:
             return native, number, Site(value, rest), host_of(value, rest)
-        if code == CALL_FUNCTION:
+        if code == link.CALL_FUNCTION:
             if not any(value is known for known in self.called):
                 self.called.append(value)
             index = next(i for i, known in enumerate(self.called, 1) if known is value)
             return native, index, number, None
-        if code == PUSH and isinstance(value, np.ndarray):
+        if code == link.PUSH and isinstance(value, np.ndarray):
             return native, 0, value, native_type(TensorType.of(value))
         return native, number, 0 if value is None else value, None
 

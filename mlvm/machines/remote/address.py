@@ -8,6 +8,7 @@ import ipaddress
 import os
 import socket
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -90,17 +91,32 @@ def listen(address: Address, *, public: bool) -> socket.socket:
             f"{address} can be reached from other hosts, who could read and change what passes: "
             "use TLS (--certificate, --key), or say that the network is trusted (--insecure)"
         )
-    sock = socket.socket(family, kind, protocol)
-    try:
+    with _listening(address), kept(socket.socket(family, kind, protocol)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(place)
         sock.listen(128)
+        return sock
+
+
+@contextlib.contextmanager
+def _listening(address: Address) -> Iterator[None]:
+    """What the system refuses in the block is an `AddressError`."""
+    try:
+        yield
     except OSError as error:
-        sock.close()
         raise AddressError(f"cannot listen on {address}: {error.strerror}") from None
-    return sock
+
+
+@contextlib.contextmanager
+def kept(sock: socket.socket) -> Iterator[socket.socket]:
+    """The socket, which an error in the block closes."""
+    try:
+        yield sock
+    except BaseException:
+        sock.close()
+        raise
 
 
 def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object, ...]]]:
@@ -113,27 +129,20 @@ def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object
 
 
 def _listen_unix(address: UnixAddress) -> socket.socket:
-    path = Path(address.path)
-    try:
-        home = path.absolute().parent.stat()
-    except OSError as error:
-        raise AddressError(f"cannot listen on {address}: {error.strerror}") from None
+    with _listening(address):
+        home = Path(address.path).absolute().parent.stat()
     if home.st_uid != os.getuid() or home.st_mode & 0o022:
         raise AddressError(
             f"cannot listen on {address}: its directory must be yours, and others must not be able "
             "to write to it"
         )
     _remove_stale(address)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
+    with _listening(address), kept(socket.socket(socket.AF_UNIX)) as sock:
         os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's own mode
         sock.bind(address.path)
         os.chmod(address.path, 0o600)
         sock.listen(128)
-    except OSError as error:
-        sock.close()
-        raise AddressError(f"cannot listen on {address}: {error.strerror}") from None
-    return sock
+        return sock
 
 
 def _remove_stale(address: UnixAddress) -> None:
@@ -143,7 +152,7 @@ def _remove_stale(address: UnixAddress) -> None:
             raise AddressError(f"cannot listen on {address}: a file of that name is there")
     except FileNotFoundError:
         return
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+    with _listening(address), socket.socket(socket.AF_UNIX) as probe:
         probe.settimeout(1)
         try:
             probe.connect(address.path)
@@ -151,8 +160,6 @@ def _remove_stale(address: UnixAddress) -> None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(address.path)
             return
-        except OSError as error:
-            raise AddressError(f"cannot listen on {address}: {error.strerror}") from None
     raise AddressError(f"cannot listen on {address}: another server does")
 
 
@@ -170,14 +177,10 @@ def connect(address: Address, timeout: float) -> socket.socket:
     """A socket that is connected. Raises `ConnectionError`, `TimeoutError` or another `OSError`,
     and `AddressError` for a host that is none."""
     if isinstance(address, UnixAddress):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
+        with kept(socket.socket(socket.AF_UNIX)) as sock:
             sock.settimeout(timeout)
             sock.connect(address.path)
-        except OSError:
-            sock.close()
-            raise
-        return sock
+            return sock
     _resolve(address)
     return socket.create_connection((address.host, address.port), timeout)
 

@@ -52,11 +52,7 @@ class BoundedVM(LocalVM):
         return _BoundedStore(self.limits, self._watchdog)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         """As `LocalVM.launch`. Raises also `LimitExceeded` for one that takes too long or too many
         instructions, and `OutOfMemory` for one that makes too much."""

@@ -16,29 +16,20 @@ from functools import cache
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
-from mlvm.core.errors import (
-    OURS,
-    ConnectionLost,
-    HandleError,
-    MlvmError,
-    Place,
-    brief,
-    line_of,
-    notes_of,
-    user_place,
-)
+from mlvm.core import errors
+from mlvm.core.errors import ConnectionLost, HandleError, Place, brief, user_place
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.machines.remote.outbox import Outbox, PythonOutbox
+from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
-    from mlvm.machines.native._native import Door
+    from mlvm.machines.native._native import Door, Outbox
 
 _FAREWELL: Final = 0.2  # seconds that the server's last words may take
 _MOST_UNCONFIRMED: Final = 1 << 13
@@ -97,7 +88,7 @@ class RemoteVM(WireVM):
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
         self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
-        self._outbox: Outbox = new_outbox()
+        self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
         self._lost: str | None = None
@@ -146,11 +137,7 @@ class RemoteVM(WireVM):
         self._call("swap", h1, h2)
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         loaded = self.loaded(program)
         if loaded.outputs or max_steps is not None:
@@ -317,7 +304,7 @@ class RemoteVM(WireVM):
         if isinstance(posted, int):
             index = posted - (sent.posts - len(sent.places))
             place = sent.places[index] if 0 <= index < len(sent.places) else None
-        notes = notes_of(error)
+        notes = errors.notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__
         for note in notes:
@@ -326,7 +313,7 @@ class RemoteVM(WireVM):
             place.explain(error)
             place = place.place
         if place is not None and (notes or posted is not None):
-            error.add_note(f"called from {line_of(place)}")
+            error.add_note(f"called from {errors.line_of(place)}")
         return error.with_traceback(None)
 
     def _require_connection(self) -> None:
@@ -346,7 +333,7 @@ class RemoteVM(WireVM):
         try:
             mine.extend(map(self._lock.acquire, (False,)))  # in one step, as `stream` says
             if mine[0]:  # else another thread hears it
-                with suppress(MlvmError, OSError):
+                with suppress(errors.MlvmError, OSError):
                     self._stream.set_timeouts(_FAREWELL, _FAREWELL)
                     while True:
                         kind, reader = self._stream.receive()
@@ -372,9 +359,9 @@ def _alone(name: str) -> list[Buffer]:
     return [bytes(part) for part in _parts_of(Kind.call, name, ())]
 
 
-def new_outbox() -> Outbox:
+def new_outbox() -> PythonOutbox | Outbox:
     """An outbox, in C if the extension is here."""
-    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(OURS, user_place)
+    return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(errors.OURS, user_place)
 
 
 def open_post_door(vm: RemoteVM) -> Door:

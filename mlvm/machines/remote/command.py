@@ -172,10 +172,7 @@ def serve(options: argparse.Namespace, version: str) -> None:
 
 def _observer(options: argparse.Namespace) -> Observer:
     return Observer(
-        options.address,
-        secret_file=options.secret_file,
-        tls=options.tls,
-        timeout=options.timeout,
+        options.address, secret_file=options.secret_file, tls=options.tls, timeout=options.timeout
     )
 
 

@@ -58,15 +58,12 @@ def connect(
         RemoteVM Tensor([2., 2.], f32[2])
     """
     hello = Hello("vm", vm or "", name or "")
-    sock, about = _open(address, secret, secret_file, tls, hello, timeout)
-    try:
+    connection, about = _open(address, secret, secret_file, tls, hello, timeout)
+    with addresses.kept(connection) as sock:
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
         return RemoteVM(Stream(sock), name or where, where=where, shared=shared)
-    except BaseException:
-        sock.close()
-        raise
 
 
 def _open(

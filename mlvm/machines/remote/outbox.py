@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 GATHERED: Final = 64
 PAUSE: Final = 100e-6
 """Seconds after which a message is sent at once: the server may have nothing to do."""
 
 
-class Outbox(Protocol):
+class PythonOutbox:
     """Messages to send, numbered from 0, and the place in Python that each comes from.
 
     Any thread adds, at any time; one takes. What `take` shows is here until the next `take` says
     that it is done: who is interrupted between takes it again. The length is what no `take` has
     shown.
     """
-
-    def add(self, message: bytes, place: Any, /) -> bool:
-        """Add a message. Returns whether it is time to send what is here."""
-        ...
-
-    def take(self, done: int, /) -> tuple[bytes, list[Any]]:
-        """Forget the messages before number `done`. All others, one after the other, and the place
-        of each."""
-        ...
-
-    def __len__(self) -> int: ...
-
-
-class PythonOutbox:
-    """An `Outbox`."""
 
     def __init__(self) -> None:
         self._messages: list[tuple[bytes, Any]] = []
@@ -41,11 +26,14 @@ class PythonOutbox:
     def __len__(self) -> int:
         return len(self._messages) - self._shown
 
-    def add(self, message: bytes, place: Any) -> bool:
+    def add(self, message: bytes, place: Any, /) -> bool:
+        """Add a message. Returns whether it is time to send what is here."""
         self._messages.append((message, place))
         return len(self) >= GATHERED or time.monotonic() - self._taken > PAUSE
 
-    def take(self, done: int) -> tuple[bytes, list[Any]]:
+    def take(self, done: int, /) -> tuple[bytes, list[Any]]:
+        """Forget the messages before number `done`. All others, one after the other, and the place
+        of each."""
         count = done - self._first
         if count not in (0, self._shown):
             raise ValueError(f"messages before {self._first} are done, not {done}")

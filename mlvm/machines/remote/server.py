@@ -16,39 +16,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
-from mlvm.core.errors import (
-    AccessRefused,
-    AddressError,
-    ConnectionLost,
-    EncodingError,
-    LimitExceeded,
-    MachineError,
-    MlvmError,
-)
+from mlvm.core import errors
+from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.local import LocalVM
-from mlvm.machines.remote.address import (
-    Address,
-    UnixAddress,
-    address_of,
-    credentials,
-    listen,
-    parse_address,
-    peer_of,
-    tune,
-)
+from mlvm.machines.remote import address as addresses
+from mlvm.machines.remote import handshake
 from mlvm.machines.remote.bounded import BoundedVM
-from mlvm.machines.remote.handshake import (
-    Greeting,
-    Hello,
-    admit,
-    check_secret,
-    pack,
-    receive,
-    refusal,
-    send,
-    speaks_tls,
-)
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.session import Session
@@ -107,12 +81,12 @@ class Server:
         about: Mapping[str, object] | None = None,
         log: Log | None = None,
     ) -> None:
-        asked = parse_address(address)
-        self._secret = None if secret is None else check_secret(secret)
-        if self._secret is None and not isinstance(asked, UnixAddress):
+        asked = addresses.parse_address(address)
+        self._secret = None if secret is None else handshake.check_secret(secret)
+        if self._secret is None and not isinstance(asked, addresses.UnixAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
         if key is not None and certificate is None:
-            raise AddressError(f"the key {key} is of no use without its certificate")
+            raise errors.AddressError(f"the key {key} is of no use without its certificate")
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
         self._libraries = libraries
@@ -132,7 +106,7 @@ class Server:
         self._shared: dict[str, BoundedVM] = {}
         for name in shared:
             if not name or name in self._shared:
-                raise MachineError(f"shared VMs have names of their own, not {list(shared)}")
+                raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
             self._shared[name] = self._make_vm(name)
         sample = self._make_vm("sample")  # what cannot be made is known now
         self._about = {
@@ -144,10 +118,10 @@ class Server:
         }
         sample.close()
         self._inode: tuple[int, int] | None = None
-        self._socket = listen(asked, public=insecure or self._context is not None)
-        self.address: Address = address_of(self._socket, asked)
+        self._socket = addresses.listen(asked, public=insecure or self._context is not None)
+        self.address: addresses.Address = addresses.address_of(self._socket, asked)
         """Where it listens, with the port that was free if 0 was asked for."""
-        if isinstance(asked, UnixAddress):
+        if isinstance(asked, addresses.UnixAddress):
             found = os.stat(asked.path)
             self._inode = found.st_dev, found.st_ino
         self._log.event(
@@ -214,7 +188,7 @@ class Server:
 
     def _remove_file(self) -> None:
         """Remove a unix socket's file, if it is still this server's."""
-        if isinstance(self.address, UnixAddress):
+        if isinstance(self.address, addresses.UnixAddress):
             with contextlib.suppress(OSError):
                 found = os.stat(self.address.path)
                 if (found.st_dev, found.st_ino) == self._inode:
@@ -259,8 +233,8 @@ class Server:
         """Serve one connection, from its first byte to its end."""
         peer, client = "unknown", None
         try:
-            peer = peer_of(sock)
-            tune(sock)
+            peer = addresses.peer_of(sock)
+            addresses.tune(sock)
             deadline = time.monotonic() + self._limits.handshake_seconds
             sock = self._secure(sock, deadline)
             if isinstance(sock, ssl.SSLSocket):
@@ -268,7 +242,7 @@ class Server:
             client = _Client(peer, sock)
             trusted = _is_own_user(sock)
             decide = partial(self._decide, client)
-            admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
+            handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
             self._refused += 1
             self._log.event("refused", peer=peer, reason=_text(error))
@@ -287,7 +261,7 @@ class Server:
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """The connection, with TLS to be begun if that is what is spoken here. Raises
         `AccessRefused`."""
-        tls = speaks_tls(sock, deadline)
+        tls = handshake.speaks_tls(sock, deadline)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
         if self._context is None:
@@ -296,7 +270,7 @@ class Server:
             return sock
         if not tls:
             reason = "this server speaks TLS only: connect with tls="
-            send(sock, refusal(reason), deadline)
+            handshake.send(sock, handshake.refusal(reason), deadline)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         with self._lock:
@@ -306,7 +280,7 @@ class Server:
             self._strangers[secured] = self._strangers.pop(sock, 0.0)
         return secured
 
-    def _decide(self, client: _Client, hello: Hello) -> dict[str, object]:
+    def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
         """Give a client that has proved who it is its VM, and a number. Returns what it is told.
         Raises `AccessRefused`."""
         if hello.wants == "status":
@@ -440,13 +414,14 @@ class Server:
         while not self._draining:
             deadline = time.monotonic() + self._limits.handshake_seconds
             try:
-                _, kind, message = receive(sock, deadline)
+                _, kind, message = handshake.receive(sock, deadline)
             except ConnectionLost:
                 return
-            if kind != Greeting.status.value:
-                raise EncodingError(f"a status is asked for by {Greeting.status.value}, not {kind}")
+            asks = handshake.Greeting.status
+            if kind != asks.value:
+                raise EncodingError(f"a status is asked for by {asks.value}, not {kind}")
             body = message[HEADER.size :] or json.dumps(self.status()).encode()
-            send(sock, pack(Greeting.status, body), deadline)
+            handshake.send(sock, handshake.pack(asks, body), deadline)
 
 
 class _Client:
@@ -534,7 +509,7 @@ class _BoundedSession(Session):
 
 def _is_own_user(sock: socket.socket) -> bool:
     """Whether the other end is a process of the user's whose this one is."""
-    found = credentials(sock)
+    found = addresses.credentials(sock)
     return found is not None and found[1] == os.getuid()
 
 

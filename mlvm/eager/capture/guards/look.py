@@ -431,8 +431,8 @@ def _is_numeric(field: Any) -> bool:
 def _is_of_library(value: Any) -> bool:
     """Whether this is a library's module, class or function."""
     kind = type(value)
-    if kind is types.ModuleType or issubclass(kind, type):
-        return is_library(value.__name__ if kind is types.ModuleType else value.__module__)
+    if issubclass(kind, (types.ModuleType, type)):
+        return is_library(value.__module__ if issubclass(kind, type) else value.__name__)
     bound = kind is types.BuiltinFunctionType and type(value.__self__) is not types.ModuleType
     return callable(value) and layout_of(kind).how == "identical" and not bound
 

@@ -10,16 +10,7 @@ from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.types import DType, Shape, TensorType
 from mlvm.machines.native import _native
-from mlvm.machines.native._native import (
-    CHAIN_MOST_AXES,
-    CHAIN_MOST_VALUES,
-    CHAIN_VALUE,
-    REPEATED,
-    SPREAD,
-    TEMPORARY,
-    WHOLE,
-    KernelCall,
-)
+from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.elementwise import ROWS, conversion, row_of, stage
 
@@ -110,7 +101,7 @@ def chain_call(
     """
     nparams = len(types)
     chain = _Steps(links, types)
-    if not chain.complete or len(chain.types) > CHAIN_MOST_VALUES:
+    if not chain.complete or len(chain.types) > _native.CHAIN_MOST_VALUES:
         return None
     shape = chain.types[chain.steps[-1].values[0]].shape
     used = sorted({value for step in chain.steps for value in step.values})
@@ -125,7 +116,7 @@ def chain_call(
         return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest)
     shapes = [chain.types[value].shape for value in used if value < nparams]
     lengths, strides = _axes(shape, shapes)
-    if len(lengths) > CHAIN_MOST_AXES:
+    if len(lengths) > _native.CHAIN_MOST_AXES:
         return None
     piece = PIECE
     if len(lengths) > 1 and 0 < lengths[-1] <= PIECE:
@@ -137,7 +128,7 @@ def chain_call(
         kind, place = places[value]
         told = {"KIND": kind, "PARAMETER": value, "PLACE": place}
         told["SIZE"] = chain.types[value].dtype.itemsize
-        rest += [told[name] for name in CHAIN_VALUE]
+        rest += [told[name] for name in _native.CHAIN_VALUE]
         rest += strides[i] if value < nparams else [0] * len(lengths)
     for step in chain.steps:
         rest += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
@@ -191,16 +182,16 @@ def _places(
 
     for value, steps in zip(sorted(v for v in last if v < nparams), strides, strict=True):
         if chain.types[value].size == size:
-            places[value] = WHOLE, 0
+            places[value] = _native.WHOLE, 0
         else:
-            places[value] = SPREAD if any(steps[:-1]) else REPEATED, place(value)
+            places[value] = _native.SPREAD if any(steps[:-1]) else _native.REPEATED, place(value)
     for i, step in enumerate(chain.steps):
         target, *sources = step.values
         for value in {*sources}:
             if value >= nparams and last[value] == i:
                 free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])
         if target not in places:
-            places[target] = TEMPORARY, place(target)
+            places[target] = _native.TEMPORARY, place(target)
             if last[target] == i:  # nothing reads it
                 free.setdefault(chain.types[target].dtype.itemsize, []).append(places[target][1])
     return places, end

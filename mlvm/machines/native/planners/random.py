@@ -46,11 +46,7 @@ def fold_in(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 
 def _draws(
-    kernel: str,
-    types: Types,
-    floats: tuple[float, ...] = (),
-    per_word: int = 1,
-    **integers: int,
+    kernel: str, types: Types, floats: tuple[float, ...] = (), per_word: int = 1, **integers: int
 ) -> KernelCall | None:
     if sys.byteorder != "little":
         return None
