@@ -14,8 +14,9 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
@@ -61,14 +62,13 @@ class Template(NamedTuple):
 _NOTHING: Final = Template((), (), ())
 
 
-class Joint(Protocol):
+@dataclass(frozen=True, eq=False)
+class Joint:
     """The pulls of a call with several results, such as a loop, all at once: to operands of these
-    types."""
+    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before."""
 
     types: Sequence[TensorType]
-
-    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        """What each operand's cotangent is, if so much is `held` of it before."""
+    pull: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
 
 
 Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
@@ -97,7 +97,7 @@ class Pending(dict[int, Any]):
         """Pull the cotangent of a node's result to its operands, or to those `wanted` of them."""
         pulls, origins, saved = node
         if not isinstance(pulls, tuple):
-            totals = pulls(g, saved, [self.get(origin) for origin in origins])
+            totals = pulls.pull(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, totals, strict=True):
                 if total is not None:
                     self[origin] = total

@@ -175,10 +175,9 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        self.places = {
-            role: [(a.place, a.type) for a in planned.arguments if a.role == role]
-            for role in _ROLES
-        }
+        *self.takes, self.takes_scratch = [
+            [(a.place, a.type) for a in planned.arguments if a.role == role] for role in _ROLES
+        ]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
@@ -254,7 +253,7 @@ class _Scratch:
         if known.storage != self.storage:
             known.scratch = tuple(
                 vm.tensor_from_storage(self.storage, type, offset)
-                for offset, type in known.places["scratch"]
+                for offset, type in known.takes_scratch
             )
             known.storage = self.storage
         return known.scratch
@@ -509,22 +508,17 @@ class Captured(Generic[P, R]):
                 known.looped = known.looped or known.planned.looped()
                 programs.append(known.looped)
         outputs = [output.alloc(arena) for output in known.outputs]
-        given: dict[str, Sequence[Allocation]]
-        given = {"input": inputs, "output": outputs, "state": known.states}
-
-        def launch() -> None:
-            now = {**given, "input": [*inputs, *known.taken()]}
-            self._launch(known, feed, arena.vm, programs, now)
-
-        launch()
+        self._launch(known, feed, arena.vm, programs, inputs, outputs)
         if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
-                    launch()
+                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
-        results = [result.made(signature.tensors, given) for result in known.results]
+        places: dict[str, Sequence[Allocation]]
+        places = {"input": inputs, "output": outputs, "state": known.states}
+        results = [result.made(signature.tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
 
@@ -544,14 +538,15 @@ class Captured(Generic[P, R]):
         feed: _Feed,
         vm: VMProtocol,
         programs: Sequence[Program],
-        given: Mapping[str, Sequence[Allocation]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
     ) -> None:
-        """Launch the programs with the tensors that are `given`, by their roles."""
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch(vm))
-        used = [_as_type(given[role][i], type) for role in given for i, type in known.places[role]]
+        given = zip(known.takes, ([*inputs, *known.taken()], outputs, known.states), strict=True)
+        used = [_as_type(xs[i], type) for places, xs in given for i, type in places]
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
