@@ -15,6 +15,9 @@ from mlvm.eager.autodiff.tape import Joint, Node, Pending, Pull, Tape
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
 
+Closures: TypeAlias = dict[int, TensorType]
+"""Nodes that a way back ends at, by their numbers, and their types."""
+
 Cotangents: TypeAlias = Sequence[Tensor | None]
 Saved: TypeAlias = Sequence[Tensor]
 Held: TypeAlias = Sequence[Any]
@@ -24,10 +27,10 @@ cotangents so far. It gives these as they are then (see `leave`)."""
 
 def closures_of(
     tape: Tape, nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]
-) -> dict[int, TensorType]:
+) -> Closures:
     """The nodes before number `start` that cotangents go to from these nodes, which begin there,
     and from the results that come of them; and their types."""
-    closures: dict[int, TensorType] = {}
+    closures: Closures = {}
     for node in nodes:
         if node is not None:
             pulls, origins, _ = node
@@ -65,7 +68,7 @@ def leave(
     tape: Tape,
     results: Sequence[Tensor],
     operands: Sequence[Tensor],
-    closures: dict[int, TensorType],
+    closures: Closures,
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
 ) -> None:

@@ -24,7 +24,16 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
+from mlvm.eager.tensor.apply import (
+    OneOp,
+    Tensors,
+    Types,
+    alias_of,
+    apply,
+    apply_in_python,
+    plan_for,
+    raise_stale,
+)
 from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
@@ -33,10 +42,6 @@ from mlvm.machines.native.extension import EXTENSION
 _RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
 """Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
-
-
-Tensors: TypeAlias = tuple[Tensor, ...]
-Types: TypeAlias = tuple[TensorType, ...]
 
 
 class Pull(NamedTuple):

@@ -175,7 +175,7 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        *self.takes, self.takes_scratch = [
+        *self.places, self.in_scratch = [
             [(a.place, a.type) for a in planned.arguments if a.role == role] for role in _ROLES
         ]
         self.storage: StorageHandle | None = None
@@ -253,7 +253,7 @@ class _Scratch:
         if known.storage != self.storage:
             known.scratch = tuple(
                 vm.tensor_from_storage(self.storage, type, offset)
-                for offset, type in known.takes_scratch
+                for offset, type in known.in_scratch
             )
             known.storage = self.storage
         return known.scratch
@@ -458,7 +458,7 @@ class Captured(Generic[P, R]):
             if not free:
                 raise
             changes.seen.update(free)  # who takes what stands for a number for none
-            recorded = _recorded(self.fn, args, kwargs, arena, signature)
+            recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
@@ -545,7 +545,7 @@ class Captured(Generic[P, R]):
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch(vm))
-        given = zip(known.takes, ([*inputs, *known.taken()], outputs, known.states), strict=True)
+        given = zip(known.places, ([*inputs, *known.taken()], outputs, known.states), strict=True)
         used = [_as_type(xs[i], type) for places, xs in given for i, type in places]
         token = explaining.set(known.explain)
         try:
@@ -649,7 +649,7 @@ def measure(
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
         try:
-            recorded = _recorded(fn, args, kwargs, arena, signature)
+            recorded = _recorded(fn, args, kwargs, arena, signature, ())
             break
         except recorder.MustMove as error:
             make_exclusive(error.x)
@@ -659,12 +659,7 @@ def measure(
 
 
 def _recorded(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    arena: Arena,
-    signature: Signature,
-    free: Sequence[int] = (),
+    fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
 ) -> _RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""
