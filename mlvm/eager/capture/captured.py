@@ -175,10 +175,9 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        self.places = {
-            role: [(a.place, a.type) for a in planned.arguments if a.role == role]
-            for role in _ROLES
-        }
+        *self.places, self.in_scratch = [
+            [(a.place, a.type) for a in planned.arguments if a.role == role] for role in _ROLES
+        ]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
@@ -253,7 +252,7 @@ class _Scratch:
         if known.storage != self.storage:
             known.scratch = tuple(
                 vm.tensor_from_storage(self.storage, type, offset)
-                for offset, type in known.places["scratch"]
+                for offset, type in known.in_scratch
             )
             known.storage = self.storage
         return known.scratch
@@ -459,7 +458,7 @@ class Captured(Generic[P, R]):
             if not free:
                 raise
             changes.seen.update(free)  # who takes what stands for a number for none
-            recorded = _recorded(self.fn, args, kwargs, arena, signature)
+            recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
@@ -509,22 +508,17 @@ class Captured(Generic[P, R]):
                 known.looped = known.looped or known.planned.looped()
                 programs.append(known.looped)
         outputs = [output.alloc(arena) for output in known.outputs]
-        given: dict[str, Sequence[Allocation]]
-        given = {"input": inputs, "output": outputs, "state": known.states}
-
-        def launch() -> None:
-            now = {**given, "input": [*inputs, *known.taken()]}
-            self._launch(known, feed, arena.vm, programs, now)
-
-        launch()
+        self._launch(known, feed, arena.vm, programs, inputs, outputs)
         if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
-                    launch()
+                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
-        results = [result.made(signature.tensors, given) for result in known.results]
+        places: dict[str, Sequence[Allocation]]
+        places = {"input": inputs, "output": outputs, "state": known.states}
+        results = [result.made(signature.tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
 
@@ -544,14 +538,15 @@ class Captured(Generic[P, R]):
         feed: _Feed,
         vm: VMProtocol,
         programs: Sequence[Program],
-        given: Mapping[str, Sequence[Allocation]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
     ) -> None:
-        """Launch the programs with the tensors that are `given`, by their roles."""
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
-        used = [_as_type(given[role][i], type) for role in given for i, type in known.places[role]]
+        given = zip(known.places, ([*inputs, *known.taken()], outputs, known.states), strict=True)
+        used = [_as_type(xs[i], type) for places, xs in given for i, type in places]
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
@@ -654,7 +649,7 @@ def measure(
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
         try:
-            recorded = _recorded(fn, args, kwargs, arena, signature)
+            recorded = _recorded(fn, args, kwargs, arena, signature, ())
             break
         except recorder.MustMove as error:
             make_exclusive(error.x)
@@ -664,12 +659,7 @@ def measure(
 
 
 def _recorded(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    arena: Arena,
-    signature: Signature,
-    free: Sequence[int] = (),
+    fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
 ) -> _RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""

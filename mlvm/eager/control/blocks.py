@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import GradientError
@@ -244,8 +245,7 @@ def watched(tape: Tape, xs: Tensors) -> Tensors:
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
     """The items in lists of so many, and the rest."""
-    first = 0
+    rest = iter(items)
     for length in lengths:
-        yield list(items[first : first + length])
-        first += length
-    yield list(items[first:])
+        yield list(islice(rest, length))
+    yield list(rest)

@@ -25,7 +25,7 @@ from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.tensor import context
-from mlvm.eager.tensor.apply import COPY, OneOp, apply
+from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
@@ -252,12 +252,7 @@ class Recorder:
     # --- updates ----------------------------------------------------------------------
 
     def update(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-        tapes: Sequence[Tape],
+        self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
         """Give a result to `out`, of which views or tapes need the old value.
 
