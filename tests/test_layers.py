@@ -70,7 +70,7 @@ BUDGET = {
     "mlvm/step": 1_330,
     "mlvm/parallel": 1_920,
     "mlvm/eager": 830,
-    "mlvm/eager/tensor": 1_490,
+    "mlvm/eager/tensor": 1_420,
     "mlvm/eager/functions": 2_700,
     "mlvm/eager/recording": 710,
     "mlvm/eager/autodiff": 1_410,

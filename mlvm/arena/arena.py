@@ -30,16 +30,7 @@ from mlvm.arena.fields import AllocationFields, ArenaFields
 from mlvm.arena.placement import Chunk, Placement, Reuse, pop, rounded
 from mlvm.arena.placement import Region as Region
 from mlvm.arena.recording import Recording
-from mlvm.core.errors import (
-    ArenaBusy,
-    ArenaError,
-    ArenaOverflow,
-    HandleError,
-    StaleTensor,
-    brief,
-    line_of,
-    user_place,
-)
+from mlvm.core import errors
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
@@ -93,10 +84,10 @@ class Allocation(AllocationFields):
             region.holder = reference
             region.noted = (reference, place) if place is not None else None
 
-    def stale(self) -> StaleTensor:
+    def stale(self) -> errors.StaleTensor:
         """The error for using this allocation after its end."""
         why = getattr(self.root, "ended", "its arena was closed")
-        return StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {why}")
+        return errors.StaleTensor(f"this {self.type} of arena {self.arena.name!r} ended: {why}")
 
 
 V = TypeVar("V")
@@ -108,7 +99,7 @@ def _alive(entries: weakref.WeakValueDictionary[int, V] | None) -> list[V]:
     return [one for reference in references if (one := reference()) is not None]
 
 
-def stale_of(tensors: Iterable[Allocation]) -> StaleTensor | None:
+def stale_of(tensors: Iterable[Allocation]) -> errors.StaleTensor | None:
     """The error for the first of these tensors that has ended, if one has."""
     for x in tensors:
         if x.handle == STALE or x.arena.closed:
@@ -267,9 +258,6 @@ class Arena(ArenaFields):
         (0, 128)
     """
 
-    used: int
-    high_water: int
-
     report: ClassVar[Callable[..., str]]
     """`arena.report()`; see `mlvm.show.report`, which adds it."""
 
@@ -277,19 +265,14 @@ class Arena(ArenaFields):
     """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
 
     def __init__(
-        self,
-        vm: VMProtocol,
-        name: str,
-        *,
-        capacity: int | None = None,
-        trims: bool = False,
+        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
-            raise ArenaError(
-                f"an arena is memory of a VM, not of {brief(vm)}; its name comes second"
+            raise errors.ArenaError(
+                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second"
             )
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
-            raise ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
+            raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
         self.door = getattr(vm, "door", None)  # of a native VM
         self.name = name
@@ -363,7 +346,9 @@ class Arena(ArenaFields):
         if region is None:
             raise root.stale()
         if type.nbytes != base.type.nbytes:
-            raise ArenaError(f"a view of {base.type} has as many bytes; {type} has {type.nbytes}")
+            raise errors.ArenaError(
+                f"a view of {base.type} has as many bytes; {type} has {type.nbytes}"
+            )
         tensor = _new(kind)
         tensor.region = None
         tensor.arena = self
@@ -389,11 +374,11 @@ class Arena(ArenaFields):
         arena, and what `alloc` raises.
         """
         if not isinstance(tensor, Allocation):
-            raise ArenaError(
+            raise errors.ArenaError(
                 f"arena {self.name!r} keeps tensors, not a {tensor.__class__.__name__}"
             )
         if not tensor.arena.vm.is_same(self.vm):
-            raise ArenaError(
+            raise errors.ArenaError(
                 f"arena {self.name!r} on {self.vm.name} was asked to keep a {tensor.type} that "
                 f"lives on {tensor.arena.vm.name}; keep copies within one VM"
             )
@@ -403,7 +388,7 @@ class Arena(ArenaFields):
             copy = self.alloc(tensor.type, tensor.__class__)
             try:
                 self.vm.launch(_COPY, (copy.handle, tensor.handle))
-            except HandleError as error:
+            except errors.HandleError as error:
                 raise stale_of((tensor, copy)) or error from None
         if tensor.handle == STALE:
             raise tensor.stale()
@@ -417,7 +402,7 @@ class Arena(ArenaFields):
         """
         self._require_own(tensor)
         if tensor.base is not None and tensor.base.region is not None:
-            raise ArenaError("free the base of a view")
+            raise errors.ArenaError("free the base of a view")
         if not self._end(tensor, "it was freed"):
             raise tensor.stale()
 
@@ -452,11 +437,13 @@ class Arena(ArenaFields):
         """
         if not isinstance(mark, Mark) or mark.arena is not self:
             whose = f"one of arena {mark.arena.name!r}" if isinstance(mark, Mark) else repr(mark)
-            raise ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
+            raise errors.ArenaError(f"arena {self.name!r} rewinds to its own marks, not to {whose}")
         with self._lock:
             self._require_turn()
             if self._marks.get(mark._number) is not mark:
-                raise ArenaError(f"arena {self.name!r} was reset, or rewound past this mark, since")
+                raise errors.ArenaError(
+                    f"arena {self.name!r} was reset, or rewound past this mark, since"
+                )
             for number in list(self._marks):
                 if number > mark._number:
                     self._marks.pop(number, None)
@@ -537,7 +524,7 @@ class Arena(ArenaFields):
     def _require_turn(self) -> None:
         """Raise `ArenaBusy` while another thread is inside. The lock is held."""
         if not self._is_my_turn():
-            raise ArenaBusy(
+            raise errors.ArenaBusy(
                 f"arena {self.name!r} is entered by thread {self._inside[0].thread.name!r}; it "
                 f"serves one thread at a time: give each an arena of its own"
             )
@@ -585,7 +572,7 @@ class Arena(ArenaFields):
     def holders(self) -> list[Holder]:
         """What the live tensors take up and where they were made, the largest first."""
         found = [
-            Holder(region.nbytes, tensor.type, line_of(place) if place is not None else None)
+            Holder(region.nbytes, tensor.type, errors.line_of(place) if place is not None else None)
             for region in self._regions()
             if (tensor := region.tensor()) is not None
             for place in [region.made_at]
@@ -608,7 +595,7 @@ class Arena(ArenaFields):
 
     def _require_own(self, tensor: Allocation) -> None:
         if tensor.arena is not self:
-            raise ArenaError(
+            raise errors.ArenaError(
                 f"arena {self.name!r} was given a {tensor.type} of arena {tensor.arena.name!r}"
             )
 
@@ -616,7 +603,7 @@ class Arena(ArenaFields):
         """The region's handle for a type that it had none for. Raises `ArenaError` after close."""
         try:
             new = self.vm.tensor_from_storage(region.storage, type, region.offset)
-        except HandleError:
+        except errors.HandleError:
             if self.closed:
                 raise self._closed() from None
             raise
@@ -674,11 +661,11 @@ class Arena(ArenaFields):
 
     def _dealloc(self, handle: TensorHandle) -> None:
         regions(self.vm).pop(handle, None)
-        with suppress(HandleError):  # another thread has ended its storage
+        with suppress(errors.HandleError):  # another thread has ended its storage
             self.vm.dealloc_tensor(handle)
 
-    def _closed(self) -> ArenaError:
-        return ArenaError(f"arena {self.name!r} is closed")
+    def _closed(self) -> errors.ArenaError:
+        return errors.ArenaError(f"arena {self.name!r} is closed")
 
     def _find(self, type: TensorType) -> Region:
         """A region for a type whose bin is empty."""
@@ -700,11 +687,11 @@ class Arena(ArenaFields):
                 return region
             self._add_chunk(max(nbytes, self.capacity // 4, SMALLEST_CHUNK))
 
-    def _overflow(self, type: TensorType, nbytes: int) -> ArenaOverflow:
+    def _overflow(self, type: TensorType, nbytes: int) -> errors.ArenaOverflow:
         left, gap = self.capacity - self.used, self._placement.largest_gap()
         pieces = f", in pieces of at most {gap:,}" if gap < left else ""
         largest = "; ".join(map(str, self.holders()[:_LARGEST]))
-        return ArenaOverflow(
+        return errors.ArenaOverflow(
             f"arena {self.name!r}: {type} asks for {nbytes:,} bytes; {left:,} of "
             f"{self.capacity:,} are left{pieces}"
             + (f"; the largest holders are {largest}" if largest else "")
@@ -729,7 +716,7 @@ def _note(tensor: Allocation) -> weakref.ref[Allocation]:
     """Note the line that made a new tensor in its region. Returns a reference to the tensor."""
     reference, region = weakref.ref(tensor), tensor.region
     if region is not None:
-        region.noted = reference, user_place()
+        region.noted = reference, errors.user_place()
     return reference
 
 

@@ -13,15 +13,8 @@ class _AllocationSlots:
     """Of an `Allocation`. The last two belong to whoever derives from it."""
 
     __slots__ = (
-        "__weakref__",
-        "arena",
-        "base",
-        "ended",
-        "handle",
-        "node",
-        "region",
-        "tape",
-        "type",
+        *("__weakref__", "arena", "base", "ended", "handle", "region", "type"),
+        *("node", "tape"),
     )
 
     arena: Any
@@ -42,18 +35,8 @@ class _RegionSlots:
     """Of a `Region`."""
 
     __slots__ = (
-        "__weakref__",
-        "bin",
-        "handles",
-        "holder",
-        "last",
-        "nbytes",
-        "noted",
-        "number",
-        "offset",
-        "seen",
-        "storage",
-        "views",
+        *("__weakref__", "storage", "offset", "nbytes", "bin", "number", "handles"),
+        *("holder", "seen", "last", "noted", "views"),
     )
 
 

@@ -62,6 +62,7 @@ from typing import Final, Self, TypeAlias
 import numpy as np
 
 _BRIEF: Final = 100
+_CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
@@ -576,9 +577,6 @@ def user_line() -> str | None:
     """The innermost line of Python outside of mlvm that led here, as `file:line`."""
     place = user_place()
     return line_of(place) if place is not None else None
-
-
-_CALLED_FROM: Final = "called from "
 
 
 def locate(

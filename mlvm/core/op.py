@@ -34,6 +34,7 @@ Kernel = Callable[..., Any]
 Flops = Callable[..., int]
 
 NO_ATTRIBUTES: Attributes = types.MappingProxyType({})
+OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
 """How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
@@ -61,6 +62,7 @@ class Attribute:
 
 
 @final
+@dataclass(eq=False, repr=False)
 class Op:
     """A tensor op: `name`, `kernel`, type rule, `inputs`, `attributes` and documentation.
 
@@ -73,37 +75,28 @@ class Op:
     or 0, whatever they mean. `public`: users have a function of that name, with these operands and
     attributes or with others."""
 
-    def __init__(
-        self,
-        kernel: Kernel,
-        infer: Rule,
-        flops: Flops | None = None,
-        elementwise: bool = False,
-        links: bool = False,
-        reduces: bool = False,
-        in_place: int = 0,
-        copies_only: bool = False,
-        public: bool = True,
-    ) -> None:
-        self.name: str = kernel.__name__
-        self.kernel = kernel
-        self.doc: str = inspect.getdoc(kernel) or ""
-        self.elementwise = elementwise
-        self.links: bool = links or elementwise
-        self.reduces = reduces
-        self.in_place = in_place
-        self.copies_only = copies_only
-        self.public = public
-        self._infer = infer
-        self._flops = flops
-        parameters = list(inspect.signature(kernel).parameters.values())
+    kernel: Kernel
+    _infer: Rule
+    _flops: Flops | None = None
+    elementwise: bool = False
+    links: bool = False
+    reduces: bool = False
+    in_place: int = 0
+    copies_only: bool = False
+    public: bool = True
+
+    def __post_init__(self) -> None:
+        self.name: str = self.kernel.__name__
+        self.doc: str = inspect.getdoc(self.kernel) or ""
+        self.links |= self.elementwise
+        parameters = list(inspect.signature(self.kernel).parameters.values())
         positional = [p for p in parameters if p.kind is not p.KEYWORD_ONLY]
         self.dynamic: bool = not positional or positional[0].name != "out"
         tensors = positional if self.dynamic else positional[1:]
         self.variadic: bool = bool(tensors) and tensors[-1].kind is inspect.Parameter.VAR_POSITIONAL
         self.inputs: tuple[str, ...] = tuple(p.name for p in tensors)
         self.attributes: dict[str, Attribute] = {
-            p.name: Attribute(p.name, p.default, kernel)
+            p.name: Attribute(p.name, p.default, self.kernel)
             for p in parameters
             if p.kind is p.KEYWORD_ONLY
         }
@@ -161,9 +154,6 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<op {self.signature}>"
-
-
-OPS: dict[str, Op] = {}
 
 
 def op(*, infer: Rule, flops: Flops | None = None, **how: Any) -> Callable[[Kernel], Op]:

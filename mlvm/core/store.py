@@ -140,14 +140,15 @@ class FreeStore:
     def adopt(self, entry: Entry) -> Handle:
         """A new handle for the tensor of another store's entry, without a copy. Its whole storage
         counts here, once for all tensors adopted from it."""
-        storage = self._by_root.get(self.memory.root(entry.storage.data))
-        if storage is None:
-            storage = Storage(entry.storage.nbytes, entry.storage.data)
-        return self._name(Entry(entry.type, entry.array, storage, owner=not storage.has_handle))
+        copy = Storage(entry.storage.nbytes, entry.storage.data)
+        return self._name(self._entry_in(copy, entry.array))
 
     def replace(self, handle: Handle, array: Array) -> None:
         """Let a handle name another array, of any type. Only one that is read-only is copied."""
-        old, new = self.entry(handle), self._entry_of(array)
+        old = self.entry(handle)
+        if not self.memory.writable(array):
+            array = self.memory.copy(array)
+        new = self._entry_in(Storage(array.nbytes, array), array)
         self._attach(handle, new)
         self._detach(handle, old, keep=new.storage)
         self._clear_caches()
@@ -157,12 +158,9 @@ class FreeStore:
         x, y = self.entry(first), self.entry(second)
         if x.type is not y.type:
             raise DTypeError(f"swap needs two tensors of one type, not {x.type} and {y.type}")
-        for entry, old in ((x, first), (y, second)):
+        for entry in (x, y):
             if not entry.owner:
-                entry.storage.views.discard(old)
-        for entry, new in ((x, second), (y, first)):
-            if not entry.owner:
-                entry.storage.views.add(new)
+                entry.storage.views ^= {first, second}  # of which it has one, or twice both
         self._entries[first], self._entries[second] = y, x
         self._clear_caches()
 
@@ -175,13 +173,9 @@ class FreeStore:
 
     # --- who holds what ---
 
-    def _entry_of(self, array: Array) -> Entry:
-        """An entry for any array. Its storage is the one that it lies in, or its own memory."""
-        if not self.memory.writable(array):
-            array = self.memory.copy(array)
-        storage = self._by_root.get(self.memory.root(array))
-        if storage is None:
-            storage = Storage(array.nbytes, array)
+    def _entry_in(self, storage: Storage, array: Array) -> Entry:
+        """An entry for an array in that storage, or in the one here that has its memory."""
+        storage = self._by_root.get(self.memory.root(storage.data), storage)
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
 
     def _name(self, entry: Entry) -> Handle:

@@ -161,6 +161,7 @@ def promote(x: DType, y: DType) -> DType:
 Shape: TypeAlias = tuple[int, ...]
 MAX_NDIM: Final = 64  # as numpy has it
 MAX_NBYTES: Final = 1 << 62
+ALIGNMENT: Final = 64  # of a tensor's first byte
 _interning: Final = new_lock()
 _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 
@@ -259,9 +260,6 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
     if array.shape != type.shape:
         raise ShapeError(f"{where}: the array's shape is {array.shape}")
-
-
-ALIGNMENT: Final = 64
 
 
 def aligned_zeros(nbytes: int) -> Array:

@@ -283,11 +283,7 @@ class VM(Identity):
     # --- launch ---
 
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         """Run the program on the tensors `args`; copies of what it leaves are returned.
 

@@ -25,8 +25,9 @@ _HEAD: Final = """\
 from collections.abc import Sequence
 from typing import Literal
 
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis
+from mlvm.eager.functions.arguments import Ints
+from mlvm.eager.functions.creation import Device
 from mlvm.eager.tensor.operands import Operand
 from mlvm.eager.tensor.tensor import Tensor
 

@@ -29,14 +29,7 @@ import numpy as np
 from typing_extensions import TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import (
-    ArenaError,
-    DTypeError,
-    QueueEmpty,
-    QueueFull,
-    ShutDown,
-    brief,
-)
+from mlvm.core.errors import ArenaError, DTypeError, QueueEmpty, QueueFull, ShutDown, brief
 from mlvm.core.observe import on_wait
 from mlvm.core.program.builder import ProgramBuilder
 from mlvm.core.protocol import VMProtocol

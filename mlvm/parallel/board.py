@@ -75,21 +75,13 @@ class Board:
         self._source: int = source
         weakref.finalize(self, os.close, self._source)
         memory = mmap(self._source, nbytes)
-        parts: dict[str, Array] = {}
+        parts: list[Array] = []
         start = 0
         for name, (dtype, shape) in layout.items():
-            parts[name] = np.frombuffer(memory, dtype, prod(shape), start).reshape(shape)
+            parts.append(np.frombuffer(memory, dtype, prod(shape), start).reshape(shape))
             start += -(-sizes[name] // _PAGE) * _PAGE
-        self.counts = parts["counts"]
-        self.waits = parts["waits"]
-        self.ended = parts["ended"]
-        self.broken = parts["broken"]
-        self.asleep = parts["asleep"]
-        self.digests = parts["digests"]
-        self.windows = parts["windows"]
-        self.pair_windows = parts["pair_windows"]
-        self.calls = parts["calls"]
-        self._reasons = parts["reasons"]
+        self.counts, self.waits, self.ended, self.broken, self.asleep = parts[:5]
+        self.digests, self.calls, self._reasons, self.windows, self.pair_windows = parts[5:]
 
     def clear(self) -> None:
         """Forget the last run. No member is in one."""

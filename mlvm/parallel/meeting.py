@@ -33,12 +33,7 @@ _MOST_TYPES: Final = 4  # in the text of an error
 
 _MOST_DESCRIBED: Final = 200  # types, to another member
 
-_UFUNCS: Final = {
-    "sum": np.add,
-    "mean": np.add,
-    "max": np.maximum,
-    "min": np.minimum,
-}
+_UFUNCS: Final = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
 
 
 @dataclass(frozen=True, slots=True)

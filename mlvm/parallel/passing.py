@@ -8,7 +8,7 @@ Computing Applications 19, 2005): every element travels twice, whatever the numb
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Final, NoReturn, TypeAlias
@@ -17,7 +17,7 @@ import numpy as np
 
 from mlvm.core.errors import GroupError
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import SMALL, Collective, blocks, combine, flat, mismatch
+from mlvm.parallel.meeting import SMALL, Collective, Meeting, blocks, combine, flat, mismatch
 
 NOTHING: Final = np.empty(0, np.uint8)
 """The message that a member gets from itself."""
@@ -34,7 +34,7 @@ Piece: TypeAlias = tuple[int, slice]
 Batch: TypeAlias = Sequence[Piece]
 
 
-class Passing(ABC):
+class Passing(Meeting):
     """A meeting place whose members pass messages, as one member sees it.
 
     A message has the arrays of a batch one after the other. What is received is valid until the
@@ -59,14 +59,6 @@ class Passing(ABC):
     @abstractmethod
     def arrive(self, call: Collective) -> None:
         """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
-
-    @abstractmethod
-    def end(self, rank: int) -> None:
-        """The member has ended, and will call nothing more."""
-
-    @abstractmethod
-    def fail(self, rank: int, error: BaseException) -> None:
-        """The member has ended with an error, which ends the others."""
 
     @abstractmethod
     def reason(self) -> str | None:
@@ -221,17 +213,9 @@ def _all_gather(place: Passing, call: Collective) -> None:
             _copy(theirs, _pieces([outs[i]], batch))
 
 
-def _broadcast(place: Passing, call: Collective) -> None:
-    _from_one(place, call, call.ranks.index(call.attributes["root"]))
-
-
-def _transfer(place: Passing, call: Collective) -> None:
-    _from_one(place, call, 0)  # the sender comes first
-
-
-def _from_one(place: Passing, call: Collective, root: int) -> None:
-    """The arrays of the member at `call.ranks[root]` become everybody's."""
-    xs = flat(call.arrays)
+def _from_one(place: Passing, call: Collective) -> None:
+    """The arrays of the root become everybody's; a sender is the first of two."""
+    root, xs = call.attributes.get("root", 0), flat(call.arrays)
     is_root = call.ranks[root] == place.rank
     for batch in _batches(xs, 0, 1, place.most):
         pieces = _pieces(xs, batch)
@@ -246,16 +230,11 @@ def _copy(sources: Sequence[Array], outs: Sequence[Array]) -> None:
         np.copyto(out, source)
 
 
-def _no_work(place: Passing, call: Collective) -> None:
-    pass
-
-
 _WORK: Final[Mapping[str, Callable[[Passing, Collective], None]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
-    "broadcast": _broadcast,
-    "send": _transfer,
-    "recv": _transfer,
-    "barrier": _no_work,
+    "broadcast": _from_one,
+    "send": _from_one,
+    "recv": _from_one,
 }

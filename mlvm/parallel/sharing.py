@@ -44,20 +44,14 @@ def _all_gather(call: Collective, arrays: Arrays, part: int, parts: int) -> None
             np.copyto(out[rank * x.size : (rank + 1) * x.size][block], x[block])
 
 
-def _broadcast(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
-    root = call.attributes["root"]
+def _from_one(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
+    """Copy the arrays of the root into those of the others; a sender is the first of two."""
+    root = call.attributes.get("root", 0)
     sources = flat(arrays[root])
     others = [flat(each) for rank, each in enumerate(arrays) if rank != root]
     for i, block in blocks(sources, part, parts):
         for other in others:
             np.copyto(other[i][block], sources[i][block])
-
-
-def _transfer(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
-    """Copy the sender's array, which is the first, into the receiver's."""
-    [source], [out] = map(flat, arrays)
-    for _, block in blocks([source], part, parts):
-        np.copyto(out[block], source[block])
 
 
 def _no_work(call: Collective, arrays: Arrays, part: int, parts: int) -> None:
@@ -68,8 +62,8 @@ WORK: Final[Mapping[str, Work]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,
-    "broadcast": _broadcast,
-    "send": _transfer,
-    "recv": _transfer,
+    "broadcast": _from_one,
+    "send": _from_one,
+    "recv": _from_one,
     "barrier": _no_work,
 }

@@ -156,11 +156,7 @@ class _Both:
         return given
 
     def after(
-        self,
-        name: str,
-        params: Sequence[Value],
-        attributes: Attributes,
-        results: Sequence[Value],
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
         self._second.after(name, params, attributes, results)
         self._first.after(name, params, attributes, results)

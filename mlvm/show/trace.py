@@ -28,17 +28,10 @@ from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.show.calls import OfPrograms, calls_in, is_straight
 
-_CALLS: Final = [
-    "alloc_tensor",
-    "dealloc_tensor",
-    "read",
-    "write",
-    "launch",
-    "alloc_storage",
-    "dealloc_storage",
-    "tensor_from_storage",
-    "swap",
-]
+_CALLS: Final = (
+    *("alloc_tensor", "dealloc_tensor", "read", "write", "launch"),
+    *("alloc_storage", "dealloc_storage", "tensor_from_storage", "swap"),
+)
 """The calls of the protocol that have to do with what a VM holds or runs."""
 
 
@@ -99,11 +92,7 @@ class Trace:
         stack.append((name, time.perf_counter_ns()))
 
     def after(
-        self,
-        name: str,
-        params: Sequence[Value],
-        attributes: Attributes,
-        results: Sequence[Value],
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
     ) -> None:
         ended = time.perf_counter_ns()
         while (entry := self._began.stack.pop())[0] != name:

@@ -103,21 +103,19 @@ def without_moves(flow: Flow) -> Flow:
     """The flow, in which a value that is copied to its home is made there, where nothing needs what
     lies there before."""
     renamed: dict[Value, Value] = {}
-    calls = _settled(flow.calls, set(flow.results), renamed)
+    calls = _settled(flow, renamed)
     return Flow(renewed(calls, renamed), [renamed.get(value, value) for value in flow.results])
 
 
-def _settled(calls: Sequence[Call], results: set[Value], renamed: dict[Value, Value]) -> list[Call]:
-    """The calls without such copies. `renamed` gets the values that lie elsewhere now; those in
-    `results` are read at the end."""
+def _settled(flow: Flow, renamed: dict[Value, Value]) -> list[Call]:
+    """The calls without such copies. `renamed` gets the values that lie elsewhere now."""
 
     def settled(block: Block) -> Block:
-        results = set() if block.result is None else {block.result.value}
-        return replace(block, calls=_settled(block.calls, results, renamed))
+        return replace(block, calls=_settled(block.flow, renamed))
 
     calls = [
         replace(call, blocks=tuple(map(settled, call.blocks))) if call.blocks else call
-        for call in calls
+        for call in flow.calls
     ]
     maker = {use.value: i for i, call in enumerate(calls) for use in call.outs}
     gone: set[int] = set()
@@ -130,7 +128,7 @@ def _settled(calls: Sequence[Call], results: set[Value], renamed: dict[Value, Va
             continue
         if source.value in renamed or out.type is not source.type:
             continue
-        if not _may_lie(calls, made, at, source, home, source.value in results):
+        if not _may_lie(calls, made, at, source, home, source.value in flow.results):
             continue
         renamed[source.value] = out.value
         gone.add(at)

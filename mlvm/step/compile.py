@@ -69,16 +69,9 @@ class Planned:
         ahead, body = code[:2], _moved(code[3:-1], 1)
         start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1))]
         end = len(start) + 1 + len(body) + 1
-        return Program.straight(
-            [
-                *start,
-                Instruction(Opcode.jump_if_false, (end,)),
-                *body,
-                Instruction(Opcode.jump, (0,)),
-                Instruction(Opcode.pop, (nresults,)),
-                Instruction(Opcode.halt),
-            ]
-        )
+        leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
+        after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]
+        return Program.straight([*start, leave, *body, again, *after])
 
 
 def no_loop(takes: int) -> ProgramError:
@@ -90,12 +83,7 @@ def no_loop(takes: int) -> ProgramError:
 
 def _moved(code: Sequence[Instruction], by: int) -> list[Instruction]:
     """The instructions so many places further on: jumps go there too."""
-    return [
-        each._replace(immediates=(each.immediates[0] + by,))
-        if "label" in each.opcode.immediates
-        else each
-        for each in code
-    ]
+    return [each.jumping(lambda pc: pc + by) for each in code]
 
 
 def _reshaped(type: TensorType) -> list[Instruction]:
@@ -168,16 +156,7 @@ def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level
     for call in flow.calls:
         if call.blocks:
             blocks, outer = taken(call)
-            levels = tuple(
-                [
-                    _planned(
-                        Flow(block.calls, [] if block.result is None else [block.result.value]),
-                        options,
-                        block.result,
-                    )
-                    for block in blocks
-                ]
-            )
+            levels = tuple([_planned(block.flow, options, block.result) for block in blocks])
             nbytes = max(level.plan.nbytes for level in levels) if call.callee is None else 0
             workspace = Value(nbytes) if nbytes else None
             if workspace is not None:

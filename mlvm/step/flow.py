@@ -105,6 +105,11 @@ class Block:
     homes: set[Home] = field(default_factory=set)
     result: Use | None = None
 
+    @property
+    def flow(self) -> Flow:
+        """The calls, and the value that they find."""
+        return Flow(self.calls, [] if self.result is None else [self.result.value])
+
 
 @dataclass(eq=False)
 class Procedure:

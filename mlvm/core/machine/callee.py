@@ -13,14 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 from typing_extensions import TypeIs
 
-from mlvm.core.errors import (
-    AttributeRefused,
-    DTypeError,
-    MachineError,
-    OpError,
-    ShapeError,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, DTypeError, MachineError, OpError, ShapeError, brief
 from mlvm.core.machine import fused
 from mlvm.core.memory import HOST, Memory, address
 from mlvm.core.op import Attributes, Kernel, Op

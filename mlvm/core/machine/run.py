@@ -10,38 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
-from mlvm.core.errors import (
-    LimitExceeded,
-    MachineError,
-    MlvmError,
-    OpError,
-    OutOfMemory,
-    locate,
-    user_line,
-)
+from mlvm.core import errors
+from mlvm.core.machine import link
 from mlvm.core.machine.callee import OpInto, Value, describe, is_tensor
 from mlvm.core.machine.functions import Binding, FunctionTable
-from mlvm.core.machine.link import (
-    ALL,
-    CALL,
-    CALL_DEFERRED,
-    CALL_FUNCTION,
-    CALL_NAMED,
-    CALL_ON_ARGS,
-    GET,
-    HALT,
-    JUMP,
-    JUMP_IF_FALSE,
-    LOAD_ARG,
-    LOAD_GLOBAL,
-    POP,
-    PUSH,
-    RETURN,
-    SET,
-    STORE_GLOBAL,
-    CallDetails,
-    Code,
-)
 from mlvm.core.op import Attributes
 from mlvm.core.ops.half import shown
 from mlvm.core.program.assembly import format_instruction
@@ -55,7 +27,7 @@ MAX_DEPTH: Final = 10_000
 Call: TypeAlias = Callable[[Sequence[Value], Attributes], Sequence[Value]]
 """Runs a function on parameters and attributes, and returns its results."""
 
-_Return = tuple[Code, int, int, int]
+_Return = tuple[link.Code, int, int, int]
 """A frame to come back to: its code, the next step, base and nparams."""
 
 
@@ -82,7 +54,7 @@ class State(NamedTuple):
 
     stack: list[Any]
     frames: list[_Return]
-    code: Code
+    code: link.Code
     pc: int = 0
     base: int = 0
     nparams: int = 0
@@ -95,7 +67,7 @@ Run: TypeAlias = Callable[..., list[Value]]
 
 
 def run(
-    main: Code,
+    main: link.Code,
     operands: tuple[Array, ...],
     store: FreeStore,
     functions: FunctionTable,
@@ -121,74 +93,78 @@ def run(
         while True:
             code, value, number, rest = steps[pc]
             pc += 1
-            if code == CALL_ON_ARGS:  # ( -- )
+            if code == link.CALL_ON_ARGS:  # ( -- )
                 if rest is None:
                     value.kernel(*number)
                 else:
                     value.kernel(*number, **rest)
-            elif code == HALT:  # ( ... -- )
+            elif code == link.HALT:  # ( ... -- )
                 if left is not None:
                     _spend(left, current, since, pc)
                 return stack[base:]
-            elif code == LOAD_ARG:  # ( -- t )
+            elif code == link.LOAD_ARG:  # ( -- t )
                 stack.append(operands[number])
-            elif code == CALL:  # ( p1..pn -- r1..rm )
-                at = base if number == ALL else len(stack) - number
+            elif code == link.CALL:  # ( p1..pn -- r1..rm )
+                at = base if number == link.ALL else len(stack) - number
                 stack[at:] = call(value, stack[at:], rest, value.call)
-            elif code == PUSH:  # ( -- v )
+            elif code == link.PUSH:  # ( -- v )
                 stack.append(value)
-            elif code == GET:  # ( -- v )
+            elif code == link.GET:  # ( -- v )
                 stack.append(stack[base + number])
-            elif code == SET:  # ( v -- )
+            elif code == link.SET:  # ( v -- )
                 stack[base + number] = stack.pop()
-            elif code == JUMP or code == JUMP_IF_FALSE:  # ( -- ) or ( c -- )
-                if scheduler is not None and code == JUMP_IF_FALSE:
+            elif code == link.JUMP or code == link.JUMP_IF_FALSE:  # ( -- ) or ( c -- )
+                if scheduler is not None and code == link.JUMP_IF_FALSE:
                     scheduler.wait(filter(is_tensor, stack[-1:]))
-                if code == JUMP or not _truth(stack.pop()):
+                if code == link.JUMP or not _truth(stack.pop()):
                     if left is not None:
                         left = _spend(left, current, since, pc)
                     since = pc = number
-            elif code == CALL_FUNCTION:  # ( p1..pn -- p1..pn )
+            elif code == link.CALL_FUNCTION:  # ( p1..pn -- p1..pn )
                 if left is not None:
                     left = _spend(left, current, since, pc)
                 if len(frames) >= MAX_DEPTH:
-                    raise LimitExceeded(
+                    raise errors.LimitExceeded(
                         f"{MAX_DEPTH} calls lie within each other, the most that may; the next one "
                         f"would be of {value.function.name!r}"
                     )
                 frames.append((current, pc, base, nparams))
                 current, steps, base, nparams, pc = value, value.steps, len(stack), number, 0
                 since = 0
-            elif code == RETURN:  # ( p1..pn ... r1..rm -- r1..rm )
+            elif code == link.RETURN:  # ( p1..pn ... r1..rm -- r1..rm )
                 if left is not None:
                     left = _spend(left, current, since, pc)
                 stack[base - nparams :] = stack[len(stack) - number :]
                 current, pc, base, nparams = frames.pop()
                 steps, since = current.steps, pc
-            elif code == CALL_DEFERRED or code == CALL_NAMED:  # ( p1..pn [name] -- r1..rm )
-                if code == CALL_NAMED:
+            elif (
+                code == link.CALL_DEFERRED or code == link.CALL_NAMED
+            ):  # ( p1..pn [name] -- r1..rm )
+                if code == link.CALL_NAMED:
                     value, rest = _look_up(functions, stack.pop(), rest)
-                at = base if number == ALL else len(stack) - number
+                at = base if number == link.ALL else len(stack) - number
                 proceed = value.call
                 if scheduler is not None:
-                    line = line or user_line()
+                    line = line or errors.user_line()
                     proceed = _deferred(scheduler, value, _Site(current, pc - 1, frames, line))
                 stack[at:] = call(value, stack[at:], rest, proceed)
-            elif code == POP:  # ( v1..vn -- )
+            elif code == link.POP:  # ( v1..vn -- )
                 del stack[len(stack) - number :]
-            elif code == LOAD_GLOBAL:  # ( h -- t )
+            elif code == link.LOAD_GLOBAL:  # ( h -- t )
                 stack.append(store.entry(stack.pop()).array)
-            elif code == STORE_GLOBAL:  # ( t h -- )
+            elif code == link.STORE_GLOBAL:  # ( t h -- )
                 handle, value = stack.pop(), stack.pop()
                 if not is_tensor(value):
-                    raise MachineError(f"a Tensor is wanted to store, not {describe([value])}")
+                    raise errors.MachineError(
+                        f"a Tensor is wanted to store, not {describe([value])}"
+                    )
                 store.replace(handle, value)
             else:
-                raise MachineError("the verifier took this instruction for unreachable")
+                raise errors.MachineError("the verifier took this instruction for unreachable")
     except Exception as error:
         found = value if isinstance(value, Binding) else None  # by a name that was on the stack
         state = State(stack, frames, current, pc - 1, base, nparams)
-        if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+        if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
             raise explain(error, state, found) from None
         explain(error, state, found)
         raise
@@ -199,17 +175,19 @@ def explain(error: Exception, state: State, binding: Binding | None = None) -> E
     `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
-    start = base if number == ALL else len(stack) - (0 if code == CALL_ON_ARGS else number)
-    params = list(number) if code == CALL_ON_ARGS else stack[start:]
+    start = (
+        base if number == link.ALL else len(stack) - (0 if code == link.CALL_ON_ARGS else number)
+    )
+    params = list(number) if code == link.CALL_ON_ARGS else stack[start:]
     if binding is None and isinstance(value, Binding):
         binding = value
-    if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
-        error = OutOfMemory(str(error))
+    if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
+        error = errors.OutOfMemory(str(error))
     return _Site(current, pc, frames).blame(error, stack, binding, params)
 
 
 def call(
-    binding: Binding, params: list[Value], details: CallDetails, proceed: Call
+    binding: Binding, params: list[Value], details: link.CallDetails, proceed: Call
 ) -> Sequence[Value]:
     """Call the function of that binding by `proceed`, and check what was not proven."""
     if details.unproven or details.apart:
@@ -220,19 +198,19 @@ def call(
     return results
 
 
-def miscounted(binding: Binding, left: int, details: CallDetails) -> MachineError:
+def miscounted(binding: Binding, left: int, details: link.CallDetails) -> errors.MachineError:
     """The error of a call that has left another number of results than its place announces."""
-    return MachineError(
+    return errors.MachineError(
         f"{binding.name} left {left} results where {details.nresults} are announced"
     )
 
 
 def _look_up(
-    functions: FunctionTable, name: Value, details: CallDetails
-) -> tuple[Binding, CallDetails]:
+    functions: FunctionTable, name: Value, details: link.CallDetails
+) -> tuple[Binding, link.CallDetails]:
     """The function of a name that the program computed, and the call's details bound to it."""
     if not isinstance(name, str):
-        raise MachineError(f"a function's name is a Str, not {describe([name])}")
+        raise errors.MachineError(f"a function's name is a Str, not {describe([name])}")
     binding = functions.binding(name)
     return binding, details._replace(attributes=dict(binding.callee.bind(details.attributes)))
 
@@ -254,16 +232,16 @@ def _truth(condition: Any) -> bool:
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
         return bool(shown(condition).item())
-    raise MachineError(
+    raise errors.MachineError(
         f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
     )
 
 
-def _spend(left: int, code: Code, since: int, pc: int) -> int:
+def _spend(left: int, code: link.Code, since: int, pc: int) -> int:
     """The instructions left after the steps `since` .. pc - 1."""
     left -= code.ends[pc - 1] - code.starts[since] + 1
     if left < 0:
-        raise LimitExceeded("the launch takes more than the steps it is allowed")
+        raise errors.LimitExceeded("the launch takes more than the steps it is allowed")
     return left
 
 
@@ -271,18 +249,18 @@ class _Site:
     """Where a program stands, kept for an error that may come later."""
 
     def __init__(
-        self, code: Code, step: int, frames: list[_Return], line: str | None = None
+        self, code: link.Code, step: int, frames: list[_Return], line: str | None = None
     ) -> None:
         self.code = code
         self.step = step
         self.calls = [caller.function.name for caller, _, _, _ in frames]
-        self.line = line or user_line()
+        self.line = line or errors.user_line()
 
     def blame(
         self, error: Exception, stack: Sequence[Any], binding: Binding | None, params: Sequence[Any]
     ) -> Exception:
         """The error, which now knows the place, and an `OpError` also op and operand types."""
-        if isinstance(error, OpError) and binding is not None:
+        if isinstance(error, errors.OpError) and binding is not None:
             name = binding.name
             if isinstance(binding.callee, OpInto):  # a user of the op knows neither ".out" nor out
                 name, params = binding.callee.op.name, params[1:]
@@ -294,5 +272,5 @@ class _Site:
             f"{calls}, pc {pc}: {format_instruction(function.code[pc])}; "
             f"stack: {describe(stack[-8:]) or 'empty'}"
         )
-        locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)
+        errors.locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)
         return error

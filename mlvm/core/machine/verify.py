@@ -17,10 +17,11 @@ from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.assembly import format_instruction
-from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program, is_int
+from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
+_ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
@@ -150,14 +151,6 @@ class _Verifier:
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
-    # where the walk stands
-    context: _Context = field(init=False)
-    pc: int = field(init=False)
-    block: int = field(init=False)
-    instruction: Instruction = field(init=False)
-    slots: list[Abstract] = field(init=False)
-    open: bool = field(init=False)
-    top: list[Abstract] = field(init=False)
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
@@ -281,9 +274,6 @@ class _Verifier:
         value = self.take(ANY)
         self.slots[self.place_of(i)] = value
 
-    def pop(self, n: int) -> None:
-        self.take_many(n)
-
     def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
         name = self.take("Str").text
         if nparams == STAR:
@@ -292,7 +282,7 @@ class _Verifier:
             del self.slots[self.context.function.nparams :]
             self.open, self.top = False, []
         else:
-            known, operands = True, self.take_many(nparams)
+            known, operands = True, self.pop(nparams)
         results = None
         if name is None or not known:
             self.unproven.add((self.context.function.name, self.pc))
@@ -335,7 +325,7 @@ class _Verifier:
 
     def call(self, name: str) -> object:
         function = self.program.functions[name]
-        params = tuple(self.take_many(function.nparams))
+        params = tuple(self.pop(function.nparams))
         context = self.enter(function, params)
         context.callers[self.context, self.block, self.block, None] = None
         self.context.calls[self.pc] = context
@@ -352,7 +342,7 @@ class _Verifier:
             raise self.error("main has no caller to return to; it ends with halt")
         if function.nresults not in (STAR, n):
             raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
-        state = State(tuple(self.take_many(n)))
+        state = State(tuple(self.pop(n)))
         before = self.context.result
         if before is None:
             after = state
@@ -385,13 +375,12 @@ class _Verifier:
 
     def leave(self, results: Sequence[Abstract], open: bool) -> None:
         """Push a call's results; if open, any number of unknown ones follow them."""
-        for result in results:
-            self.push(result)
+        (self.top if self.open else self.slots).extend(results)
         if open:
             self.open, self.top = True, []
 
     def take(self, kind: str) -> Abstract:
-        [value] = self.take_many(1)
+        [value] = self.pop(1)
         if kind != ANY and value.kind not in (kind, ANY):
             wanted = "an Int" if kind == "Int" else f"a {kind}"
             raise self.error(f"{wanted} is wanted on top of the stack, not {value}")
@@ -399,7 +388,7 @@ class _Verifier:
             self.unproven.add((self.context.function.name, self.pc))
         return value
 
-    def take_many(self, n: int) -> list[Abstract]:
+    def pop(self, n: int) -> list[Abstract]:
         slots = self.top if self.open else self.slots
         height = len(slots) if self.open else len(slots) - self.context.function.nparams
         if n > height:
@@ -453,9 +442,6 @@ class _Verifier:
         error = ProgramError(f"{self.place()}: {reason}")
         error.function, error.pc = self.context.function.name, self.pc
         return error
-
-
-_ENDS: Final = object()
 
 
 def _opened(state: State, other: State) -> State:

@@ -37,7 +37,7 @@ def _matrices(x: TensorType) -> TensorType:
     return x
 
 
-def _squares(x: TensorType) -> TensorType:
+def _squares(x: TensorType, **_: object) -> TensorType:
     rows, columns = _matrices(x).shape[-2:]
     if rows != columns:
         raise ShapeError(f"needs square matrices, not {rows} by {columns}")
@@ -47,10 +47,6 @@ def _squares(x: TensorType) -> TensorType:
 def _flat(x: TensorType, *parts: Shape) -> TensorType:
     """The parts of each matrix of x as one axis."""
     return x.with_shape((*x.shape[:-2], sum(map(math.prod, parts))))
-
-
-def _factor(x: TensorType, upper: bool) -> TensorType:
-    return _squares(x)
 
 
 def _scalars(x: TensorType) -> TensorType:
@@ -217,7 +213,7 @@ def hermitian(x: Array) -> Array:
     return whole
 
 
-@internal(infer=_factor, flops=_cubic(1 / 3))
+@internal(infer=_squares, flops=_cubic(1 / 3))
 def cholesky(out: Array, x: Array, *, upper: bool = False) -> None:
     """The lower triangular L with x = L L^H, or the `upper` one U with x = U^H U: f[..., n, n].
 

@@ -23,11 +23,7 @@ from mlvm.core.types import Array, TensorType, c64, promote
 
 Norm = Literal["backward", "ortho", "forward"]
 
-OTHER_WAY: Final[dict[str, Norm]] = {
-    "backward": "forward",
-    "ortho": "ortho",
-    "forward": "backward",
-}
+OTHER_WAY: Final[dict[str, Norm]] = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 """The norm with which the inverse transform divides by what the transform divides by with this."""
 
 # --- type rules ----------------------------------------------------------------------

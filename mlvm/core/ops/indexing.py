@@ -23,7 +23,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.core.op import movement
-from mlvm.core.ops.layout import require_updates, require_values
+from mlvm.core.ops.layout import begin_as, require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
 
@@ -188,8 +188,7 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, out.shape[axis]).reshape(1, -1, 1)
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
@@ -207,8 +206,7 @@ def index_set(
     before, behind = x.shape[:axis], x.shape[axis + axes :]
     length = math.prod(x.shape[axis : axis + axes])
     places = _positions(indices, length).reshape(-1)
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     given = np.broadcast_to(values, before + indices.shape + behind)
     rows = out.reshape(math.prod(before), length, math.prod(behind))
     rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
@@ -267,8 +265,7 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
     if rows == length:
         np.copyto(out, update)
         return
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[(np.s_[:],) * normalize_axis(axis, x.ndim) + (np.s_[first : first + rows],)] = update
 
 
@@ -357,6 +354,5 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
     count = int(np.count_nonzero(mask))
     if count != len(values):
         raise OperandValueError(f"the mask has {count} places for {len(values)} values")
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[mask] = values

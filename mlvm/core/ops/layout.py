@@ -6,18 +6,10 @@ import builtins
 
 import numpy as np
 
+from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.op import movement
 from mlvm.core.ops.half import convert
-from mlvm.core.rules import (
-    Axis,
-    broadcast_shapes,
-    common_dtype,
-    normalize_axes,
-    normalize_axis,
-    require,
-    require_representable,
-)
 from mlvm.core.types import Array, DType, Shape, TensorType, i64
 
 # --- shapes and axes -----------------------------------------------------------------
@@ -31,7 +23,7 @@ def _reshape(x: TensorType, shape: Shape) -> TensorType:
 
 
 def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
-    order = normalize_axes(axes, x.ndim)
+    order = rules.normalize_axes(axes, x.ndim)
     if len(order) != x.ndim:
         raise AttributeRefused(f"axes {axes} must name each of the {x.ndim} dimensions once")
     return x.with_shape([x.shape[i] for i in order])
@@ -39,7 +31,7 @@ def _permute_dims(x: TensorType, axes: tuple[int, ...]) -> TensorType:
 
 def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
     result = x.with_shape(shape)
-    if len(shape) < x.ndim or broadcast_shapes(x.shape, result.shape) != result.shape:
+    if len(shape) < x.ndim or rules.broadcast_shapes(x.shape, result.shape) != result.shape:
         raise ShapeError(f"shape {x.shape} does not broadcast to {shape}")
     return result
 
@@ -47,13 +39,13 @@ def _broadcast_to(x: TensorType, shape: Shape) -> TensorType:
 def _concat(*xs: TensorType, axis: int) -> TensorType:
     if not xs:
         raise ShapeError("takes 1 tensor or more, was given none")
-    along = normalize_axis(axis, xs[0].ndim)
+    along = rules.normalize_axis(axis, xs[0].ndim)
     others = {x.shape[:along] + x.shape[along + 1 :] for x in xs}
     if len(others) > 1 or any(x.ndim != xs[0].ndim for x in xs):
         raise ShapeError(f"the shapes must be equal but for axis {along}")
     shape = list(xs[0].shape)
     shape[along] = sum(x.shape[along] for x in xs)
-    return TensorType(common_dtype(xs), shape)
+    return TensorType(rules.common_dtype(xs), shape)
 
 
 @movement(infer=_reshape, copies_only=True)
@@ -83,13 +75,13 @@ def concat(out: Array, *xs: Array, axis: int = 0) -> None:
 # --- windows -------------------------------------------------------------------------
 
 
-def _flip(x: TensorType, axis: Axis) -> TensorType:
-    normalize_axes(axis, x.ndim)
+def _flip(x: TensorType, axis: rules.Axis) -> TensorType:
+    rules.normalize_axes(axis, x.ndim)
     return x
 
 
-def _roll(x: TensorType, shift: int | tuple[int, ...], axis: Axis) -> TensorType:
-    axes = normalize_axes(axis, x.ndim)
+def _roll(x: TensorType, shift: int | tuple[int, ...], axis: rules.Axis) -> TensorType:
+    axes = rules.normalize_axes(axis, x.ndim)
     if isinstance(shift, tuple) and (axis is None or len(shift) != len(axes)):
         raise AttributeRefused(f"shift {shift} needs as many axes, not axis {axis}")
     return x
@@ -100,7 +92,7 @@ def _pad(x: TensorType, widths: tuple[tuple[int, int], ...], value: float) -> Te
         raise AttributeRefused(f"widths has {len(widths)} pairs for {x.ndim} dimensions")
     if any(width < 0 for pair in widths for width in pair):
         raise AttributeRefused(f"widths must be >= 0, not {widths}")
-    require_representable(value, x.dtype)
+    rules.require_representable(value, x.dtype)
     return x.with_shape([a + n + b for n, (a, b) in zip(x.shape, widths, strict=True)])
 
 
@@ -134,7 +126,7 @@ def _embed(x: TensorType, shape: Shape, start: Shape, step: tuple[int, ...]) -> 
 
 def require_updates(x: TensorType, updates: TensorType) -> None:
     """Raise `DTypeError` unless the updates are numbers of x's own dtype."""
-    require("numeric", x)
+    rules.require("numeric", x)
     if updates.dtype is not x.dtype:
         raise DTypeError(f"updates must be {x.dtype} as x is, not {updates.dtype}")
 
@@ -147,12 +139,18 @@ def _slice_add(
     return x
 
 
+def begin_as(out: Array, x: Array) -> None:
+    """Have `out` begin as x, unless it is x."""
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+
+
 def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
     """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
     to that shape."""
     if values.dtype is not x.dtype:
         raise DTypeError(f"values must be {x.dtype} as x is, not {values.dtype}")
-    if values.ndim > len(shape) or broadcast_shapes(values.shape, shape) != shape:
+    if values.ndim > len(shape) or rules.broadcast_shapes(values.shape, shape) != shape:
         raise ShapeError(f"values of shape {values.shape} do not broadcast to {shape}")
 
 
@@ -174,7 +172,7 @@ def _window(start: Shape, length: Shape, step: tuple[int, ...]) -> tuple[builtin
 
 
 @movement(infer=_flip, copies_only=True)
-def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
+def flip(out: Array, x: Array, *, axis: rules.Axis = None) -> None:
     """x with the order of its elements reversed along `axis` (None: along all). The result has the
     shape and dtype of x. Raises `AxisRefused` for an axis that x does not have.
 
@@ -185,7 +183,7 @@ def flip(out: Array, x: Array, *, axis: Axis = None) -> None:
 
 
 @movement(infer=_roll, copies_only=True)
-def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: Axis = None) -> None:
+def roll(out: Array, x: Array, *, shift: int | tuple[int, ...], axis: rules.Axis = None) -> None:
     """x with every element moved up `shift` places along `axis`, past the end to the front.
 
     Several axes have a shift each or share one. With `axis` None, x is rolled in row-major order.
@@ -203,12 +201,7 @@ def pad(out: Array, x: Array, *, widths: tuple[tuple[int, int], ...], value: flo
 
 @movement(infer=_slice, copies_only=True)
 def slice(
-    out: Array,
-    x: Array,
-    *,
-    start: tuple[int, ...],
-    length: tuple[int, ...],
-    step: tuple[int, ...],
+    out: Array, x: Array, *, start: tuple[int, ...], length: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
     """On axis i, the length[i] elements at start[i], start[i] + step[i], ...
 
@@ -239,8 +232,7 @@ def slice_add(
     out: Array, x: Array, updates: Array, *, start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
     """x, with the updates added where `slice` with this start and step would read them."""
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[_window(start, updates.shape, step)] += updates
 
 
@@ -258,8 +250,7 @@ def slice_set(
 
     The values broadcast to `length`. Where x is not needed any more, only they are written.
     """
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[_window(start, length, step)] = values
 
 
@@ -273,8 +264,8 @@ def _triangle(x: TensorType, k: int) -> TensorType:
 
 
 def _sort(x: TensorType, axis: int, descending: bool) -> TensorType:
-    require("numeric", x)
-    normalize_axis(axis, x.ndim)
+    rules.require("numeric", x)
+    rules.normalize_axis(axis, x.ndim)
     return x
 
 

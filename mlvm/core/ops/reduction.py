@@ -14,13 +14,7 @@ from mlvm.core.errors import ShapeError
 from mlvm.core.op import reduction
 from mlvm.core.ops.layout import require_castable
 from mlvm.core.ops.rows import sum_rows
-from mlvm.core.rules import (
-    Axis,
-    normalize_axes,
-    normalize_axis,
-    reduced_shape,
-    require,
-)
+from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape, require
 from mlvm.core.types import Array, DType, TensorType, bool_, f32, i64, u64
 
 # --- type rules ----------------------------------------------------------------------

@@ -151,10 +151,9 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
         elif text[at] in '"{':
             try:
                 value, end = _DECODER.raw_decode(text, at)
-            except json.JSONDecodeError as error:
-                raise AssemblyError(f"not JSON: {error.msg}", line, error.colno) from None
-            except (ValueError, RecursionError) as error:  # too many digits, nested too deep
-                raise AssemblyError(f"not JSON: {error}", line, at + 1) from None
+            except (ValueError, RecursionError) as error:  # also too many digits, too deep nesting
+                text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
+                raise AssemblyError(f"not JSON: {text}", line, column) from None
             yield _Token(text[at:end], value, line, at + 1)
             at = end
         else:

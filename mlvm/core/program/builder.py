@@ -52,13 +52,8 @@ class Body:
 
     def function(self) -> Function:
         """The function, whose jumps go to pcs. Raises `ProgramError` if a label is missing."""
-        code = [
-            Instruction(opcode, tuple(map(self.pc_of, immediates)))
-            if "label" in opcode.immediates
-            else Instruction(opcode, immediates)
-            for opcode, immediates in self.code
-        ]
-        return Function(self.name, self.nparams, self.nresults, tuple(code))
+        code = tuple([instruction.jumping(self.pc_of) for instruction in self.code])
+        return Function(self.name, self.nparams, self.nresults, code)
 
 
 class ProgramBuilder:

@@ -184,9 +184,8 @@ class Reader:
     def count(self) -> int:
         """A number of items or bytes, none of which is smaller than a byte."""
         n = int.from_bytes(self._take(4), "little")
-        left = self._end - self._at
-        if n > left:
-            raise self.error(f"{n} items or bytes are announced; {left} bytes are left")
+        if n > self.left:
+            raise self.error(f"{n} items or bytes are announced; {self.left} bytes are left")
         return n
 
     def blob(self) -> bytes:
@@ -262,7 +261,7 @@ class Reader:
     def _take(self, n: int) -> memoryview:
         end = self._at + n
         if end > self._end:
-            raise self.error(f"{n} bytes are wanted; {self._end - self._at} are left")
+            raise self.error(f"{n} bytes are wanted; {self.left} are left")
         taken = self._data[self._at : end]
         self._at = end
         return taken

@@ -7,7 +7,7 @@ arguments are looked up when it is launched.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, Final, Literal, NamedTuple, final
@@ -80,6 +80,12 @@ class Instruction(NamedTuple):
 
     opcode: Opcode
     immediates: tuple[Any, ...] = ()
+
+    def jumping(self, target: Callable[[Any], int]) -> Instruction:
+        """The same; a jump goes to what `target` makes of its label."""
+        if "label" not in self.opcode.immediates:
+            return self
+        return Instruction(self.opcode, tuple(map(target, self.immediates)))
 
 
 class Function(NamedTuple):

@@ -13,7 +13,7 @@ from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import current_tape
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
@@ -66,11 +66,8 @@ class _Session:
         return variable
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        before = current_tape.set(self.tape)
-        try:
+        with taped(self.tape):
             result = fn(*args, **kwargs)
-        finally:
-            current_tape.reset(before)
         rebind_buffers(self.copies)
         return result
 
@@ -93,12 +90,12 @@ class _Session:
                 g = op.copy(g)
             taken.add(id(g))
             made[origin] = g
-        numbers = self._numbers()
-        return [map_to_dicts(lambda x: made[numbers[id(x)]], each) for each in self.arguments]
+        return self._as_trees(made)
 
-    def _numbers(self) -> dict[int, int]:
-        """The nodes of the variables, by their ids."""
-        return dict(zip(map(id, self.variables), self.origins, strict=True))
+    def _as_trees(self, made: Mapping[int, Tensor]) -> list[Tree]:
+        """Trees like the arguments, of what was made for the node of each variable."""
+        nodes = dict(zip(map(id, self.variables), self.origins, strict=True))
+        return [map_to_dicts(lambda x: made[nodes[id(x)]], each) for each in self.arguments]
 
     def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
         """The value and what `pull` returns, as the collector makes them."""
@@ -115,10 +112,7 @@ class _Session:
 
         self.tape.cotangents(out, seed, self.origins, self.start, keep=False, final=final)
         value, made = collector.finish()
-        nodes = self._numbers()
-        return value, [
-            map_to_dicts(lambda x: made[numbers[nodes[id(x)]]], each) for each in self.arguments
-        ]
+        return value, self._as_trees({origin: made[i] for origin, i in numbers.items()})
 
     def close(self) -> None:
         """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""

@@ -529,7 +529,7 @@ VJPS: Final[dict[str, Rules]] = {
     "logsumexp": {
         "x": lambda g, x, out, x_type, axis: (
             _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
-        ),
+        )
     },
     "max": {"x": _extreme},
     "min": {"x": _extreme},
@@ -551,7 +551,7 @@ VJPS: Final[dict[str, Rules]] = {
     "pad": {
         "x": lambda g, x_type, widths: _window(
             g, tuple(before for before, _ in widths), x_type.shape
-        ),
+        )
     },
     "slice": {"x": _slice},
     "embed": {"x": _sliced},
@@ -585,7 +585,7 @@ VJPS: Final[dict[str, Rules]] = {
     "take_along_axis": {
         "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
             g, indices, axis=axis, length=x_type.shape[axis]
-        ),
+        )
     },
     "dynamic_update": {
         "x": lambda g, start, update_type, axis: op.dynamic_update(
@@ -596,7 +596,7 @@ VJPS: Final[dict[str, Rules]] = {
         ),
     },
     "scatter_add_along_axis": {
-        "updates": lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis),
+        "updates": lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis)
     },
     "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
     "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
@@ -616,12 +616,9 @@ VJPS: Final[dict[str, Rules]] = {
     "softmax": {"x": _softmax},
     "log_softmax": {"x": _log_softmax},
     "softmax_cross_entropy": {
-        "logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels),
+        "logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels)
     },
-    "softmax_cross_entropy_vjp": {
-        "g": _cross_entropy_vjp_g,
-        "logits": _cross_entropy_vjp_logits,
-    },
+    "softmax_cross_entropy_vjp": {"g": _cross_entropy_vjp_g, "logits": _cross_entropy_vjp_logits},
     "layer_norm": {
         "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
         "scale": lambda g, x, eps: op.layer_norm_scale_vjp(g, x, eps=eps),
@@ -640,12 +637,12 @@ VJPS: Final[dict[str, Rules]] = {
     "patches": {
         "x": lambda g, x_type, stride, padding: op.unpatches(
             g, shape=x_type.shape, stride=stride, padding=padding
-        ),
+        )
     },
     "unpatches": {
         "x": lambda g, x_type, stride, padding: op.patches(
             g, window=x_type.shape[3:5], stride=stride, padding=padding
-        ),
+        )
     },
     "conv2d": {"x": _conv2d_x, "kernel": _conv2d_kernel},
     "max_pool2d": {"x": _max_pool2d},

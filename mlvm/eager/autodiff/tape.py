@@ -14,8 +14,9 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
@@ -23,7 +24,16 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
+from mlvm.eager.tensor.apply import (
+    OneOp,
+    Tensors,
+    Types,
+    alias_of,
+    apply,
+    apply_in_python,
+    plan_for,
+    raise_stale,
+)
 from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
@@ -57,14 +67,13 @@ class Template(NamedTuple):
 _NOTHING: Final = Template((), (), ())
 
 
-class Joint(Protocol):
+@dataclass(frozen=True, eq=False)
+class Joint:
     """The pulls of a call with several results, such as a loop, all at once: to operands of these
-    types."""
+    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before."""
 
     types: Sequence[TensorType]
-
-    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        """What each operand's cotangent is, if so much is `held` of it before."""
+    pull: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
 
 
 Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
@@ -93,7 +102,7 @@ class Pending(dict[int, Any]):
         """Pull the cotangent of a node's result to its operands, or to those `wanted` of them."""
         pulls, origins, saved = node
         if not isinstance(pulls, tuple):
-            totals = pulls(g, saved, [self.get(origin) for origin in origins])
+            totals = pulls.pull(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, totals, strict=True):
                 if total is not None:
                     self[origin] = total
@@ -162,13 +171,7 @@ class Tape:
             self.nodes.append(None)
         return variable
 
-    def record(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> None:
+    def record(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> None:
         """Leave a node for a call, if any operand is tracked and the result is a float, or complex.
         The call may have written over `out`, an operand, whose node was that of its old value."""
         tracked, pulls, saves = self._template(call, operands, types, out)
@@ -178,24 +181,12 @@ class Tape:
             saved = tuple([out if i == _RESULT else operands[i] for i in saves])
             self.leave(out, pulls, origins, saved)
 
-    def needs_operand(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> bool:
+    def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
         """Whether the node of a call would keep an operand over whose bytes `out` is written."""
         saves = self._template(call, operands, types, out).saves
         return any(i != _RESULT and operands[i].root is out.root for i in saves)
 
-    def _template(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-    ) -> Template:
+    def _template(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> Template:
         mask = tuple([x.tape is self for x in operands])
         template = call.templates.get((types, mask))
         if template is None:
@@ -203,11 +194,7 @@ class Tape:
         return template
 
     def leave(
-        self,
-        out: Tensor,
-        pulls: tuple[Pull, ...],
-        origins: tuple[int, ...],
-        saved: tuple[Tensor, ...],
+        self, out: Tensor, pulls: tuple[Pull, ...], origins: tuple[int, ...], saved: Tensors
     ) -> None:
         """Make a node for the result `out`, with a pull for each node of `origins`, and the values
         that the pulls need."""
@@ -333,9 +320,7 @@ def taping() -> Tape | None:
     return tape if isinstance(tape, Tape) else None
 
 
-def _template(
-    call: OneOp, types: tuple[TensorType, ...], out: TensorType, mask: tuple[bool, ...]
-) -> Template:
+def _template(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all that they take except
     values. A result that is neither float nor complex leaves no node.
 
@@ -377,7 +362,7 @@ def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
     return op.conj(rule(op.conj(g), *saved))
 
 
-def _refusal(call: OneOp, types: tuple[TensorType, ...], operand: str) -> Rule:
+def _refusal(call: OneOp, types: Types, operand: str) -> Rule:
     """The rule of an operand that has none."""
 
     def refuse(g: Tensor) -> NoReturn:

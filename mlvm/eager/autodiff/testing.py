@@ -14,7 +14,7 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Tree, named_leaves, named_tensors, substitute
+from mlvm.eager.tree import Tree, among_others, flatten, named_leaves, named_tensors, substitute
 
 __all__ = ["check_gradients"]
 
@@ -67,14 +67,7 @@ def _in_f64(x: Tensor) -> Tensor:
 
 
 def _has_floats(tree: Tree) -> bool:
-    found: list[bool] = []
-
-    def look(x: Tensor) -> Tensor:
-        found.append(x.dtype.is_inexact)
-        return x
-
-    substitute(look, tree)
-    return any(found)
+    return any(x.dtype.is_inexact for _, x in flatten(tree, None, ends=among_others)[0])
 
 
 def _check(

@@ -33,21 +33,15 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.capture.guards.changing import Changing
-from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look, dict_of
+from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording.recorder import (
-    MustMove,
-    Recorder,
-    current_capture,
-    recording_of,
-    refuse_captured,
-)
+from mlvm.eager.recording import recorder
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
-from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor.reading import explain, values_of
@@ -67,6 +61,7 @@ R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
 _MOST_LOOKS: Final = 8
+_ROLES: Final = "input", "output", "state", "scratch"
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -133,13 +128,12 @@ class _Feed(NamedTuple):
     arrays: list[tuple[Tensor, Array]]
 
 
-class _ChangingNumbers:
+class _ChangingNumbers(NamedTuple):
     """What is known of the numbers of calls of one structure: which have `changed`, and of which of
     these Python has seen the value, so that they are part of what a program is for."""
 
-    def __init__(self) -> None:
-        self.changed: set[int] = set()
-        self.seen: set[int] = set()
+    changed: set[int]
+    seen: set[int]
 
 
 class _RecordedCall(NamedTuple):
@@ -147,7 +141,7 @@ class _RecordedCall(NamedTuple):
     `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are those
     of the call that a later call may have others of, and `free` which of its numbers these are."""
 
-    record: Recorder
+    record: recorder.Recorder
     flow: Flow
     tree: Any
     results: list[_Result]
@@ -181,11 +175,9 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        given = planned.arguments
-        self.takes_input = [(a.place, a.type) for a in given if a.role == "input"]
-        self.takes_output = [(a.place, a.type) for a in given if a.role == "output"]
-        self.takes_state = [(a.place, a.type) for a in given if a.role == "state"]
-        self.takes_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
+        *self.places, self.in_scratch = [
+            [(a.place, a.type) for a in planned.arguments if a.role == role] for role in _ROLES
+        ]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
@@ -246,8 +238,7 @@ class _Scratch:
     """The scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
     is held while it is used."""
 
-    def __init__(self, vm: VMProtocol) -> None:
-        self._vm = weakref.ref(vm)
+    def __init__(self) -> None:
         self.lock = new_lock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
@@ -256,23 +247,26 @@ class _Scratch:
         """The handles of the tensors that the program has there, on its VM."""
         nbytes = known.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
-            self.release()
+            self.release(vm)
             self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
         if known.storage != self.storage:
             known.scratch = tuple(
-                [
-                    vm.tensor_from_storage(self.storage, type, offset)
-                    for offset, type in known.takes_scratch
-                ]
+                vm.tensor_from_storage(self.storage, type, offset)
+                for offset, type in known.in_scratch
             )
             known.storage = self.storage
         return known.scratch
 
-    def release(self) -> None:
-        vm = self._vm()
-        if self.storage is not None and vm is not None:
+    def release(self, vm: VMProtocol) -> None:
+        if self.storage is not None:
             vm.dealloc_storage(self.storage)
         self.storage, self.nbytes = None, 0
+
+
+def _release(scratches: Mapping[VMProtocol, _Scratch]) -> None:
+    for vm, scratch in list(scratches.items()):
+        with scratch.lock:
+            scratch.release(vm)
 
 
 class Captured(Generic[P, R]):
@@ -301,6 +295,8 @@ class Captured(Generic[P, R]):
         self._names = CALLED
         self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
+        # Not `__del__`: the garbage collector clears weak references of what it collects before.
+        weakref.finalize(self, _release, self._scratch).atexit = False
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -332,7 +328,7 @@ class Captured(Generic[P, R]):
             if found is None:
                 try:
                     known = self._record(arena, given, named, signature, key)
-                except MustMove as error:
+                except recorder.MustMove as error:
                     make_exclusive(error.x)
                     continue
                 found = known, known.takes(signature.numbers) or known.feed
@@ -403,21 +399,15 @@ class Captured(Generic[P, R]):
         """Give the scratch memory back, and forget the programs. A later call records anew, and
         one that runs now is waited for."""
         with self._lock:
-            scratches = list(self._scratch.values())
+            scratches = dict(self._scratch)
             self._forget()
             self._changing = Changing(self.fn)
             self._last = None
-        for scratch in scratches:
-            with scratch.lock:
-                scratch.release()
+        _release(scratches)
 
     def _forget(self) -> None:
         for each in (self._programs, self._changes, self._rebound, self._looks):
             each.clear()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_scratch"):
-            self.close()
 
     def __repr__(self) -> str:
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
@@ -460,7 +450,7 @@ class Captured(Generic[P, R]):
     ) -> _KnownProgram:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
-        self._changing.note(signature.look, args, kwargs)
+        noted = self._changing.noted(signature.look, args, kwargs)
         changes, free = self._free(key, signature)
         try:
             recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
@@ -468,7 +458,7 @@ class Captured(Generic[P, R]):
             if not free:
                 raise
             changes.seen.update(free)  # who takes what stands for a number for none
-            recorded = _recorded(self.fn, args, kwargs, arena, signature)
+            recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
@@ -485,14 +475,14 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
-        self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
+        self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
         """What changed between calls of this structure, and the numbers that are to be free: those
         that changed, but not those of which Python has seen the value."""
         with self._lock:
-            changes = self._changes.setdefault(key, _ChangingNumbers())
+            changes = self._changes.setdefault(key, _ChangingNumbers(set(), set()))
             for known in self._programs.get(key, ())[-1:]:
                 for i, (x, was) in enumerate(zip(signature.numbers, known.feed.given, strict=True)):
                     if not is_same(x, was):
@@ -518,13 +508,11 @@ class Captured(Generic[P, R]):
                 known.looped = known.looped or known.planned.looped()
                 programs.append(known.looped)
         outputs = [output.alloc(arena) for output in known.outputs]
-        self._launch(known, feed, arena.vm, outputs, programs, [*inputs, *known.taken()])
+        self._launch(known, feed, arena.vm, programs, inputs, outputs)
         if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
-                    self._launch(
-                        known, feed, arena.vm, outputs, programs, [*inputs, *known.taken()]
-                    )
+                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
@@ -549,19 +537,16 @@ class Captured(Generic[P, R]):
         known: _KnownProgram,
         feed: _Feed,
         vm: VMProtocol,
-        outputs: Sequence[Tensor],
         programs: Sequence[Program],
         inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
     ) -> None:
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
-                scratch = self._scratch.setdefault(vm, _Scratch(vm))
-        used = [
-            *[_as_type(inputs[i], type) for i, type in known.takes_input],
-            *[_as_type(outputs[i], type) for i, type in known.takes_output],
-            *[_as_type(known.states[i], type) for i, type in known.takes_state],
-        ]
+                scratch = self._scratch.setdefault(vm, _Scratch())
+        given = zip(known.places, ([*inputs, *known.taken()], outputs, known.states), strict=True)
+        used = [_as_type(xs[i], type) for places, xs in given for i, type in places]
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
@@ -658,15 +643,15 @@ def measure(
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
     """
-    refuse_captured("a function is measured")
+    recorder.refuse_captured("a function is measured")
     captured = Captured(fn, fuse=fuse, recompute=recompute)
     arena = current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
         try:
-            recorded = _recorded(fn, args, kwargs, arena, signature)
+            recorded = _recorded(fn, args, kwargs, arena, signature, ())
             break
-        except MustMove as error:
+        except recorder.MustMove as error:
             make_exclusive(error.x)
     policy = policy_of(arena.vm)
     plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
@@ -674,12 +659,7 @@ def measure(
 
 
 def _recorded(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    arena: Arena,
-    signature: Signature,
-    free: Sequence[int] = (),
+    fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
 ) -> _RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""
@@ -687,13 +667,16 @@ def _recorded(
     random.prepare(arena.vm)
     around = Surroundings(signature.look)
     numbers = Numbers([signature.numbers[i] for i in free], arena.vm)
-    with recording_of(arena.vm, signature.inputs) as record, numbers.recording() as stand_ins:
-        lent = dict(zip(free, stand_ins, strict=True))
-        in_fields, numbered = len(signature.places), list(enumerate(signature.numbers))
-        arguments = [lent.get(i, x) for i, x in numbered[in_fields:]][::-1]
-        lent_fields = _lend(signature, lent)
-        stand_ins.clear()
-        lent.clear()
+    with (
+        recorder.recording_of(arena.vm, signature.inputs) as record,
+        numbers.recording() as stand_ins,
+    ):
+        lent: list[Any] = [*signature.numbers]
+        for i in reversed(free):
+            lent[i] = stand_ins.pop()
+        around.lend(signature.look.numbers, lent)
+        arguments = lent[len(signature.look.numbers) :][::-1]
+        del lent
 
         def stand_in(x: Any) -> Any:
             if isinstance(x, Tensor):
@@ -722,11 +705,8 @@ def _recorded(
             rebound = outcome.fields(around)
         except BaseException:
             around.put_back(failed=True)
-            _put_back(lent_fields, failed=True)
             raise
         around.put_back(failed=False)
-        _put_back(lent_fields, failed=False)
-        lent_fields.clear()
         numbers.see_kept()
         flow = Flow(record.calls, outcome.values)
         found = _RecordedCall(
@@ -737,37 +717,10 @@ def _recorded(
     return found
 
 
-class _LentField(NamedTuple):
-    """A field with a number in it, for which another stands while the function is recorded."""
-
-    field: Field
-    was: Any
-    lent: Any
-
-
-def _lend(signature: Signature, lent: Mapping[int, Number]) -> list[_LentField]:
-    """Put what stands for the signature's numbers into their fields."""
-    into = [(place, lent[i]) for i, place in enumerate(signature.places) if i in lent]
-    fields = {(id(place.owner), place.name): Field(*place[:2]) for place, _ in into}
-    before = [(field, field.value) for field in fields.values()]
-    for place, number in into:
-        place.set(number)
-    return [_LentField(field, was, field.value) for field, was in before]
-
-
-def _put_back(lent: Sequence[_LentField], *, failed: bool) -> None:
-    """Give the fields their numbers back; what the function assigned stays, unless it failed."""
-    for field, was, now in lent:
-        if failed or field.value is now:
-            field.set(was)
-        elif field.name in dict_of(field.owner):
-            field.set(plain(field.value))
-
-
 class _Outcome:
     """What a function leaves: the tensors that it returns, and those that it rebinds fields to."""
 
-    def __init__(self, record: Recorder, signature: Signature) -> None:
+    def __init__(self, record: recorder.Recorder, signature: Signature) -> None:
         self.results: list[_Result] = []
         self.values: list[Value] = []
         self.outputs: list[_Output] = []
@@ -809,7 +762,7 @@ class _Outcome:
         return _Result(home, x.type, x.base is not None, self._given.get(id(x)), reached)
 
 
-def _refuse_kept(record: Recorder, around: Surroundings) -> None:
+def _refuse_kept(record: recorder.Recorder, around: Surroundings) -> None:
     """Raise `CaptureError` if a tensor that the function has made or was given is kept somewhere:
     later calls would put no other there. Names that keep one get their old values back."""
     if record.made():
@@ -846,11 +799,10 @@ def _is_same(before: Any, given: Any) -> bool:
     """Whether two trees have the same leaves at the same places."""
     if type(before) is not type(given) or not isinstance(before, (dict, list, tuple)):
         return before is given
-    if len(before) != len(given):
-        return False
     if isinstance(before, dict):
-        return all(x in given and _is_same(before[x], given[x]) for x in before)
-    return all(map(_is_same, before, given))
+        alike = before.keys() == given.keys()
+        return alike and all(_is_same(x, given[name]) for name, x in before.items())
+    return len(before) == len(given) and all(map(_is_same, before, given))
 
 
 def _refuse_later(result: object) -> NoReturn:

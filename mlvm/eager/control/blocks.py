@@ -10,8 +10,8 @@ gradients of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from functools import wraps
+from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import GradientError
@@ -22,9 +22,9 @@ from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.functions import random
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import MustMove, Recorder, current_capture, recording_of
-from mlvm.eager.tensor.apply import alias, one_op
+from mlvm.eager.tensor.apply import COPY, alias, one_op
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive, overwrite
 from mlvm.eager.tree import Tree
@@ -34,7 +34,6 @@ Tensors: TypeAlias = list[Tensor]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-COPY: Final = one_op("copy")
 _ADD: Final = one_op("add")
 
 
@@ -54,16 +53,6 @@ def recorder() -> Recorder:
     return record
 
 
-@contextmanager
-def untaped() -> Iterator[None]:
-    """Inside, no tape is on."""
-    before = current_tape.set(None)
-    try:
-        yield
-    finally:
-        current_tape.reset(before)
-
-
 def unrun(fn: Callable[[], Tree]) -> Tree:
     """What a function makes that is recorded and not run: tensors that have ended. Their types
     tell what it would make."""
@@ -72,7 +61,7 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
     random.prepare(vm)
     while True:
         try:
-            with recording_of(vm), untaped(), random.drawing_nowhere():
+            with recording_of(vm), taped(None), random.drawing_nowhere():
                 return fn()
         except MustMove as error:
             make_exclusive(error.x)
@@ -222,6 +211,12 @@ def initialized(record: Recorder, x: Tensor) -> Tensor:
     return variable
 
 
+def write(variables: Tensors, xs: Tensors) -> None:
+    """Copy the values of xs into the variables."""
+    for variable, x in zip(variables, xs, strict=True):
+        overwrite(variable, COPY, x)
+
+
 def released(record: Recorder, variables: Tensors) -> Tensors:
     """Other tensors for what the variables hold."""
     return [record.released(x) for x in variables]
@@ -250,8 +245,7 @@ def watched(tape: Tape, xs: Tensors) -> Tensors:
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
     """The items in lists of so many, and the rest."""
-    first = 0
+    rest = iter(items)
     for length in lengths:
-        yield list(items[first : first + length])
-        first += length
-    yield list(items[first:])
+        yield list(islice(rest, length))
+    yield list(rest)

@@ -11,16 +11,23 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import leave, or_zeros, seed
+from mlvm.eager.autodiff.joint import Closures, Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
-from mlvm.eager.control.operands import Body, aliased, copied, integer, require_integer
-from mlvm.eager.control.state import as_like, as_tree, tensors
+from mlvm.eager.control.state import (
+    Body,
+    aliased,
+    as_like,
+    as_tree,
+    copied,
+    integer,
+    require_integer,
+    tensors,
+)
 from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block
 
@@ -131,11 +138,9 @@ def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
                 segment = blocks.Segment(record, tape, start, made, [])
                 kept = [record.variable(x.type, outside=True) for x in segment.inside]
                 sides.append(_Side(segment, made, kept))
-            with blocks.untaped():
-                for place, x in zip(kept, segment.inside if kept else [], strict=True):
-                    overwrite(place, blocks.COPY, x)
-                for place, y in zip(results, made, strict=True):
-                    overwrite(place, blocks.COPY, y)
+            with taped(None):
+                blocks.write(kept, segment.inside if kept else [])
+                blocks.write(results, made)
         recorded.append(block)
     if unknown is not None:
         if tape is not None:
@@ -164,21 +169,15 @@ class _Side(NamedTuple):
 
 
 def _pull(
-    sides: Sequence[_Side],
-    closures: dict[int, TensorType],
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+    sides: Sequence[_Side], closures: Closures, cotangents: Cotangents, saved: Saved, held: Held
+) -> Held:
     """The cotangents of what the branches reach, of which so much is `held` before."""
     [pred], rest = blocks.split(saved, 1)
     of_made, of_kept = blocks.split(cotangents, len(sides[0].made))
     cells, others = blocks.parted(closures, held)
     before = {number: or_zeros(h, closures[number]) for number, h in others.items()}
 
-    def back(
-        side: _Side, kept: Tensors, outside: Tensors, of_kept: Sequence[Tensor | None]
-    ) -> Tensors:
+    def back(side: _Side, kept: Tensors, outside: Tensors, of_kept: Cotangents) -> Tensors:
         segment = side.segment
         inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
         pending = Pending()

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import closures_of, leave, seed
-from mlvm.eager.autodiff.tape import Node, Pending, Tape, taping
+from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, closures_of, leave, seed
+from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.context import current_tape
+from mlvm.eager.tensor.context import current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
 
@@ -60,18 +60,14 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     return checkpointed
 
 
-class _Left:
-    """The way back of a node that has been taken off the tape."""
-
-    types: Sequence[TensorType] = ()
-
-    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        raise GradientError(
-            "a tensor that a checkpointed function has made is used outside of it; return it"
-        )
+def _refuse(*_: object) -> NoReturn:
+    raise GradientError(
+        "a tensor that a checkpointed function has made is used outside of it; return it"
+    )
 
 
-_LEFT: Final[Node] = (_Left(), (), ())
+_LEFT: Final[Node] = Joint((), _refuse), (), ()
+"""Stands for a node that has been taken off the tape."""
 
 
 def _run(
@@ -101,21 +97,18 @@ def _pull(
     first: int,
     closures: dict[int, TensorType],
     noperands: int,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+    cotangents: Cotangents,
+    saved: Saved,
+    held: Held,
+) -> Held:
     """Run the function again, whose nodes began with the number `first`, and go back through it.
     Returns cotangents of the operands, and what is then held of the closures."""
     length = len(tape.nodes)
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
-    start, before = len(tape.nodes), current_tape.set(tape)
-    try:
-        with random.replaying(saved[noperands:]), made_again():
-            result, origins = again(saved[:noperands], tape)
-    finally:
-        current_tape.reset(before)
+    start = len(tape.nodes)
+    with taped(tape), random.replaying(saved[noperands:]), made_again():
+        result, origins = again(saved[:noperands], tape)
     nodes = _from(tape, start, origins)
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]

@@ -7,29 +7,30 @@ procedure too. What that needs of a call is kept in a record of the residuals.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.joint import leave, or_zeros, seed
+from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
-from mlvm.eager.control.operands import aliased, copied
-from mlvm.eager.control.state import as_tree, tensors
+from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import Recorder
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, replace, with_leaves
 from mlvm.step.flow import Block, Procedure
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_Run: TypeAlias = Callable[[Tensors], Tree]
 
 
 class Function(Generic[P, R]):
@@ -128,7 +129,7 @@ _MOST_OPEN: Final = 16
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
-def _call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) -> Tree:
+def _call(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """What `run(args)` makes, as a function of the program. If its key is that of a function that
     is being recorded, that function calls itself.
 
@@ -167,7 +168,7 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
 
 
 @blocks.recorded_again
-def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree]) -> Tensors:
+def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     """Record a function, and call it. It may call itself before its results are known. Then the
     results of a branch that does not do so are taken for them, and it is recorded anew."""
     record, tape, around = blocks.recorder(), taping(), _opened.get()
@@ -178,7 +179,7 @@ def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree
         start = 0 if tape is None else len(tape.nodes)
         token = _opened.set((*around, opened))
         try:
-            _record_function(record, tape, start, opened, args, run)
+            _record_function(start, opened, args, run)
         except blocks.Unknown:
             if tape is not None:
                 del tape.nodes[start:]
@@ -201,44 +202,31 @@ def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree
     return record.call(opened.procedure, results, args)
 
 
-def _record_function(
-    record: Recorder,
-    tape: Tape | None,
-    start: int,
-    opened: _Open,
-    args: Tensors,
-    run: Callable[[Tensors], Tree],
-) -> None:
+def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> None:
+    record, tape = blocks.recorder(), taping()
     procedure = opened.procedure = Procedure(opened.name, Block())
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
-        with blocks.untaped():
+        with taped(None):
             params = [stop_gradient(x) for x in places]
         if tape is not None:
             params = blocks.watched(tape, params)
         tree = run(blocks.aliases(params))
         made = tensors(tree)
         results = list(made)
-        with blocks.untaped():
+        with taped(None):
             if tape is not None:
                 segment = blocks.Segment(record, tape, start, made, places)
                 kept = [x for x in params if segment.needs(x)] + segment.inside
                 results.append(record.push(kept))
                 opened.way = _Way(segment, params, made, kept, [])
             outs = [record.parameter(y.type) for y in results]
-            for out, y in zip(outs, results, strict=True):
-                overwrite(out, blocks.COPY, y)
+            blocks.write(outs, results)
         procedure.params = [record.home_of(x) for x in (*outs, *places)]
     opened.tree, opened.results = tree, [y.type for y in made]
 
 
-def _pull(
-    way: _Way,
-    name: str,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+def _pull(way: _Way, name: str, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a function's arguments, and of what it reaches besides."""
     blocks.refuse_outer_tape("a function that may call itself")
     record, segment = blocks.recorder(), way.segment
@@ -279,12 +267,8 @@ def _new_cell(record: Recorder, x: Tensor) -> blocks.Cell:
 
 
 def _pull_again(
-    known: _Open,
-    args: Tensors,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+    known: _Open, args: Tensors, cotangents: Cotangents, saved: Saved, held: Held
+) -> Held:
     """The cotangents of the arguments of a function that has called itself."""
     if known.way is None or not known.way.back:
         raise GradientError(
@@ -296,7 +280,7 @@ def _pull_again(
     return [next(made) if x.dtype.is_inexact else None for x in args]
 
 
-def _of_floats(results: Tensors, cotangents: Sequence[Tensor | None]) -> Tensors:
+def _of_floats(results: Tensors, cotangents: Cotangents) -> Tensors:
     """Cotangents of those results that are floats."""
     pairs = zip(results, cotangents, strict=True)
     return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_inexact]

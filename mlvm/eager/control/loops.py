@@ -9,34 +9,37 @@ turns is known, else in a record of the residuals, which has the number of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.joint import leave, or_zeros, seed
+from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
-from mlvm.eager.control.operands import (
+from mlvm.eager.control.state import (
     Body,
     aliased,
     as_index,
+    as_like,
+    as_tree,
     copied,
     integer,
     require_integer,
+    tensors,
 )
-from mlvm.eager.control.state import as_like, as_tree, tensors
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import COPY, one_op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, with_leaves
@@ -64,7 +67,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         Tensor(243., f32[])
     """
     state = as_tree(init_val)
-    body_fun = _checkpointed(body_fun, checkpoint)
+    body_fun = checkpointed(body_fun) if checkpoint else body_fun
     if blocks.is_recorded():
 
         def more(_: Tensor, xs: Tensors) -> Tensor:
@@ -98,7 +101,7 @@ def fori_loop(
         Tensor([8., 8.], f32[2])
     """
     state = as_tree(init_val)
-    body_fun = _checkpointed(body_fun, checkpoint)
+    body_fun = checkpointed(body_fun) if checkpoint else body_fun
     require_integer("lower", lower)
     require_integer("upper", upper)
     if blocks.is_recorded():
@@ -150,7 +153,7 @@ def scan(
         (Tensor(6., f32[]), Tensor([0., 1., 3.], f32[3]))
     """
     state, rows = as_tree(init), as_tree(xs)
-    f = _checkpointed(f, checkpoint)
+    f = checkpointed(f) if checkpoint else f
     total = _rows(rows, length)
     if blocks.is_recorded():
         return _recorded_scan(f, state, rows, length, total, reverse)
@@ -200,10 +203,6 @@ def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     return as_like(before, as_tree(after), "a body makes another state than it is given")
-
-
-def _checkpointed(body: Body, checkpoint: bool) -> Body:
-    return checkpointed(body) if checkpoint else body
 
 
 def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
@@ -284,7 +283,7 @@ def _scan(
     xs = blocks.aliases(xs)
     turns = stop_gradient(turns) if isinstance(turns, Tensor) else turns
     count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
-    with blocks.untaped():
+    with taped(None):
         first = count - 1 if reverse else constant(0, i64)
 
     def more(i: Tensor, _: Tensors) -> Tensor:
@@ -309,20 +308,20 @@ def _loop(
     """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
     them itself. A body that is not `stacked` makes no rows."""
     record, tape = blocks.recorder(), taping()
-    with blocks.untaped():
+    with taped(None):
         state = [blocks.initialized(record, x) for x in init]
         i = blocks.initialized(record, first)
         last = None  # the number of the last record
         if tape is not None and total is None:
             last = blocks.initialized(record, constant(-1, i64))
-    with record.block() as test, blocks.untaped():
+    with record.block() as test, taped(None):
         test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     kept: Tensors = []  # what the way back needs of each turn
     stacks: Tensors = []  # that it is kept in, if these have a known length
     with record.block() as block:
-        with blocks.untaped():
+        with taped(None):
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
         if tape is not None:
@@ -347,16 +346,16 @@ def _loop(
                 stacks += [_stack(record, x, i, total) for x in segment.inside]
             else:
                 kept = [x for x in params if segment.needs(x)] + segment.inside
-                with blocks.untaped():
-                    overwrite(last, blocks.COPY, record.push([last, *kept]))
+                with taped(None):
+                    overwrite(last, COPY, record.push([last, *kept]))
         results = [_stack(record, y, i, total) for y in made]
-        with blocks.untaped():
+        with taped(None):
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     if not is_known:
         return blocks.released(record, state), []
     for stack in results if isinstance(turns, Tensor) else []:
-        overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
+        overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     finals, results = blocks.released(record, state), blocks.released(record, results)
     stacks = blocks.released(record, stacks)
@@ -389,12 +388,7 @@ class _Way(NamedTuple):
     reverse: bool
 
 
-def _pull(
-    way: _Way,
-    cotangents: Sequence[Tensor | None],
-    saved: Sequence[Tensor],
-    held: Sequence[Any],
-) -> Sequence[Any]:
+def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
     latter so much is `held` before."""
     segment, turns = way.segment, way.turns
@@ -453,9 +447,8 @@ def _assign(variables: Tensors, values: Tensors) -> None:
     """Give the variables new values, all at once."""
     roots = {id(x) for x in variables}
     pairs = [(x, y) for x, y in zip(variables, values, strict=True) if y.root is not x]
-    moved = [(x, op.copy(y) if id(y.root) in roots else y) for x, y in pairs]
-    for x, y in moved:
-        overwrite(x, blocks.COPY, y)
+    moved = [op.copy(y) if id(y.root) in roots else y for _, y in pairs]
+    blocks.write([x for x, _ in pairs], moved)
 
 
 def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tensor:
@@ -463,12 +456,12 @@ def _stack(record: Recorder, row: Tensor, i: Tensor, total: int | None) -> Tenso
     total."""
     if total is None:
         raise ShapeError("a loop of a length known at run time only cannot stack results")
-    with blocks.untaped():
+    with taped(None):
         stack = record.variable(_with_axis(row.type, total), outside=True)
         if total:
             overwrite(stack, _REPLACE_ROW, stack, blocks.seen_as(row, _with_axis(row.type, 1)), i)
         else:
-            overwrite(stack, blocks.COPY, zeros(stack.shape, dtype=stack.dtype))
+            overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     return stack
 
 

@@ -1,16 +1,24 @@
-"""What goes round in a loop: trees of tensors that keep their structure and their types."""
+"""What control flow takes and gives back: integers, and trees of tensors that nobody else updates.
+What goes round in a loop keeps its structure and its types."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NoReturn
+import operator
+from collections.abc import Callable
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import bool_, f32, i64
 from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten
+from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten, with_leaves
+
+Body: TypeAlias = Callable[..., Any]
 
 _NUMBERS: Final = {bool: bool_, int: i64, float: f32}
 
@@ -63,3 +71,35 @@ def _listed(path: str, tree: Tree) -> str:
     named = [f"{name} {x.type}" for name, x in named_leaves(tree, path, buffers=True)]
     kind = "None" if tree is None else f"a {type(tree).__name__}"
     return f"{kind} of {', '.join(named)}" if named else kind
+
+
+def aliased(tree: Tree) -> Tree:
+    """The tree with other tensors over the same bytes: an update of one is none of the caller's."""
+    return replace(alias_of, tree)
+
+
+def copied(tree: Tree) -> Tree:
+    """The tree with copies of its tensors."""
+    return with_leaves(tree, iter([op.copy(x) for x in tensors(tree)]))
+
+
+def require_integer(name: str, value: Any) -> None:
+    """Raise `DTypeError` unless it is an int, or a tensor of one."""
+    if isinstance(value, Tensor):
+        if not value.dtype.is_integer or value.size != 1:
+            raise DTypeError(f"{name} is one integer, not {value.type}")
+    elif not isinstance(value, (int, np.integer)):
+        raise DTypeError(f"{name} is an integer, not {brief(value)}")
+
+
+def integer(name: str, value: Any) -> int:
+    """The int, which a tensor is read for. Raises `DTypeError` for anything else."""
+    require_integer(name, value)
+    return operator.index(value)
+
+
+def as_index(value: Tensor | int) -> Tensor:
+    """The integer as an i64[]."""
+    if isinstance(value, Tensor):
+        return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
+    return full((), value, dtype=i64)

@@ -29,11 +29,6 @@ METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
 _ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
 
-_ORDER: Final = [
-    *("BOOL", "U8", "I8", "I16", "U16", "F16", "BF16"),
-    *("I32", "U32", "F32", "C64", "F64", "I64", "U64"),
-]
-"""The format's dtypes in its order."""
 _WORDS: Final = "bool u8 i8 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"  # in the format's order
 _DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
@@ -59,9 +54,11 @@ class WeightsFile:
     """
 
     def __init__(self, file: Path) -> None:
-        with _opened(file) as descriptor:
-            size = os.fstat(descriptor).st_size
-            content: Any = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        _mode(file)  # a pipe or a device, which may have no end, is an `OSError`
+        with file.open("rb") as stream:
+            number = stream.fileno()
+            size = os.fstat(number).st_size
+            content: Any = mmap.mmap(number, size, access=mmap.ACCESS_READ) if size else b""
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
             raise WeightsError(f"its {size} bytes end within the header")
@@ -75,14 +72,6 @@ class WeightsFile:
         self.metadata: Final[dict[str, str]] = metadata
         self.entries: Final = {name: _entry(name, entry) for name, entry in header.items()}
         _require_no_gaps(self.entries, len(self.data))
-
-    def types(self) -> dict[str, TensorType]:
-        """What `read` gives for each name. Raises `WeightsError` for a dtype that no tensor has."""
-        dtypes = {name: self._dtype(name) for name in self.entries}
-        return {
-            name: TensorType(f32 if dtypes[name].is_half else dtypes[name], x.shape)
-            for name, x in self.entries.items()
-        }
 
     def read(self, name: str, keep_halves: bool = False) -> Array:
         """A tensor, over the bytes of the file, which cannot be written to; of what is f16 or bf16
@@ -173,14 +162,6 @@ def _place(name: str, type: TensorType) -> int:
 def escaped(text: str) -> str:
     """The text with what a terminal might take for a command, such as a line's end, as `\\n`."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    """A file's descriptor. A pipe or a device, which may have no end, is an `OSError`."""
-    _mode(file)
-    with file.open("rb") as stream:
-        yield stream.fileno()
 
 
 def _mode(file: Path) -> int:

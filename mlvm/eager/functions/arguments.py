@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.ops.neural import Pair
-from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
+
+Ints: TypeAlias = int | Sequence[int]
+"""One int, or several: a length or a shape, an axis or axes."""
 
 
 def type_of(x: Tensor) -> TensorType:
@@ -39,7 +42,7 @@ def integer(value: int, name: str) -> int:
     raise AttributeRefused(f"{name} is an int, not {brief(value)}")
 
 
-def integers(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+def integers(value: Ints, name: str) -> tuple[int, ...]:
     """An int, or a sequence of ints, as a tuple. Raises `AttributeRefused` for anything else, and
     for an int of more than 64 bits. The error names the value."""
     try:
@@ -52,13 +55,13 @@ def integers(value: int | Sequence[int], name: str) -> tuple[int, ...]:
     raise AttributeRefused(f"{name} is an int or a tuple of ints, not {brief(value)}")
 
 
-def axes_of(axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
+def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
     """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
-    given = axis if axis is None else integers(axis, "axis")
+    given = axis if axis is None else integers(axis, name)
     return normalize_axes(given, type_of(x).ndim + new)
 
 
-def counts_of(value: int | Sequence[int], name: str) -> tuple[int, ...]:
+def counts_of(value: Ints, name: str) -> tuple[int, ...]:
     """One or several ints >= 0. Raises `AttributeRefused` for others."""
     counts = integers(value, name)
     if min(counts, default=0) < 0:
@@ -66,7 +69,7 @@ def counts_of(value: int | Sequence[int], name: str) -> tuple[int, ...]:
     return counts
 
 
-def pair(value: int | Sequence[int], name: str, *, least: int = 1) -> Pair:
+def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
     """A pair of ints >= `least`, such as (vertical, horizontal); one int stands for both.
 
     Raises `AttributeRefused`, which names the value.

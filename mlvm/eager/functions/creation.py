@@ -7,23 +7,16 @@ i64 and bool. Every dtype may be a `DType`, its name, or what numpy understands.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import (
-    AttributeRefused,
-    CopyRefused,
-    DTypeError,
-    GradientError,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, CopyRefused, DTypeError, GradientError, brief
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType, TensorType, f32, i64
-from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, is_tracked
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant
@@ -34,10 +27,13 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tensor.wrapper import public
 
+Device: TypeAlias = VMProtocol | None
+"""A VM that a result lives on; None is the current one, or that of the operand."""
+
 # --- where ---------------------------------------------------------------------------
 
 
-def placed(device: VMProtocol | None) -> AbstractContextManager[object]:
+def placed(device: Device) -> AbstractContextManager[object]:
     """Inside the block results are made on that VM, in the arena that `arena_on` names; for None
     where they are made anyway. Raises `AttributeRefused`, for no VM."""
     if device is None:
@@ -68,12 +64,7 @@ def reused(x: Tensor, device: VMProtocol) -> Tensor:
 
 @public
 def asarray(
-    obj: object,
-    /,
-    dtype: object = None,
-    *,
-    device: VMProtocol | None = None,
-    copy: bool | None = None,
+    obj: object, /, dtype: object = None, *, device: Device = None, copy: bool | None = None
 ) -> Tensor:
     """A tensor of the values of `obj`, in the current arena or on the VM `device`.
 
@@ -107,9 +98,7 @@ def asarray(
         return tensor_of(obj, wanted)
 
 
-def _of_tensor(
-    x: Tensor, dtype: DType | None, device: VMProtocol | None, copy: bool | None
-) -> Tensor:
+def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None) -> Tensor:
     """`asarray` of a tensor, where results are made on that VM."""
     same_dtype = dtype in (None, x.dtype)
     elsewhere = None if device is None or x.arena.vm.is_same(device) else device
@@ -130,11 +119,7 @@ def _of_tensor(
 
 @public
 def full(
-    shape: int | Sequence[int],
-    fill_value: Scalar | Tensor,
-    dtype: object = None,
-    *,
-    device: VMProtocol | None = None,
+    shape: Ints, fill_value: Scalar | Tensor, dtype: object = None, *, device: Device = None
 ) -> Tensor:
     """A tensor of that shape, every element of it `fill_value`: a number, or a scalar tensor.
 
@@ -150,12 +135,7 @@ def full(
     return _filled(shape, fill_value, dtype, device)
 
 
-def _filled(
-    shape: int | Sequence[int],
-    fill_value: Scalar | Tensor,
-    dtype: object,
-    device: VMProtocol | None,
-) -> Tensor:
+def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Device) -> Tensor:
     """`full` for the function of that name, which its errors name."""
     if device is not None:
         with placed(device):
@@ -174,9 +154,7 @@ def _filled(
 
 
 @public
-def zeros(
-    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
-) -> Tensor:
+def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
     """A tensor of zeros, or of False; f32 unless another dtype is named.
 
     The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
@@ -190,9 +168,7 @@ def zeros(
 
 
 @public
-def ones(
-    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
-) -> Tensor:
+def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
     """A tensor of ones, or of True; f32 unless another dtype is named.
 
     The result: [*shape]. Raises `ShapeError` for a negative length and for more bytes than a tensor
@@ -206,9 +182,7 @@ def ones(
 
 
 @public
-def empty(
-    shape: int | Sequence[int], dtype: object = None, *, device: VMProtocol | None = None
-) -> Tensor:
+def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
     """The same as `zeros`: values that nobody chose would differ from run to run.
 
     The result: [*shape]. Raises what `zeros` raises.
@@ -219,13 +193,7 @@ def empty(
     return _described("empty", shape, 0, dtype, device)
 
 
-def _described(
-    name: str,
-    shape: int | Sequence[int],
-    value: int,
-    dtype: object,
-    device: VMProtocol | None,
-) -> Tensor:
+def _described(name: str, shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
     """A tensor of zeros or ones of that dtype, f32 for None."""
     if dtype.__class__ is int:  # the next length of the shape, as in other libraries
         lengths = f"({', '.join(map(str, (*integers(shape, 'shape'), dtype)))})"
@@ -237,12 +205,7 @@ def _described(
 
 @public
 def full_like(
-    x: Tensor,
-    /,
-    fill_value: Scalar | Tensor,
-    dtype: object = None,
-    *,
-    device: VMProtocol | None = None,
+    x: Tensor, /, fill_value: Scalar | Tensor, dtype: object = None, *, device: Device = None
 ) -> Tensor:
     """`full` with the shape of x, and its dtype and VM unless others are named.
 
@@ -257,7 +220,7 @@ def full_like(
 
 
 @public
-def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
+def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
     """Zeros with the shape of x, and its dtype and VM unless others are named.
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
@@ -269,7 +232,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
 
 
 @public
-def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
+def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
     """Ones with the shape of x, and its dtype and VM unless others are named.
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
@@ -281,7 +244,7 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None =
 
 
 @public
-def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None = None) -> Tensor:
+def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> Tensor:
     """The same as `zeros_like`.
 
     x: [...], and so is the result. Raises `DTypeError` for an unknown dtype.
@@ -292,7 +255,7 @@ def empty_like(x: Tensor, /, dtype: object = None, *, device: VMProtocol | None 
     return _like("empty_like", x, 0, dtype, device)
 
 
-def _like(name: str, x: Tensor, value: int, dtype: object, device: VMProtocol | None) -> Tensor:
+def _like(name: str, x: Tensor, value: int, dtype: object, device: Device) -> Tensor:
     type, where = type_of(x), x.arena.vm if device is None else device
     return _described(name, type.shape, value, type.dtype if dtype is None else dtype, where)
 
@@ -305,7 +268,7 @@ def arange(
     step: float = 1,
     dtype: object = None,
     *,
-    device: VMProtocol | None = None,
+    device: Device = None,
 ) -> Tensor:
     """start, start + step, start + 2 step, ... below `stop`; with one number, 0, 1, 2, ... below
     that. The dtype is i64 for ints, f32 if there is a float.
@@ -333,7 +296,7 @@ def linspace(
     num: int,
     *,
     dtype: object = None,
-    device: VMProtocol | None = None,
+    device: Device = None,
     endpoint: bool = True,
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` up to `stop`, which is left out without `endpoint`.
@@ -368,7 +331,7 @@ def eye(
     *,
     k: int = 0,
     dtype: object = None,
-    device: VMProtocol | None = None,
+    device: Device = None,
 ) -> Tensor:
     """A matrix, square unless `n_cols` is given, of ones on the k-th diagonal and zeros; f32 unless
     another dtype is named.

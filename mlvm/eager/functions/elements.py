@@ -9,12 +9,10 @@ import numpy as np
 
 from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, type_of
-from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.creation import Device, asarray, full
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -26,9 +24,7 @@ from mlvm.eager.tensor.wrapper import public
 
 
 @public
-def astype(
-    x: Tensor, dtype: object, /, *, copy: bool = True, device: VMProtocol | None = None
-) -> Tensor:
+def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
     """x in another dtype, on its VM or on `device`. Floats are truncated to integers: one that the
     dtype cannot hold becomes the nearest it has, and nan 0. bool is whether it is not zero. A
     tensor of that dtype already is not copied, whatever `copy` says: an update of one of the two

@@ -12,34 +12,16 @@ from collections.abc import Sequence
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
-from mlvm.core.protocol import VMProtocol
-from mlvm.core.rules import Axis, is_real, normalize_axes
+from mlvm.core.rules import Axis, is_real
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.arguments import integer, integers, type_of
-from mlvm.eager.functions.creation import arange, placed
+from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
+from mlvm.eager.functions.creation import Device, arange, placed
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
 from mlvm.eager.functions.shapes import concat, roll
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import public
-
-__all__ = [
-    "fft",
-    "fftfreq",
-    "fftn",
-    "fftshift",
-    "hfft",
-    "ifft",
-    "ifftn",
-    "ifftshift",
-    "ihfft",
-    "irfft",
-    "irfftn",
-    "rfft",
-    "rfftfreq",
-    "rfftn",
-]
+from mlvm.eager.tensor.wrapper import names_of, public
 
 
 def _real(x: Tensor) -> Tensor:
@@ -49,19 +31,11 @@ def _real(x: Tensor) -> Tensor:
     return x
 
 
-def _axes(x: Tensor, axes: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The axes, counted from the front."""
-    given = axes if axes is None else integers(axes, "axes")
-    return normalize_axes(given, x.ndim)
-
-
-def _lengths(
-    x: Tensor, s: int | Sequence[int] | None, axes: int | Sequence[int] | None
-) -> tuple[tuple[int, ...], list[int]]:
+def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """The axes, and the lengths to transform along them."""
     if s is not None and axes is None:
         raise AttributeRefused("lengths s need the axes that they are of")
-    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes)
+    along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]
     given = integers(s, "s")
@@ -87,8 +61,14 @@ def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
 
 def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
     """An axis, counted from the front, and the length to transform along it."""
-    [along] = _axes(x, integer(axis, "axis"))
+    [along] = axes_of(integer(axis, "axis"), x)
     return along, x.shape[along] if n is None else integer(n, "n")
+
+
+def _fitted_along(x: Tensor, n: int | None, axis: int) -> tuple[Tensor, int]:
+    """x, cut or padded along one axis, and that axis."""
+    along, length = _along(x, n, axis)
+    return _fitted(x, [along], [length]), along
 
 
 # --- complex elements ----------------------------------------------------------------
@@ -105,9 +85,8 @@ def fft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backwa
         >>> ml.fft.fft(ml.asarray([1 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    return op.fft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
+    x, along = _fitted_along(floating(x), n, axis)
+    return op.fft(x, axes=(along,), norm=norm)
 
 
 @public
@@ -121,18 +100,13 @@ def ifft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.ifft(ml.asarray([4 + 0j, 0, 0, 0]))
         Tensor([1.+0.j, 1.+0.j, 1.+0.j, 1.+0.j], c64[4])
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    return op.ifft(_fitted(x, [along], [length]), axes=(along,), norm=norm)
+    x, along = _fitted_along(floating(x), n, axis)
+    return op.ifft(x, axes=(along,), norm=norm)
 
 
 @public
 def fftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """`fft` along several axes (None: all), of lengths `s` (-1: what the axis has): complex.
 
@@ -150,11 +124,7 @@ def fftn(
 
 @public
 def ifftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """The inverse of `fftn`: complex.
 
@@ -185,9 +155,8 @@ def rfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.rfft(ml.ones(4))
         Tensor([4.+0.j, 0.+0.j, 0.+0.j], c64[3])
     """
-    x = _real(x)
-    along, length = _along(x, n, axis)
-    return op.rfft(_fitted(x, [along], [length]), axis=along, norm=norm)
+    x, along = _fitted_along(_real(x), n, axis)
+    return op.rfft(x, axis=along, norm=norm)
 
 
 @public
@@ -201,24 +170,20 @@ def irfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.irfft(ml.asarray([4 + 0j, 0, 0]))
         Tensor([1., 1., 1., 1.], f32[4])
     """
-    x = floating(x)
+    return _irfft(floating(x), n, axis, norm)
+
+
+def _irfft(x: Tensor, n: int | None, axis: int, norm: Norm) -> Tensor:
     along, length = _along(x, n, axis)
-    return _irfft(x, along, 2 * (length - 1) if n is None else length, norm)
-
-
-def _irfft(x: Tensor, axis: int, n: int, norm: Norm) -> Tensor:
-    if n < 1:
-        raise ShapeError(f"a transform has 1 element or more along axis {axis}, not {n}")
-    return op.irfft(_fitted(x, [axis], [n // 2 + 1]), n=n, axis=axis, norm=norm)
+    length = 2 * (length - 1) if n is None else length
+    if length < 1:
+        raise ShapeError(f"a transform has 1 element or more along axis {along}, not {length}")
+    return op.irfft(_fitted(x, [along], [length // 2 + 1]), n=length, axis=along, norm=norm)
 
 
 @public
 def rfftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """`rfft` along the last of several axes (None: all), then `fft` along the others: complex.
 
@@ -240,11 +205,7 @@ def rfftn(
 
 @public
 def irfftn(
-    x: Tensor,
-    /,
-    s: int | Sequence[int] | None = None,
-    axes: int | Sequence[int] | None = None,
-    norm: Norm = "backward",
+    x: Tensor, /, s: Ints | None = None, axes: Ints | None = None, norm: Norm = "backward"
 ) -> Tensor:
     """The inverse of `rfftn`: real, and 2 (m - 1) long along the last axis if x has m there and `s`
     is not given.
@@ -262,10 +223,9 @@ def irfftn(
         raise AttributeRefused("names no axis; a real transform has one or more")
     if s is None or integers(s, "s")[-1] == -1:
         lengths[-1] = 2 * (lengths[-1] - 1)
-    others = along[:-1]
-    if others:
+    if others := along[:-1]:
         x = op.ifft(_fitted(x, others, lengths[:-1]), axes=others, norm=norm)
-    return _irfft(x, along[-1], lengths[-1], norm)
+    return _irfft(x, lengths[-1], along[-1], norm)
 
 
 @public
@@ -279,10 +239,7 @@ def hfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "backw
         >>> ml.fft.hfft(ml.ones(3, dtype=ml.complex64)).type
         f32[4]
     """
-    x = floating(x)
-    along, length = _along(x, n, axis)
-    length = 2 * (length - 1) if n is None else length
-    return _irfft(conj(x), along, length, _other_way(norm, x))
+    return _irfft(conj(floating(x)), n, axis, _other_way(norm))
 
 
 @public
@@ -296,13 +253,11 @@ def ihfft(x: Tensor, /, n: int | None = None, axis: int = -1, norm: Norm = "back
         >>> ml.fft.ihfft(ml.ones(4)).type
         c64[3]
     """
-    x = _real(x)
-    along, length = _along(x, n, axis)
-    x = _fitted(x, [along], [length])
-    return conj(op.rfft(x, axis=along, norm=_other_way(norm, x)))
+    x, along = _fitted_along(_real(x), n, axis)
+    return conj(op.rfft(x, axis=along, norm=_other_way(norm)))
 
 
-def _other_way(norm: Norm, x: Tensor) -> Norm:
+def _other_way(norm: Norm) -> Norm:
     if norm not in OTHER_WAY:
         raise AttributeRefused(f"norm is one of {', '.join(OTHER_WAY)}, not {brief(norm)}")
     return OTHER_WAY[norm]
@@ -312,9 +267,7 @@ def _other_way(norm: Norm, x: Tensor) -> Norm:
 
 
 @public
-def fftfreq(
-    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
-) -> Tensor:
+def fftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
     """The frequencies of the elements of `fft` for samples `d` apart: 0, 1, ..., then the negative
     ones up to -1, all over n d. f32 unless another float dtype is named.
 
@@ -328,9 +281,7 @@ def fftfreq(
 
 
 @public
-def rfftfreq(
-    n: int, /, d: float = 1.0, dtype: object = None, device: VMProtocol | None = None
-) -> Tensor:
+def rfftfreq(n: int, /, d: float = 1.0, dtype: object = None, device: Device = None) -> Tensor:
     """The frequencies of the elements of `rfft` for samples `d` apart: 0, 1, ..., n // 2, all over
     n d. f32 unless another float dtype is named.
 
@@ -343,9 +294,7 @@ def rfftfreq(
     return _frequencies(True, n, d, dtype, device)
 
 
-def _frequencies(
-    halved: bool, n: int, d: float, dtype: object, device: VMProtocol | None
-) -> Tensor:
+def _frequencies(halved: bool, n: int, d: float, dtype: object, device: Device) -> Tensor:
     wanted = f32 if dtype is None else DType.of(dtype)
     if not wanted.is_float:
         raise DTypeError(f"frequencies are real floats, not {wanted}")
@@ -367,7 +316,7 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes) if type_of(x).ndim else ()
+    along = axes_of(axes, x, name="axes") if type_of(x).ndim else ()
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
@@ -381,5 +330,8 @@ def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes) if type_of(x).ndim else ()
+    along = axes_of(axes, x, name="axes") if type_of(x).ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)
+
+
+__all__ = names_of(globals())

@@ -10,20 +10,14 @@ from __future__ import annotations
 
 import math
 import operator
+from functools import reduce
 from types import EllipsisType
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from mlvm.core.errors import (
-    DTypeError,
-    IndexRefused,
-    MaskRefused,
-    MlvmError,
-    OpError,
-    ShapeError,
-    brief,
-)
+from mlvm.core import errors
+from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.shapes import moveaxis, reshape, unstack
@@ -53,8 +47,8 @@ def getitem(x: Tensor, key: Any) -> Tensor:
                 return op.boolean_index(x, cast(Tensor, items[0]))
             items = _with_positions(x, items)
         return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
-    except MlvmError as error:
-        if isinstance(error, IndexRefused):
+    except errors.MlvmError as error:
+        if isinstance(error, errors.IndexRefused):
             error.at("getitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
@@ -66,7 +60,7 @@ def _item(key: object) -> Item | EllipsisType:
         return key
     if isinstance(key, Tensor):
         if key.dtype.is_inexact:
-            raise IndexRefused("an index tensor holds integers, or is a mask")
+            raise errors.IndexRefused("an index tensor holds integers, or is a mask")
         return key
     try:
         if not isinstance(key, bool):
@@ -75,7 +69,7 @@ def _item(key: object) -> Item | EllipsisType:
         pass
     if is_array(key):
         return _item(_tensor_of(key))
-    raise IndexRefused(
+    raise errors.IndexRefused(
         f"a {type(key).__name__} is no index, but integers, slices, None, ..., and tensors, arrays "
         f"and lists of integers are"
     )
@@ -87,8 +81,8 @@ def _tensor_of(key: object) -> Tensor:
         key = np.asarray(key, np.int64)
     try:
         return as_operand(key)
-    except OpError as error:
-        raise IndexRefused(error.reason) from None
+    except errors.OpError as error:
+        raise errors.IndexRefused(error.reason) from None
 
 
 def _is_mask(item: Item | EllipsisType) -> bool:
@@ -102,7 +96,7 @@ def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | 
         if item is None or item is Ellipsis:
             lengths[i] = 0
         elif lengths[i] == 0:
-            raise IndexRefused("a mask without dimensions stands alone between the brackets")
+            raise errors.IndexRefused("a mask without dimensions stands alone between the brackets")
     rest = x.ndim - sum(lengths)
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
     found: list[Item | EllipsisType] = []
@@ -110,7 +104,7 @@ def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | 
     for item, length in zip(items, lengths, strict=True):
         if isinstance(item, Tensor) and _is_mask(item):
             if item.shape != x.shape[axis : axis + length]:
-                raise MaskRefused(
+                raise errors.MaskRefused(
                     f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
                 ).at("getitem", (x.type, item.type))
             found.extend(unstack(op.nonzero_indices(item), axis=1))
@@ -124,10 +118,10 @@ def _without_ellipsis(items: list[Item | EllipsisType], ndim: int) -> list[Item]
     """The items, one for every axis: full slices stand for `...`, or are added at the end."""
     dots = [i for i, item in enumerate(items) if item is Ellipsis]
     if len(dots) > 1:
-        raise IndexRefused("there is more than one ...")
+        raise errors.IndexRefused("there is more than one ...")
     given = len([item for item in items if item is not None]) - len(dots)
     if given > ndim:
-        raise IndexRefused(f"{given} indices are too many for {ndim} dimensions")
+        raise errors.IndexRefused(f"{given} indices are too many for {ndim} dimensions")
     position = dots[0] if dots else len(items)
     missing = [slice(None)] * (ndim - given)
     return [*items[:position], *missing, *items[position + 1 :]]  # type: ignore[list-item]
@@ -166,12 +160,13 @@ def _windowed(x: Tensor, items: list[int | slice | Tensor]) -> Tensor:
     places = [_places(item, n) for item, n in zip(items, x.shape, strict=True)]
     if places == [range(n) for n in x.shape]:
         return x
-    return op.slice(
-        x,
-        start=tuple([place.start for place in places]),
-        length=tuple([len(place) for place in places]),
-        step=tuple([place.step for place in places]),
-    )
+    return op.slice(x, **_window(places))
+
+
+def _window(places: list[range]) -> dict[str, Any]:
+    """What an op is told of the places, a range for each axis."""
+    start, step = [place.start for place in places], [place.step for place in places]
+    return {"start": tuple(start), "length": tuple(map(len, places)), "step": tuple(step)}
 
 
 def _places(item: int | slice | Tensor, length: int) -> range:
@@ -180,12 +175,12 @@ def _places(item: int | slice | Tensor, length: int) -> range:
         return range(length)
     if isinstance(item, int):
         if not -length <= item < length:
-            raise IndexRefused(f"index {brief(item)} is out of range for length {length}")
+            raise errors.IndexRefused(f"index {brief(item)} is out of range for length {length}")
         return range(item % length, item % length + 1)
     try:
         places = range(length)[item]
     except (TypeError, ValueError) as error:
-        raise IndexRefused(f"{brief(item)} does not work: {error}") from None
+        raise errors.IndexRefused(f"{brief(item)} does not work: {error}") from None
     return places if len(places) > 1 else range(places.start, places.start + len(places))
 
 
@@ -201,23 +196,17 @@ def _taken(x: Tensor, axes: list[int], indices: list[Tensor]) -> tuple[Tensor, t
     if len(indices) > 1:
         try:
             broadcast_shapes(*[index.shape for index in indices])
-        except ShapeError as error:
-            raise IndexRefused(f"the index tensors together: {error.reason}") from None
+        except errors.ShapeError as error:
+            raise errors.IndexRefused(f"the index tensors together: {error.reason}") from None
         lengths = [x.shape[axis] for axis in axes]
         strides = [math.prod(lengths[i + 1 :]) for i in range(len(lengths))]
         offsets = [
-            op.take(_multiples(stride, n), index, axis=0)
+            op.take(op.arange(start=0, stop=n, step=1, dtype=i64) * stride, index, axis=0)
             for stride, n, index in zip(strides, lengths, indices, strict=True)
         ]
-        flat = offsets[0]
-        for offset in offsets[1:]:
-            flat = flat + offset
+        flat = reduce(operator.add, offsets)
         x = reshape(x, (*x.shape[:first], math.prod(lengths), *x.shape[end:]))
     return op.take(x, flat, axis=first), flat.shape
-
-
-def _multiples(stride: int, n: int) -> Tensor:
-    return op.arange(start=0, stop=n, step=1, dtype=i64) * stride
 
 
 def setitem(x: Tensor, key: Any, values: Any) -> None:
@@ -242,15 +231,11 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
             _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
         else:
             _set_window(x, _without_ellipsis(items, x.ndim), given)
-    except MlvmError as error:
-        if isinstance(error, IndexRefused):
+    except errors.MlvmError as error:
+        if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
-
-
-_SET: Final = one_op("copy")
-"""Stands for the op in errors about values."""
 
 
 def _values(x: Tensor, values: Any) -> Tensor:
@@ -258,14 +243,14 @@ def _values(x: Tensor, values: Any) -> Tensor:
     Raises `DTypeError` where they do not promote to it."""
     try:
         given = as_operand(values, x)
-    except OpError as error:
+    except errors.OpError as error:
         error.op, error.operands = "setitem", (x.type, type(values).__name__)
         raise
     if given.dtype is x.dtype:
         return given
     if not can_cast(given, x.dtype):
         remedy = _converted(values, given.dtype, x.dtype)
-        raise DTypeError(f"a {given.dtype} does not become a {x.dtype}; {remedy}").at(
+        raise errors.DTypeError(f"a {given.dtype} does not become a {x.dtype}; {remedy}").at(
             "setitem", (x.type, given.type)
         )
     return op.astype(given, dtype=x.dtype.name)
@@ -285,14 +270,16 @@ def _converted(values: object, dtype: DType, wanted: DType) -> str:
     return f"write ml.asarray(values).astype(ml.{name})"
 
 
-def _require_shape(x: Tensor, given: Tensor, shape: Shape) -> None:
-    """Raise `ShapeError` unless the values broadcast to that shape, but for leading axes of 1."""
+def _broadcasting(x: Tensor, given: Tensor, shape: Shape) -> Shape:
+    """The shape of the values without leading axes of 1. Raises `ShapeError` unless it broadcasts
+    to that shape."""
     behind = given.shape[max(0, given.ndim - len(shape)) :]
     fits = all(n in (1, m) for n, m in zip(behind[::-1], shape[::-1], strict=False))
     if not fits or given.size != math.prod(behind):
-        raise ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
+        raise errors.ShapeError(f"values of shape {given.shape} do not broadcast to {shape}").at(
             "setitem", (x.type, given.type)
         )
+    return behind
 
 
 def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
@@ -302,53 +289,40 @@ def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
     lengths = iter(map(len, places))
     chosen = [1 if item is None else next(lengths) for item in items]
     shape = tuple([n for n, item in zip(chosen, items, strict=True) if not isinstance(item, int)])
-    _require_shape(x, given, shape)
-    behind = [*given.shape[max(0, given.ndim - len(shape)) :]]
+    behind = [*_broadcasting(x, given, shape)]
     lined_up: list[int] = []
     for item in reversed(items):
         n = behind.pop() if behind and not isinstance(item, int) else 1
         if item is not None:
             lined_up.append(n)
-    call = one_op(
-        "slice_set",
-        start=tuple([place.start for place in places]),
-        length=tuple([len(place) for place in places]),
-        step=tuple([place.step for place in places]),
-    )
-    apply_into(x, call, x, reshape(given, lined_up[::-1]))
+    apply_into(x, one_op("slice_set", **_window(places)), x, reshape(given, lined_up[::-1]))
 
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
     """Set what integer tensors choose, maybe beside integers and slices."""
     [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
-    indices = items[axis]
-    axes = 1
-    if others or not isinstance(indices, Tensor) or any(
-        item != slice(None) for i, item in enumerate(items) if i != axis
-    ):  # fmt: skip
+    indices, axes = cast(Tensor, items[axis]), 1
+    if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
         positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
         indices = getitem(reshape(positions, x.shape), key)
         axis, axes = 0, x.ndim
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
-    _require_shape(x, given, shape)
-    behind = given.shape[max(0, given.ndim - len(shape)) :]
-    call = one_op("index_set", axis=axis, axes=axes)
-    apply_into(x, call, x, reshape(given, behind), indices)
+    values = reshape(given, _broadcasting(x, given, shape))
+    apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
 
 
 def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
     """Set what a mask chooses: a value for each place, or the same for all."""
     if mask.shape != x.shape[: mask.ndim]:
-        raise MaskRefused(
+        raise errors.MaskRefused(
             f"a mask of shape {mask.shape} does not cover the first axes of {x.shape}"
         ).at("setitem", (x.type, mask.type))
     behind = x.shape[mask.ndim :]
     if given.ndim == len(behind) + 1 and given.shape[0] != 1:
-        _require_shape(x, given, (given.shape[0], *behind))
+        _broadcasting(x, given, (given.shape[0], *behind))
         apply_into(x, one_op("mask_set"), x, given, mask)
         return
-    _require_shape(x, given, behind)
-    given = reshape(given, given.shape[max(0, given.ndim - len(behind)) :])
+    given = reshape(given, _broadcasting(x, given, behind))
     wide = reshape(mask, (*mask.shape, *[1] * len(behind)))
     apply_into(x, one_op("where"), wide, given, x)
 

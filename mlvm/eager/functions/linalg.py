@@ -11,69 +11,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, DTypeError, LinAlgError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import LinAlgError as LinAlgError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
-from mlvm.eager.functions.arguments import integer, integers, type_of
+from mlvm.eager.functions import shapes
+from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.matrices import conj, cut, diagonal_of, floating, real
-from mlvm.eager.functions.shapes import (
-    broadcast_to,
-    expand_dims,
-    matrix_transpose,
-    moveaxis,
-    permute_dims,
-    reshape,
-)
-from mlvm.eager.functions.sums import outer
+from mlvm.eager.functions.shapes import matrix_transpose as matrix_transpose
+from mlvm.eager.functions.sums import outer as outer
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import finfo
-from mlvm.eager.tensor.primitives import matmul
+from mlvm.eager.tensor.primitives import matmul as matmul
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.wrapper import public
-
-__all__ = [
-    "EigResult",
-    "EighResult",
-    "LinAlgError",
-    "LstsqResult",
-    "QRResult",
-    "SVDResult",
-    "SlogdetResult",
-    "cholesky",
-    "cross",
-    "det",
-    "diagonal",
-    "eig",
-    "eigh",
-    "eigvals",
-    "eigvalsh",
-    "inv",
-    "lstsq",
-    "matmul",
-    "matrix_norm",
-    "matrix_power",
-    "matrix_rank",
-    "matrix_transpose",
-    "norm",
-    "outer",
-    "pinv",
-    "qr",
-    "slogdet",
-    "solve",
-    "svd",
-    "svdvals",
-    "tensordot",
-    "trace",
-    "vecdot",
-    "vector_norm",
-]
+from mlvm.eager.tensor.wrapper import names_of, public
 
 NormOrder: TypeAlias = float | Literal["fro", "nuc"] | None
 
@@ -205,12 +163,7 @@ def _common_axis(x1: Tensor, x2: Tensor, axis: int) -> int:
 
 
 @public
-def tensordot(
-    x1: Tensor,
-    x2: Tensor,
-    /,
-    axes: int | Sequence[int | Sequence[int]] = 2,
-) -> Tensor:
+def tensordot(x1: Tensor, x2: Tensor, /, axes: int | Sequence[Ints] = 2) -> Tensor:
     """The products of x1 and x2 summed over some axes of both: the last `axes` of x1 and the first
     of x2, or those that a pair of sequences names. The result has the other axes of x1, then those
     of x2. Nothing is conjugated.
@@ -229,26 +182,23 @@ def tensordot(
     wide = [i for i in range(x2.ndim) if i not in second]
     inner = math.prod(x1.shape[i] for i in first)
     shape = *(x1.shape[i] for i in rows), *(x2.shape[i] for i in wide)
-    left = permute_dims(x1, (*rows, *first))
-    right = permute_dims(x2, (*second, *wide))
-    left = reshape(left, (math.prod(x1.shape[i] for i in rows), inner))
-    right = reshape(right, (inner, math.prod(x2.shape[i] for i in wide)))
-    return reshape(op.matmul(left, right), shape)
+    high, width = math.prod(shape[: len(rows)]), math.prod(shape[len(rows) :])
+    left = shapes.reshape(shapes.permute_dims(x1, (*rows, *first)), (high, inner))
+    right = shapes.reshape(shapes.permute_dims(x2, (*second, *wide)), (inner, width))
+    return shapes.reshape(op.matmul(left, right), shape)
 
 
 def _contracted(
-    axes: int | Sequence[int | Sequence[int]], types: tuple[TensorType, TensorType]
+    axes: int | Sequence[Ints], types: tuple[TensorType, TensorType]
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The axes of each that are summed over, in order."""
     x1, x2 = types
-    if isinstance(axes, Sequence) and not isinstance(axes, str):
-        if len(axes) != 2:
-            raise AttributeRefused(f"axes is an int or a pair of sequences, not {brief(axes)}")
+    if isinstance(axes, Sequence) and not isinstance(axes, str) and len(axes) == 2:
         first = normalize_axes(integers(axes[0], "axes[0]"), x1.ndim)
         second = normalize_axes(integers(axes[1], "axes[1]"), x2.ndim)
     else:
         try:
-            count = integer(axes, "axes")
+            count = integer(cast(int, axes), "axes")
         except AttributeRefused:
             raise AttributeRefused(
                 f"axes is an int or a pair of sequences, not {brief(axes)}"
@@ -304,7 +254,7 @@ def matrix_power(x: Tensor, n: int, /) -> Tensor:
     if type.shape[-2] != type.shape[-1]:
         raise ShapeError(f"needs square matrices, not {type.shape[-2]} by {type.shape[-1]}")
     if n == 0:
-        return op.copy(broadcast_to(eye(type.shape[-1], dtype=type.dtype), type.shape))
+        return op.copy(shapes.broadcast_to(eye(type.shape[-1], dtype=type.dtype), type.shape))
     power, left = op.inv(x) if n < 0 else x, abs(n)
     result: Tensor | None = None
     while left:
@@ -382,8 +332,7 @@ def qr(x: Tensor, /, mode: QRMode = "reduced") -> QRResult:
         (f32[3,2], f32[2,2])
     """
     x = floating(x)
-    packed = op.qr(x, mode=mode)
-    return QRResult(*cut(packed, *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
+    return QRResult(*cut(op.qr(x, mode=mode), *qr_shapes((x.shape[-2], x.shape[-1]), mode)))
 
 
 @public
@@ -440,8 +389,7 @@ def slogdet(x: Tensor, /) -> SlogdetResult:
         >>> ml.linalg.slogdet(ml.eye(2))
         SlogdetResult(sign=Tensor(1., f32[]), logabsdet=Tensor(0., f32[]))
     """
-    packed = op.slogdet(floating(x))
-    sign, logarithm = cut(packed, (), ())
+    sign, logarithm = cut(op.slogdet(floating(x)), (), ())
     return SlogdetResult(sign, real(logarithm))
 
 
@@ -496,7 +444,7 @@ def lstsq(x1: Tensor, x2: Tensor, /, rcond: float | Tensor | None = None) -> Lst
         Tensor([2.], f32[1])
     """
     x1, x2 = floating(x1), floating(x2)
-    right = expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
+    right = shapes.expand_dims(x2, axis=-1) if x2.ndim == 1 else x2
     rtol = _tolerance(rcond, _matrices(x1), "rcond")
     solution = op.pinv(x1, rtol) @ right
     residuals = vector_norm(right - x1 @ solution, axis=-2) ** 2
@@ -525,8 +473,7 @@ def eigh(x: Tensor, /) -> EighResult:
         Tensor([1., 1.], f32[2])
     """
     x = floating(x)
-    packed, n = op.eigh(x), x.shape[-1]
-    values, vectors = cut(packed, (n,), (n, n))
+    values, vectors = cut(op.eigh(x), x.shape[-1:], x.shape[-2:])
     return EighResult(real(values), vectors)
 
 
@@ -558,9 +505,7 @@ def eig(x: Tensor, /) -> EigResult:
         c64[2]
     """
     x = floating(x)
-    packed, n = op.eig(x), x.shape[-1]
-    values, vectors = cut(packed, (n,), (n, n))
-    return EigResult(values, vectors)
+    return EigResult(*cut(op.eig(x), x.shape[-1:], x.shape[-2:]))
 
 
 @public
@@ -625,7 +570,7 @@ def matrix_rank(x: Tensor, /, *, rtol: float | Tensor | None = None) -> Tensor:
     x = floating(x)
     tolerance = _tolerance(rtol, _matrices(x))
     values = svdvals(x)
-    bound = expand_dims(_largest(values, -1) * tolerance, axis=-1)
+    bound = shapes.expand_dims(_largest(values, -1) * tolerance, axis=-1)
     return op.sum(op.greater(values, bound), axis=-1)
 
 
@@ -650,9 +595,10 @@ def vector_norm(
     x = floating(x)
     if not is_real(ord):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}")
-    axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)
+    axes = axes_of(axis, x)
     if ord == 2:
-        return op.sqrt(op.sum(_squares(x), axis=axes, keepdims=keepdims))
+        squares = op.square(x if x.dtype.is_float else op.abs(x))
+        return op.sqrt(op.sum(squares, axis=axes, keepdims=keepdims))
     size = op.abs(x)
     if ord == math.inf:
         return _largest(size, axes, keepdims)
@@ -670,11 +616,6 @@ def vector_norm(
     none = op.equal(total, least)
     root = op.where(none, one, total) ** (1 / ord)
     return op.where(none, constant(0.0, size.dtype), root)
-
-
-def _squares(x: Tensor) -> Tensor:
-    """|x|^2"""
-    return op.square(x if x.dtype.is_float else op.abs(x))
 
 
 def _largest(x: Tensor, axis: Axis, keepdims: bool = False) -> Tensor:
@@ -712,7 +653,7 @@ def matrix_norm(x: Tensor, /, *, keepdims: bool = False, ord: NormOrder = "fro")
         result = (_largest if ord in (1, math.inf) else op.min)(sums, axis=-1)
     else:
         raise AttributeRefused(f'ord is "fro", "nuc", 1, -1, 2, -2, inf or -inf, not {brief(ord)}')
-    return expand_dims(result, axis=(-2, -1)) if keepdims else result
+    return shapes.expand_dims(result, axis=(-2, -1)) if keepdims else result
 
 
 @public
@@ -729,13 +670,16 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
     """
-    type = type_of(x)
+    type_of(x)
     if axis is None and ord is None:
         return vector_norm(x, keepdims=keepdims)
-    axes = normalize_axes(axis if axis is None else integers(axis, "axis"), type.ndim)
+    axes = axes_of(axis, x)
     if len(axes) == 1 and not isinstance(ord, str):
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
     if len(axes) != 2:
         raise ShapeError(f"a norm is of one axis or two, not {len(axes)}")
-    moved = matrix_norm(moveaxis(x, axes, (-2, -1)), ord="fro" if ord is None else ord)
-    return expand_dims(moved, axis=axes) if keepdims else moved
+    moved = matrix_norm(shapes.moveaxis(x, axes, (-2, -1)), ord="fro" if ord is None else ord)
+    return shapes.expand_dims(moved, axis=axes) if keepdims else moved
+
+
+__all__ = [*names_of(globals()), "LinAlgError", "matmul", "matrix_transpose", "outer"]

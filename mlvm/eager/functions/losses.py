@@ -26,9 +26,7 @@ Reduction: TypeAlias = Literal["none", "mean", "sum"]
 def mean_squared_error(
     predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "mean"
 ) -> Tensor:
-    """(predictions - targets)^2, of floats of one shape; their mean unless `reduction` says else.
-
-    So do the other losses.
+    """(predictions - targets)^2, of floats of one shape; their mean unless `reduction` differs.
 
     Predictions and targets: f[...] -> f[], or f[...] with "none". Raises `ShapeError` unless
     both have one shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused`

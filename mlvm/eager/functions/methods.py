@@ -2,7 +2,7 @@
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. What means
-something else here has a hint in `elsewhere`.
+something else here has a hint in `interop/hints.py`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def var(
 ) -> Tensor:
     """`var`, with the keywords of numpy, which calls it for `numpy.var(x)`; `ddof` is its name
     for `correction`."""
-    by = _correction(x, ddof, correction)
+    by = _correction(ddof, correction)
     return op.var(_cast(x, dtype), axis, correction=by, keepdims=keepdims, out=out)
 
 
@@ -129,7 +129,7 @@ def std(
 ) -> Tensor:
     """`std`, with the keywords of numpy, which calls it for `numpy.std(x)`; `ddof` is its name
     for `correction`."""
-    by = _correction(x, ddof, correction)
+    by = _correction(ddof, correction)
     if out is None:
         return sums.std(_cast(x, dtype), axis=axis, correction=by, keepdims=keepdims)
     return op.sqrt(var(x, axis, dtype, correction=by, keepdims=keepdims), out=out)
@@ -144,7 +144,7 @@ def _cast(x: Tensor, dtype: object) -> Tensor:
     return x if dtype is None else elements.astype(x, dtype)
 
 
-def _correction(x: Tensor, ddof: float, correction: float | None) -> float:
+def _correction(ddof: float, correction: float | None) -> float:
     if correction is None:
         return float(ddof)
     if ddof:
@@ -157,20 +157,13 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 else given
 
 
+_OF_OPS: Final = "abs all any argmax argmin conj copy max min prod round sum"
+_OF_TENSORS = reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std
+_OF_BOTH = elements.astype, elements.clip, elements.nonzero, elements.take
 METHODS: Final[dict[str, Callable[..., Any]]] = {
-    **{
-        name: getattr(op, name)
-        for name in (
-            *("abs", "all", "any", "argmax", "argmin", "conj", "copy", "max", "min"),
-            *("prod", "round", "sum"),
-        )
-    },
-    **{name: getattr(elements, name) for name in ("astype", "clip", "nonzero")},
-    **{each.__name__: each for each in (reshape, flatten, ravel, permute, transpose, swapaxes)},
-    **{
-        each.__name__: each
-        for each in (argsort, shapes.repeat, shapes.squeeze, elements.take, mean, var, std)
-    },
+    **{name: getattr(op, name) for name in _OF_OPS.split()},
+    **{each.__name__: each for each in (*_OF_TENSORS, *_OF_BOTH)},
+    **{each.__name__: each for each in (argsort, shapes.repeat, shapes.squeeze)},
 }
 
 

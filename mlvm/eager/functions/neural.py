@@ -6,7 +6,7 @@ Sequences are [batch, length, channels], images NHWC. Names are PyTorch's and JA
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
@@ -21,6 +21,12 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+Window: TypeAlias = int | Pair
+"""A window or a stride: (vertical, horizontal), or one int for both."""
+
+Sides: TypeAlias = str | Padding
+"""A padding: "SAME", "VALID" or ((top, bottom), (left, right))."""
 
 # --- activations ---------------------------------------------------------------------
 
@@ -107,12 +113,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
 @public
 def conv2d(
-    x: Tensor,
-    kernel: Tensor,
-    *,
-    stride: int | Pair = 1,
-    padding: str | Padding = "VALID",
-    groups: int = 1,
+    x: Tensor, kernel: Tensor, *, stride: Window = 1, padding: Sides = "VALID", groups: int = 1
 ) -> Tensor:
     """Cross-correlation of NHWC images with an HWIO kernel, as deep learning's convolution is:
     f[N, H, W, I] with f[KH, KW, I / groups, O] -> f[N, OH, OW, O].
@@ -142,12 +143,7 @@ def conv2d(
 
 @public
 def conv1d(
-    x: Tensor,
-    kernel: Tensor,
-    *,
-    stride: int = 1,
-    padding: str | Pair = "VALID",
-    groups: int = 1,
+    x: Tensor, kernel: Tensor, *, stride: int = 1, padding: str | Pair = "VALID", groups: int = 1
 ) -> Tensor:
     """Cross-correlation of sequences with a kernel: f[N, L, I] with f[K, I / groups, O] ->
     f[N, OL, O]. `padding` is "VALID", "SAME" or (before, after); otherwise as `conv2d`.
@@ -175,7 +171,7 @@ def conv1d(
 @public
 @in_f32
 def conv_transpose2d(
-    x: Tensor, kernel: Tensor, *, stride: int | Pair = 1, padding: str | Padding = "VALID"
+    x: Tensor, kernel: Tensor, *, stride: Window = 1, padding: Sides = "VALID"
 ) -> Tensor:
     """The transpose of `conv2d` as a linear map, as in PyTorch and TensorFlow: each element of x
     adds the kernel, times itself, to a window of the result (Dumoulin and Visin, arXiv 1603.07285,
@@ -282,11 +278,7 @@ def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: 
 
 @public
 def max_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
+    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
 ) -> Tensor:
     """The largest element of each window of NHWC images. The stride is the window unless given;
     padding, as in `conv2d`, counts as -inf.
@@ -298,20 +290,12 @@ def max_pool2d(
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
-    _require_images(x)
-    shape = pair(window, "window")
-    steps = shape if stride is None else pair(stride, "stride")
-    sides = _padding(x, shape, steps, padding)
-    return op.max_pool2d(x, window=shape, stride=steps, padding=sides)
+    return op.max_pool2d(x, **_windows(x, window, stride, padding))
 
 
 @public
 def avg_pool2d(
-    x: Tensor,
-    window: int | Pair,
-    *,
-    stride: int | Pair | None = None,
-    padding: str | Padding = "VALID",
+    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
 ) -> Tensor:
     """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
     `conv2d`, counts as zeros.
@@ -323,11 +307,15 @@ def avg_pool2d(
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
     """
+    return op.avg_pool2d(x, **_windows(x, window, stride, padding))
+
+
+def _windows(x: Tensor, window: Window, stride: Window | None, padding: Sides) -> dict[str, Any]:
+    """What the ops of pooling are told."""
     _require_images(x)
     shape = pair(window, "window")
     steps = shape if stride is None else pair(stride, "stride")
-    sides = _padding(x, shape, steps, padding)
-    return op.avg_pool2d(x, window=shape, stride=steps, padding=sides)
+    return {"window": shape, "stride": steps, "padding": _padding(x, shape, steps, padding)}
 
 
 def _require_images(x: Tensor) -> None:
@@ -335,6 +323,6 @@ def _require_images(x: Tensor) -> None:
         raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {x.ndim}")
 
 
-def _padding(x: Tensor, window: Pair, stride: Pair, padding: str | Padding) -> Padding:
+def _padding(x: Tensor, window: Pair, stride: Pair, padding: Sides) -> Padding:
     """The padding in zeros per side. Raises `AttributeRefused`."""
     return resolve_padding(padding, window, stride, (x.shape[1], x.shape[2]))

@@ -12,51 +12,28 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final
 
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import (
-    AttributeRefused,
-    DTypeError,
-    OperandValueError,
-    ShapeError,
-    brief,
-)
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
-from mlvm.eager.functions.arguments import integer, integers
+from mlvm.eager.functions.arguments import Ints, integer, integers
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
-from mlvm.eager.tensor.wrapper import public
-
-__all__ = [
-    "bernoulli",
-    "categorical",
-    "choice",
-    "fold_in",
-    "key",
-    "next_key",
-    "normal",
-    "permutation",
-    "randint",
-    "seed",
-    "set_state",
-    "split",
-    "state",
-    "truncated_normal",
-    "uniform",
-]
+from mlvm.eager.tensor.wrapper import names_of, public
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -124,10 +101,6 @@ def prepare(vm: VMProtocol) -> _Global:
     return vm.attached(_Global)
 
 
-def _global() -> _Global:
-    return prepare(current_arena().vm)
-
-
 _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
 """Where `next_key` has its keys from in place of the global ones, for each thread or task."""
 
@@ -146,7 +119,15 @@ def next_key() -> Tensor:
 
 
 @contextmanager
-def drawing(keys: list[Tensor]) -> Iterator[None]:
+def _keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
+    token = _source.set(source)
+    try:
+        yield
+    finally:
+        _source.reset(token)
+
+
+def drawing(keys: list[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, each key that `next_key` gives is added to the list."""
     source = _source.get() or _draw
 
@@ -154,35 +135,21 @@ def drawing(keys: list[Tensor]) -> Iterator[None]:
         keys.append(source())
         return keys[-1]
 
-    token = _source.set(draw)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(draw)
 
 
-@contextmanager
-def replaying(keys: Iterable[Tensor]) -> Iterator[None]:
+def replaying(keys: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, `next_key` gives these keys."""
-    token = _source.set(iter(keys).__next__)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(iter(keys).__next__)
 
 
-@contextmanager
-def drawing_nowhere() -> Iterator[None]:
+def drawing_nowhere() -> AbstractContextManager[None]:
     """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
-    token = _source.set(None)
-    try:
-        yield
-    finally:
-        _source.reset(token)
+    return _keys_from(None)
 
 
 def _draw() -> Tensor:
-    held = _global()
+    held = prepare(current_arena().vm)
     with held.lock:
         keys = apply(_SPLIT_ONE, held.state)
         apply_into(held.state, _ADVANCE, held.state, held.one)
@@ -216,7 +183,7 @@ def state() -> Array:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
     """
-    return _global().state.numpy()
+    return prepare(current_arena().vm).state.numpy()
 
 
 @public
@@ -233,8 +200,7 @@ def set_state(state: Array) -> None:
     """
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
-    held = _global()
-    write(held.state, state)
+    write(prepare(current_arena().vm).state, state)
 
 
 def _words(seed: int, n: int) -> Array:
@@ -247,9 +213,7 @@ def _words(seed: int, n: int) -> Array:
 
 
 @public
-def normal(
-    shape: int | Sequence[int] = (), *, key: Tensor | None = None, dtype: object = f32
-) -> Tensor:
+def normal(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
     """Standard normal values, of mean 0 and variance 1.
 
     The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
@@ -263,7 +227,7 @@ def normal(
 
 @public
 def uniform(
-    shape: int | Sequence[int] = (),
+    shape: Ints = (),
     *,
     low: float = 0.0,
     high: float = 1.0,
@@ -288,13 +252,11 @@ def uniform(
     if (low, high) == (0, 1):
         return op.uniform(_or_next(key), shape=sizes, dtype=wanted)
     u = op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted))
-    return _as(u * float(high - low) + float(low), wanted)
+    return rounded(u * float(high - low) + float(low), wanted)
 
 
 @public
-def bernoulli(
-    shape: int | Sequence[int] = (), p: Tensor | float = 0.5, *, key: Tensor | None = None
-) -> Tensor:
+def bernoulli(shape: Ints = (), p: Tensor | float = 0.5, *, key: Tensor | None = None) -> Tensor:
     """True with probability p, which is a number or a float tensor that broadcasts to the shape.
 
     The result: bool[*shape]. Raises `OperandValueError` where p is no probability, `DTypeError`
@@ -313,12 +275,7 @@ def bernoulli(
 
 @public
 def randint(
-    shape: int | Sequence[int],
-    *,
-    low: int,
-    high: int,
-    key: Tensor | None = None,
-    dtype: object = i64,
+    shape: Ints, *, low: int, high: int, key: Tensor | None = None, dtype: object = i64
 ) -> Tensor:
     """Integers low <= i < high, each exactly as likely as any other. `low` and `high` have no place
     of their own, since other libraries have them before the shape, or behind it.
@@ -354,11 +311,7 @@ def permutation(x: Tensor | int, *, key: Tensor | None = None) -> Tensor:
 
 @public
 def categorical(
-    logits: Tensor,
-    axis: int = -1,
-    shape: int | Sequence[int] | None = None,
-    *,
-    key: Tensor | None = None,
+    logits: Tensor, axis: int = -1, shape: Ints | None = None, *, key: Tensor | None = None
 ) -> Tensor:
     """Positions along `axis`, i64, each with a probability proportional to e^logit.
 
@@ -380,14 +333,14 @@ def categorical(
     wanted = _drawn_shape(rest, shape)
     place = len(wanted) + 1 + along
     drawn = (*wanted[:place], type.shape[along], *wanted[place:])
-    wide = _wide(stop_gradient(logits))
+    wide = widened(stop_gradient(logits))
     return op.argmax(wide + _gumbel(drawn, wide.dtype, key), axis=along)
 
 
 @public
 def choice(
     a: Tensor | int,
-    shape: int | Sequence[int] = (),
+    shape: Ints = (),
     *,
     replace: bool = True,
     p: Tensor | None = None,
@@ -423,15 +376,14 @@ def choice(
         raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
     if not draws:
         places = full(wanted, 0, dtype=i64)
-    elif replace:
-        if p is None:
-            places = randint(wanted, low=0, high=n, key=key)
-        else:
-            places = categorical(op.log(_wide(stop_gradient(p))), shape=wanted, key=key)
+    elif p is None and replace:
+        places = randint(wanted, low=0, high=n, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
+    elif replace:
+        places = categorical(op.log(widened(stop_gradient(p))), shape=wanted, key=key)
     else:
-        scores = op.log(_wide(stop_gradient(p)))
+        scores = op.log(widened(stop_gradient(p)))
         noise = _gumbel((n,), scores.dtype, key)
         places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
@@ -441,7 +393,7 @@ def choice(
 def truncated_normal(
     lower: Tensor | float,
     upper: Tensor | float,
-    shape: int | Sequence[int] | None = None,
+    shape: Ints | None = None,
     *,
     key: Tensor | None = None,
     dtype: object = f32,
@@ -468,8 +420,8 @@ def truncated_normal(
     given = broadcast_shapes(low.shape, high.shape)
     drawn = _drawn_shape(given, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
-    first, last = [op.erf(_wide(x) * math.sqrt(0.5)) for x in (low, high)]
-    x = _as(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
+    first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
+    x = rounded(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
     return op.clip(x, low, high)
 
 
@@ -518,22 +470,13 @@ def _wide_dtype(dtype: DType) -> DType:
     return f32 if dtype.is_half else dtype
 
 
-def _wide(x: Tensor) -> Tensor:
-    """The tensor in what draws of its dtype are computed in."""
-    return _as(x, _wide_dtype(x.dtype))
-
-
-def _as(x: Tensor, dtype: DType) -> Tensor:
-    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
-
-
 def _gumbel(shape: tuple[int, ...], dtype: DType, key: Tensor | None) -> Tensor:
     """-log(-log(u)), finite also where u is drawn as 0."""
     u = op.uniform(_or_next(key), shape=shape, dtype=dtype)
     return -op.log(-op.log(op.maximum(u, float(np.finfo(dtype.numpy.name).tiny))))
 
 
-def _drawn_shape(given: Shape, shape: int | Sequence[int] | None) -> Shape:
+def _drawn_shape(given: Shape, shape: Ints | None) -> Shape:
     """The shape to draw in: the one asked for, to which the given one has to broadcast, or that."""
     if shape is None:
         return given
@@ -564,3 +507,6 @@ def _or_next(key: Tensor | None) -> Tensor:
     if key is not None and not isinstance(key, Tensor):
         raise DTypeError(f"a key is a tensor {_KEY}, not {type(key).__name__}; see random.key")
     return next_key() if key is None else key
+
+
+__all__ = names_of(globals())

@@ -15,9 +15,16 @@ from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
-from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integers, pair, type_of
-from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.arguments import (
+    Ints,
+    axes_of,
+    counts_of,
+    inferred,
+    integers,
+    pair,
+    type_of,
+)
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.operands import as_operand, is_array
@@ -26,7 +33,7 @@ from mlvm.eager.tensor.wrapper import public
 
 
 @public
-def reshape(x: Tensor, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:
+def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
     """The elements of x, in row-major order, in another shape of the same size; one length may be
     -1. Nothing is copied unless `copy` is True.
 
@@ -155,7 +162,7 @@ def moveaxis(
 
 
 @public
-def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
+def broadcast_to(x: Tensor, /, shape: Ints) -> Tensor:
     """x repeated along new leading axes and along axes of length 1, up to `shape`.
 
     Nothing is copied where nothing is repeated.
@@ -174,7 +181,7 @@ def broadcast_to(x: Tensor, /, shape: int | Sequence[int]) -> Tensor:
 
 
 @public
-def broadcast_shapes(*shapes: int | Sequence[int]) -> Shape:
+def broadcast_shapes(*shapes: Ints) -> Shape:
     """The shape that tensors of these shapes broadcast to.
 
     Raises `ShapeError` where there is none.
@@ -269,7 +276,7 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
 
 
 @public
-def split(x: Tensor, indices_or_sections: int | Sequence[int], axis: int = 0) -> list[Tensor]:
+def split(x: Tensor, indices_or_sections: Ints, axis: int = 0) -> list[Tensor]:
     """x cut along `axis`: into that many equal sections, or before each of the indices.
 
     x: [n, ...] -> [n / sections, ...] each, along axis 0. Raises `ShapeError` for a length that is
@@ -317,7 +324,7 @@ def part(x: Tensor, axis: int, positions: range) -> Tensor:
 
 
 @public
-def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
+def tile(x: Tensor, repetitions: Ints, /) -> Tensor:
     """x repeated repetitions[i] times along axis i. The shorter one of shape and repetitions gets
     ones in front.
 
@@ -335,7 +342,7 @@ def tile(x: Tensor, repetitions: int | Sequence[int], /) -> Tensor:
 
 
 @public
-def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None = None) -> Tensor:
+def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Tensor:
     """x with each element `repeats` times in a row along `axis` (None: flattened first).
 
     `repeats` may be a vector of integers, one for each place along the axis: the host reads it, as
@@ -351,7 +358,7 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
     if axis is None:
         return repeat(reshape(x, type_of(x).size), repeats, axis=0)
     [along] = axes_of(axis, x)
-    counts = counts_of(_listed(repeats, x), "repeats")
+    counts = counts_of(_listed(repeats), "repeats")
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]
     if len(counts) == 1:
         [n] = counts
@@ -362,7 +369,7 @@ def repeat(x: Tensor, repeats: int | Sequence[int] | Tensor, /, axis: int | None
     return op.take(x, asarray(np.repeat(np.arange(len(counts)), counts)), axis=along)
 
 
-def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[int]:
+def _listed(repeats: Ints | Tensor) -> Ints:
     """The numbers of `repeat`, where they come in a tensor."""
     if isinstance(repeats, np.ndarray):
         repeats = as_operand(repeats)
@@ -372,7 +379,7 @@ def _listed(repeats: int | Sequence[int] | Tensor, x: Tensor) -> int | Sequence[
         raise DTypeError("repeats are integers")
     if repeats.ndim > 1:
         raise ShapeError("repeats are a number or a vector")
-    found: int | Sequence[int] = repeats.tolist()
+    found: Ints = repeats.tolist()
     return found
 
 

@@ -6,7 +6,7 @@ of an order is true for bools too (False first); complex numbers have one only w
 
 from __future__ import annotations
 
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import bool_, u8
@@ -16,12 +16,11 @@ from mlvm.eager.functions.elements import astype, take
 from mlvm.eager.functions.shapes import concat, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
-_EQUAL: Final = one_op("equal")
+Side: TypeAlias = Literal["left", "right"]
 
 
 @public
@@ -95,12 +94,7 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
 
 @public
 def searchsorted(
-    x1: Tensor,
-    x2: Operand,
-    /,
-    *,
-    side: Literal["left", "right"] = "left",
-    sorter: Tensor | None = None,
+    x1: Tensor, x2: Operand, /, *, side: Side = "left", sorter: Tensor | None = None
 ) -> Tensor:
     """Where each element of x2 would go into the vector x1, which is in order, or which `sorter`,
     as `argsort` gives it, puts in order: i64, in the shape of x2.
@@ -176,7 +170,7 @@ class UniqueInverseResult(NamedTuple):
 class _Sorted:
     """The elements of x in order, as a vector, and where an element differs from the last."""
 
-    def __init__(self, function: str, x: Tensor) -> None:
+    def __init__(self, x: Tensor) -> None:
         type_of(x)
         flat = reshape(x, -1)
         self.shape = x.shape
@@ -224,7 +218,7 @@ def unique_all(x: Tensor, /) -> UniqueAllResult:
         >>> ml.unique_all(ml.asarray([3, 1, 3])).indices
         Tensor([1, 0], i64[2])
     """
-    found = _Sorted("unique_all", x)
+    found = _Sorted(x)
     values, indices = found.chosen(found.values), found.chosen(found.order)
     return UniqueAllResult(values, indices, found.inverse(), found.counts())
 
@@ -238,7 +232,7 @@ def unique_counts(x: Tensor, /) -> UniqueCountsResult:
         >>> ml.unique_counts(ml.asarray([3, 1, 3])).counts
         Tensor([1, 2], i64[2])
     """
-    found = _Sorted("unique_counts", x)
+    found = _Sorted(x)
     return UniqueCountsResult(found.chosen(found.values), found.counts())
 
 
@@ -252,7 +246,7 @@ def unique_inverse(x: Tensor, /) -> UniqueInverseResult:
         >>> ml.unique_inverse(ml.asarray([3, 1, 3])).inverse_indices
         Tensor([1, 0, 1], i64[3])
     """
-    found = _Sorted("unique_inverse", x)
+    found = _Sorted(x)
     return UniqueInverseResult(found.chosen(found.values), found.inverse())
 
 
@@ -265,7 +259,7 @@ def unique_values(x: Tensor, /) -> Tensor:
         >>> ml.unique_values(ml.asarray([3, 1, 3]))
         Tensor([1, 3], i64[2])
     """
-    found = _Sorted("unique_values", x)
+    found = _Sorted(x)
     return found.chosen(found.values)
 
 

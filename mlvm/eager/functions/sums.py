@@ -8,7 +8,6 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import Axis
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
-from mlvm.eager.functions.creation import full as full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape
@@ -40,8 +39,6 @@ def std(
 @public
 def outer(x: Tensor, y: Tensor, /) -> Tensor:
     """x[i] * y[j] for two vectors.
-
-    x: [m], y: [n] -> [m, n].
 
     x: [m], y: [n] -> [m, n]. Raises `ShapeError` for other than vectors, `DTypeError` for bools and
     dtypes that do not promote.
@@ -141,12 +138,7 @@ def _after(value: float, x: Tensor, axis: int | None) -> Tensor:
 
 @public
 def cumulative_prod(
-    x: Tensor,
-    /,
-    axis: int | None = None,
-    *,
-    dtype: object = None,
-    include_initial: bool = False,
+    x: Tensor, /, axis: int | None = None, *, dtype: object = None, include_initial: bool = False
 ) -> Tensor:
     """The running products along `axis` (None: the only one), in the dtype that `prod` uses. With
     `include_initial` a 1 comes before them, and the axis is longer by one.

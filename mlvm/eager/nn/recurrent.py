@@ -81,10 +81,8 @@ class _Cell(Module):
 
     def initial_state(self, *batch: int) -> Any:
         """The state before the first step: zeros, f[*batch, hidden_size]."""
-        zeros = [
-            creation.zeros((*batch, self.hidden_size), dtype=self.bias.dtype)
-            for _ in range(self.STATES)
-        ]
+        shape, dtype = (*batch, self.hidden_size), self.bias.dtype
+        zeros = [creation.zeros(shape, dtype=dtype) for _ in range(self.STATES)]
         return zeros[0] if self.STATES == 1 else tuple(zeros)
 
     def required_state(self, layer: str, state: Any, *batch: int) -> Any:
@@ -114,7 +112,7 @@ class _Cell(Module):
     @staticmethod
     def output(state: Any) -> Tensor:
         """The part of the state that the layer above sees: h, f[batch, hidden_size]."""
-        h: Tensor = state
+        h: Tensor = state[0] if isinstance(state, tuple) else state
         return h
 
 
@@ -171,10 +169,6 @@ class LSTMCell(_Cell):
         i, f, g, o = shapes.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
         c = _sum_of_products(op.sigmoid(f), c, op.sigmoid(i), op.tanh(g))
         return op.sigmoid(o) * op.tanh(c), c
-
-    @staticmethod
-    def output(state: tuple[Tensor, Tensor]) -> Tensor:
-        return state[0]
 
 
 class GRUCell(_Cell):
@@ -244,11 +238,9 @@ class _Recurrent(Module):
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
+        name = type(self).__name__
         inputs, hidden, layers = sizes(
-            type(self).__name__,
-            input_size=input_size,
-            hidden_size=hidden_size,
-            num_layers=num_layers,
+            name, input_size=input_size, hidden_size=hidden_size, num_layers=num_layers
         )
         directions = 2 if bidirectional else 1
         self.input_size = inputs

@@ -6,7 +6,6 @@ would in a group of one. The functions have no gradients: reduce what `value_and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -15,7 +14,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager.functions import shapes
-from mlvm.eager.functions.arguments import integers
+from mlvm.eager.functions.arguments import Ints, integers
 from mlvm.eager.tensor.apply import OneOp, apply, is_tracked
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
@@ -173,7 +172,7 @@ def send(x: Tensor, to: int) -> None:
     _effect("send", [x], to=to)
 
 
-def recv(shape: int | Sequence[int], *, source: int, dtype: object) -> Tensor:
+def recv(shape: Ints, *, source: int, dtype: object) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
     The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.

@@ -26,16 +26,10 @@ from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.optim.gradients import Parts, is_in_parts
 from mlvm.eager.optim.optimizer import Optimizer, Whole
-from mlvm.eager.parallel.collectives import (
-    all_gather,
-    all_reduce,
-    place_of,
-    rank,
-    reduce_scatter,
-    size,
-)
+from mlvm.eager.parallel import collectives
+from mlvm.eager.parallel.collectives import rank, size
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor
@@ -59,7 +53,6 @@ BUCKET_NBYTES: Final = 1 << 20
 """Bytes that members exchange at once: so many that a meeting's latency does not count, and so few
 that the last ones, which nothing is computed beside, do not either."""
 
-_COPY: Final = one_op("copy")
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
@@ -83,7 +76,7 @@ def wanted() -> Shard | None:
 def sharing_of(vm: VMProtocol) -> tuple[int, int, Shard | None]:
     """What a step on this VM depends on that it does not reach by itself: the rank, the size of the
     group, and what is kept in parts."""
-    return *place_of(vm), _wanted.get()
+    return *collectives.place_of(vm), _wanted.get()
 
 
 # --- pieces --------------------------------------------------------------------------
@@ -118,9 +111,9 @@ def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     dtype."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
+        return [collectives.reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
     table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = shapes.reshape(reduce_scatter(table, "mean"), -1)
+    row = shapes.reshape(collectives.reduce_scatter(table, "mean"), -1)
     return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
 
 
@@ -128,8 +121,8 @@ def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Ten
     """The tensors of these types that the members have the pieces of: in one meeting, so all have
     one dtype."""
     if len(pieces) == 1:
-        return [_unpadded(all_gather(pieces[0]), wholes[0])]
-    table = shapes.reshape(all_gather(shapes.concat(pieces)), (size(), -1))
+        return [_unpadded(collectives.all_gather(pieces[0]), wholes[0])]
+    table = shapes.reshape(collectives.all_gather(shapes.concat(pieces)), (size(), -1))
     ranges = zip(_ranges(wholes), wholes, strict=True)
     return [_unpadded(shapes.reshape(table[:, a:b], -1), whole) for (a, b), whole in ranges]
 
@@ -144,7 +137,7 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
             launch_for_values(_GATHER_INTO, current_arena().vm, (view, given[0]))
             continue
         for x, whole in zip(each, gathered(given, [x.type for x in each]), strict=True):
-            apply_into(x, _COPY, whole)
+            apply_into(x, COPY, whole)
 
 
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:
@@ -368,4 +361,4 @@ def _held(params: Tree) -> Whole:
 
 
 Optimizer._hold = staticmethod(_held)  # type: ignore[method-assign]
-Parts._all_reduce = staticmethod(all_reduce)  # type: ignore[method-assign]
+Parts._all_reduce = staticmethod(collectives.all_reduce)  # type: ignore[method-assign]

@@ -17,27 +17,15 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import (
-    AttributeRefused,
-    CaptureError,
-    GradientError,
-    HandleError,
-    user_line,
-)
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError, user_line
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import (
-    Estimate,
-    StorageHandle,
-    T,
-    TensorHandle,
-    VMProtocol,
-)
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.tensor import context
-from mlvm.eager.tensor.apply import OneOp, apply, one_op
+from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
@@ -53,8 +41,6 @@ current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
 
 Reference: TypeAlias = weakref.ref[Allocation]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
-
-_COPY: Final = one_op("copy")
 
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
@@ -97,7 +83,10 @@ class Recorder:
     """
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
-        self.vm = vm
+        self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
+        self.is_same, self.attached = vm.is_same, vm.attached
+        self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
+        self.synchronize = vm.synchronize
         self.calls: list[Call] = []
         self.states: list[Allocation] = []
         self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
@@ -140,20 +129,6 @@ class Recorder:
 
     # --- what the function sees -------------------------------------------------------
 
-    @property
-    def name(self) -> str:
-        return self.vm.name
-
-    @property
-    def stands_for(self) -> VMProtocol:
-        return self.vm.stands_for
-
-    def is_same(self, other: VMProtocol) -> bool:
-        return self.vm.is_same(other)
-
-    def attached(self, kind: Callable[[VMProtocol], T]) -> T:
-        return self.vm.attached(kind)
-
     def alloc_storage(self, nbytes: int) -> StorageHandle:
         handle = next(_handles)
         self._allocating.add(handle)
@@ -173,18 +148,8 @@ class Recorder:
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         pass
 
-    def consumed_size_in_mib(self) -> float:
-        return self.vm.consumed_size_in_mib()
-
-    def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
-        return self.vm.estimate(program, arg_types)
-
     def launch(
-        self,
-        program: Program,
-        args: Sequence[TensorHandle] = (),
-        *,
-        max_steps: int | None = None,
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         """Note down what the program would do. Raises `CaptureError` if it is not one call, or
         leaves values."""
@@ -216,9 +181,6 @@ class Recorder:
 
     def swap(self, h1: TensorHandle, h2: TensorHandle) -> None:
         raise _refused("two tensors are swapped")
-
-    def synchronize(self) -> None:
-        self.vm.synchronize()
 
     # --- what it does -----------------------------------------------------------------
 
@@ -290,12 +252,7 @@ class Recorder:
     # --- updates ----------------------------------------------------------------------
 
     def update(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-        tapes: Sequence[Tape],
+        self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
         """Give a result to `out`, of which views or tapes need the old value.
 
@@ -370,12 +327,8 @@ class Recorder:
 
     def _copied(self, x: Tensor) -> Tensor:
         """A copy, which no tape knows."""
-        before = current_tape.set(None)
-        try:
-            with self.arena.allocating():
-                return apply(_COPY, x)
-        finally:
-            current_tape.reset(before)
+        with context.taped(None), self.arena.allocating():
+            return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
         """Raise `GradientError` for an update, in a block, of what was made outside of it, where a

@@ -7,7 +7,8 @@ arena for as long as Python refers to them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
 from typing import Any, Protocol
@@ -44,6 +45,16 @@ class Tape(Protocol):
 
 current_tape: ContextVar[Tape | None] = ContextVar("current_tape", default=None)
 """The tape that differentiable calls are recorded on, for each thread or task."""
+
+
+@contextmanager
+def taped(tape: Tape | None) -> Iterator[None]:
+    """Inside the block that tape is on, or none."""
+    before = current_tape.set(tape)
+    try:
+        yield
+    finally:
+        current_tape.reset(before)
 
 
 class Capture(Protocol):

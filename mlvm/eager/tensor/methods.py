@@ -1,9 +1,10 @@
-"""What a tensor has from the functions: `x.sum()` is `sum(x)`. `as_methods` fills the class, and
-`methods.pyi`, which `python -m mlvm.eager.stub methods` writes, tells editors and type checkers.
+"""The class that `operators.py` and `functions/methods.py` fill: what a tensor has from the ops and
+functions, `x.sum()` being `sum(x)`. `methods.pyi` tells editors and type checkers; the build
+writes it (`mlvm.eager.stub`).
 """
 
 
 class Methods:
-    """The functions of `mlvm.eager` that are methods of a tensor too."""
+    """Operators, and the functions of `mlvm.eager` that are methods of a tensor too."""
 
     __slots__ = ()

@@ -1,10 +1,8 @@
 """The public function of every op, derived from the op table.
 
-`add(x, y, /, *, out=None)` takes tensors (or, beside a tensor, Python scalars) by position,
-attributes by keyword, and optionally the tensor to write into. An `axis` may follow the tensors by
-position, `sum(x, 0)`. An array is taken as `asarray` makes a tensor of it, a list of numbers as one
-number.
-`primitives.pyi` tells editors and type checkers the same; `mlvm.eager.stub` writes it.
+`add(x, y, /, *, out=None)` takes operands by position (`as_operand` says which), attributes by
+keyword, and optionally the tensor to write into. An `axis` may follow the operands by position,
+`sum(x, 0)`. `primitives.pyi` tells editors and type checkers the same; `mlvm.eager.stub` writes it.
 """
 
 from __future__ import annotations

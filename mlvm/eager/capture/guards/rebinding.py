@@ -8,11 +8,12 @@ the function has made.
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from mlvm.eager.capture.guards.look import Field, Look, dict_of
 from mlvm.eager.capture.guards.read import CELL, MISSING, content_of_slot
+from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Node
 
@@ -25,6 +26,15 @@ class Surroundings:
         named = [(Field(node, name), x) for node in nodes for name, x in dict_of(node).items()]
         self._fields = [(field, x) for field, x in named if isinstance(x, Tensor)]
         self._places = [(place, text, contents(place)) for place, text in look.places.values()]
+        self._lent: list[tuple[Field, Any, Any]] = []
+
+    def lend(self, places: Sequence[Field], numbers: Sequence[Any]) -> None:
+        """Put what stands for numbers into their fields, until these are put back."""
+        pairs = [(place, x) for place, x in zip(places, numbers, strict=False) if type(x) is Number]
+        before = {(id(each.owner), each.name): (each, each.value) for each, _ in pairs}
+        for place, number in pairs:
+            place.set(number)
+        self._lent = [(place, was, place.value) for place, was in before.values()]
 
     def rebound(self) -> Iterator[tuple[Field, Tensor]]:
         """The fields that held a tensor and now hold another of its type, with that one."""
@@ -34,12 +44,18 @@ class Surroundings:
                 yield field, now
 
     def put_back(self, *, failed: bool) -> None:
-        """Give the rebound fields their old values; if the function has failed, also all other
-        fields that held a tensor."""
+        """Give the rebound fields their old values, and others their numbers, unless the function
+        has assigned new ones; if it has failed, all fields that held a tensor or a number."""
         for field, x in self._fields:
             now = field.value
             if failed or (isinstance(now, Tensor) and now.type is x.type):
                 field.set(x)
+        for field, was, lent in self._lent:
+            if failed or field.value is lent:
+                dict_of(field.owner)[field.name] = was
+            elif field.name in dict_of(field.owner):
+                dict_of(field.owner)[field.name] = plain(field.value)
+        self._lent.clear()
 
     def find(self, kept: Collection[Tensor]) -> tuple[Tensor, str] | None:
         """One of these tensors and the name that keeps it, or None. All names that keep one get

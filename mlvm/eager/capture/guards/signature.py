@@ -57,7 +57,7 @@ class Signature:
 
     `tensors` are each once; `inputs` has the first over each memory, and its order numbers the
     inputs. An argument that the function also reaches by itself is no input: it is known by
-    identity. Of `numbers` only the class counts; `places` are the fields of the first of them.
+    identity. Of `numbers` only the class counts; those in fields come first.
 
     Raises `CaptureError` for a tensor of a scratch pad.
     """
@@ -70,7 +70,6 @@ class Signature:
         self.tensors: list[Tensor] = []
         self.inputs: list[Tensor] = []
         self.numbers = numbers + arguments.numbers
-        self.places: list[Field] = look.numbers
         self._ordinals: dict[int, int] = {}  # of tensors, and of memories
         self._roots: dict[int, int] = {}
         tensors = [self._tensor(x) for x in (*self.in_fields, *arguments.tensors)]

@@ -1,6 +1,6 @@
 /* The short way of an eager call: allocate the result, launch one op, record it on the tape.
  *
- * `apply(call, *operands)` does in C what `apply_in_python` in mlvm/eager/tensor/tensor.py does, for the
+ * `apply(call, *operands)` does in C what `apply_in_python` in mlvm/eager/tensor/apply.py does, for the
  * common case. Whatever is not common is left to that function before anything has happened: it has the
  * semantics, this has the speed. A call is common if all operands are plain tensors whose types the
  * call has met, on a native VM that nobody observes, in an arena that notes nothing and has a free
