@@ -109,13 +109,8 @@ class Server:
                 raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
             self._shared[name] = self._make_vm(name)
         sample = self._make_vm("sample")  # what cannot be made is known now
-        self._about = {
-            "format": VERSION,
-            "pid": os.getpid(),
-            "native": sample.native,
-            "threads": sample.threads,
-            **(about or {}),
-        }
+        of_vm = {"native": sample.native, "threads": sample.threads}
+        self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
         sample.close()
         self._inode: tuple[int, int] | None = None
         self._socket = addresses.listen(asked, public=insecure or self._context is not None)
@@ -373,10 +368,8 @@ class Server:
             clients = [each.status(now) for each in self._clients.values()]
             gone = self._launches
             strangers = len(self._strangers)
-        shared = [
-            {"vm": name, "bytes": _nbytes(vm), "launches": vm.launches}
-            for name, vm in self._shared.items()
-        ]
+        vms = self._shared.items()
+        shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
         own = [each for each in clients if each["vm"] not in self._shared]
         return {
             "seconds": now - self._started,
