@@ -51,9 +51,10 @@ class Changing:
         """Note what a recording is for, before it changes anything."""
         if not self._warned:
             names = [*self._names, *range(len(self._names), len(args))]
-            self._recordings.append(dict(words_of(look)))
+            words = dict(words_of(look))
             for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                self._recordings[-1].update(_of_tree(f"argument {name!r}", value))
+                words.update(_of_tree(f"argument {name!r}", value))
+            self._recordings.append(words)
 
     def warn(self, name: str) -> None:
         """Issue `RecompilationWarning` if the function of that name has now been recorded often. It
