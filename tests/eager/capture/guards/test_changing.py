@@ -12,6 +12,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
+from mlvm.eager.capture.guards.changing import MANY, Changing
+from mlvm.eager.capture.guards.look import Look
 
 SETTINGS = {"mode": "a"}
 
@@ -149,3 +151,18 @@ def test_an_unread_field_is_not_named() -> None:
     _, text = warned(captured, call)
     assert re.search(r"attribute 'rate' of Config was 0.0, 1.0", text)
     assert "count" not in text
+
+
+def test_threads_record_while_one_of_them_warns() -> None:
+    """To describe an argument runs Python. So another thread may issue the warning meanwhile."""
+    changing, look = Changing(lambda x: x), Look(lambda x: x)
+
+    class Warns(dict[str, int]):
+        def items(self) -> Any:
+            for _ in range(MANY):
+                changing.note(look, (), {})
+            with pytest.warns(ml.RecompilationWarning):
+                changing.warn("f")
+            return super().items()
+
+    changing.note(look, (Warns(a=1),), {})
