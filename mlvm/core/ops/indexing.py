@@ -270,7 +270,11 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `PositionRefused`."""
+    """The indices as intp, counted from the front. Raises `PositionRefused`.
+
+    They are read once: a VM that shares the tensor may change it meanwhile.
+    """
+    indices = indices.copy()
     lowest = -length if negative else 0
     if indices.size:
         low, high = int(indices.min()), int(indices.max())
@@ -319,7 +323,7 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 @movement(infer=_nonzero_indices, public=False)
 def nonzero_indices(x: Array) -> Array:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
-    return np.ascontiguousarray(np.argwhere(x))
+    return np.ascontiguousarray(np.argwhere(x.copy()))
 
 
 @movement(infer=_boolean_index, copies_only=True, public=False)
@@ -328,7 +332,7 @@ def boolean_index(x: Array, mask: Array) -> Array:
 
     The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
     """
-    return x[mask]
+    return x[mask.copy()]
 
 
 @movement(infer=_mask_scatter, copies_only=True, public=False)
@@ -338,6 +342,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     The transpose of `boolean_index`. Raises `OperandValueError` unless there are as many
     updates as places.
     """
+    mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(updates):
         raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
@@ -351,6 +356,7 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
 
     Raises `OperandValueError` unless there are as many values as places.
     """
+    mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(values):
         raise OperandValueError(f"the mask has {count} places for {len(values)} values")

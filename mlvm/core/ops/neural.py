@@ -265,7 +265,8 @@ def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array
 
 
 def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Where each label's logit lies in `_rows(logits)`."""
+    """Where each label's logit lies in `_rows(logits)`. Labels are read once, as indices are."""
+    labels = labels.copy()
     classes = logits.shape[-1]
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
