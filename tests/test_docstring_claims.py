@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from operator import attrgetter
-from threading import Event
+from threading import Event, Thread
 from types import FunctionType
 from typing import Any
 
@@ -718,10 +718,16 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 WRONG_OF_METHODS = """
 ArenaError Arena.alloc: closed.alloc(x.type)
 ArenaOverflow Arena.alloc: tight.alloc(x.type)
+ArenaBusy Arena.allocating: within(busy.allocating(), list)
+ArenaBusy Arena.close: busy.close()
 ArenaError Arena.free: vm_arena.free(v)
 StaleTensor Arena.free: vm_arena.free(freed)
 ArenaError Arena.keep: vm_arena.keep(v)
 StaleTensor Arena.keep: vm_arena.keep(freed)
+ArenaBusy Arena.keep: busy.keep(in_busy)
+ArenaBusy Arena.mark: busy.mark()
+ArenaBusy Arena.reset: busy.reset()
+ArenaBusy Arena.rewind: busy.rewind(begun)
 ArenaError Arena.rewind: vm_arena.rewind(closed_mark)
 ArenaError Arena.view: v.arena.view(v, x.type)
 StaleTensor Arena.view: stale.arena.view(stale, stale.type)
@@ -862,6 +868,11 @@ def built() -> dict[str, Any]:
     sgd, changed = (ml.optim.SGD({"w": ml.ones(2)}, 0.1) for _ in range(2))
     changed.momentum = 0.9
     tight_here = ml.Arena(ml.default_vm(), "tight", capacity=0)
+    busy = ml.Arena(vm, "busy")
+    begun, in_busy = busy.mark(), busy.alloc(ml.TensorType("f32", (2,)))
+    entering = Thread(target=busy.__enter__)
+    entering.start()
+    entering.join()
 
     def within(context: Any, do: Callable[[], Any]) -> None:
         with context:

@@ -300,7 +300,9 @@ class Tape:
         return found
 
 
-if EXTENSION is not None:  # what calls in C need of the language: see src/dispatch.c
+if (
+    EXTENSION is not None
+):  # what calls in C need: see native/src/language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,

@@ -1,7 +1,7 @@
 """`ml.capture` and `ml.measure`: a replay is the eager step, to the bit, or an error.
 
-What reference models train to is in test_capture_models.py, and what
-takes from queues in test_capture_queues.py.
+What reference models train to is in test_models.py, and what
+takes from queues in test_queues.py.
 """
 
 from __future__ import annotations
