@@ -151,6 +151,14 @@ class Segment:
         """Whether no gradient goes through it, nor to these operands of its control flow."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
+    def reached(self, ends: Sequence[int]) -> set[int]:
+        """The numbers of the nodes that cotangents go to from these."""
+        numbers = set(ends)
+        for number, node in reversed([*enumerate(self.nodes, self.start)]):
+            if node is not None and number in numbers:
+                numbers.update(node[1])
+        return numbers
+
     def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
         """Go back through the nodes. `inside` has what stands for tensors of the block now, by
         their ids. `outside` has what stands for the segment's own."""
