@@ -123,6 +123,7 @@ ml.nn.Tanh() of x
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
 ArenaError ml.Arena(5, "a")
+ArenaBusy Arena: busy.mark()
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
 HandleError DryVM: ml.DryVM().read(5)
@@ -456,6 +457,11 @@ def prepared() -> dict[str, Any]:
         stale = ml.ones(2)
     vm, leaked = ml.VM("other"), list[ml.Tensor]()
     tight = ml.Arena(vm, "tight", capacity=0)
+    busy = ml.Arena(vm, "busy")
+    begun, in_busy = busy.mark(), busy.alloc(ml.TensorType("f32", (2,)))
+    entering = Thread(target=busy.__enter__)
+    entering.start()
+    entering.join()
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)
@@ -868,11 +874,6 @@ def built() -> dict[str, Any]:
     sgd, changed = (ml.optim.SGD({"w": ml.ones(2)}, 0.1) for _ in range(2))
     changed.momentum = 0.9
     tight_here = ml.Arena(ml.default_vm(), "tight", capacity=0)
-    busy = ml.Arena(vm, "busy")
-    begun, in_busy = busy.mark(), busy.alloc(ml.TensorType("f32", (2,)))
-    entering = Thread(target=busy.__enter__)
-    entering.start()
-    entering.join()
 
     def within(context: Any, do: Callable[[], Any]) -> None:
         with context:
