@@ -61,7 +61,7 @@ R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
 _MOST_LOOKS: Final = 8
-_ROLES: Final = "input", "output", "state", "scratch"
+_ROLES: Final = "input", "output", "state"
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -175,9 +175,11 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        *self.places, self.in_scratch = [
-            [(a.place, a.type) for a in planned.arguments if a.role == role] for role in _ROLES
+        given = planned.arguments
+        self.uses = [
+            (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
         ]
+        self.in_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
@@ -545,8 +547,8 @@ class Captured(Generic[P, R]):
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
-        given = zip(known.places, ([*inputs, *known.taken()], outputs, known.states), strict=True)
-        used = [_as_type(xs[i], type) for places, xs in given for i, type in places]
+        given = [*inputs, *known.taken()], outputs, known.states  # as _ROLES
+        used = [_as_type(given[role][i], type) for role, i, type in known.uses]
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
