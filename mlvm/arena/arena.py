@@ -17,6 +17,7 @@ tensor looks whether it still lives, and drops what was read if not.
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -227,6 +228,17 @@ def _set_blocks(blocks: tuple[results_in, ...]) -> None:
     scope.set(blocks[-1].arena if blocks else None)
 
 
+_arenas: Final = weakref.WeakValueDictionary[int, "Arena"]()
+_kept: Final[list[Arena]] = []
+
+if hasattr(os, "register_at_fork"):
+    # A forked process drops what only other threads knew before it frees the locks that they had.
+    os.register_at_fork(
+        before=lambda: _kept.extend(_alive(_arenas)),
+        after_in_parent=_kept.clear,
+        after_in_child=_kept.clear,
+    )
+
 on_made: Final[list[Callable[[Arena], None]]] = []
 """Functions called with each new arena, such as one that records it from its first moment on."""
 
@@ -299,6 +311,7 @@ class Arena(ArenaFields):
         if capacity is not None:
             self.note_lines()
             self._add_chunk(capacity)
+        _arenas[id(self)] = self
         for callback in on_made:
             callback(self)
 

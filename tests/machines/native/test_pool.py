@@ -47,9 +47,12 @@ def in_child(work: Callable[[], bool]) -> int:
     """The exit status of a forked process that does the work: 0 if that returned True."""
     child = os.fork()
     if not child:
-        signal.alarm(20)
         os._exit(0 if work() else 1)
-    return os.waitpid(child, 0)[1]
+    too_long = threading.Timer(20, os.kill, (child, signal.SIGKILL))
+    too_long.start()
+    status = os.waitpid(child, 0)[1]
+    too_long.cancel()
+    return status
 
 
 @pytest.mark.parametrize("asleep", [False, True])
@@ -205,3 +208,25 @@ def test_threads_that_share_a_vm() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_an_arena_that_only_another_thread_is_in_ends_in_a_forked_process() -> None:
+    """The context of that thread ends before the locks that threads had are free."""
+    vm, ready, end = VM(), threading.Barrier(2), threading.Event()
+
+    def enter() -> None:
+        ml.Arena(vm, "of a thread").hosting().__enter__()
+        ml.ones(3)
+        ready.wait()
+        end.wait()
+
+    def hold() -> None:
+        with vm._lock:
+            ready.wait()
+            end.wait()
+
+    for work in (enter, hold):
+        threading.Thread(target=work, daemon=True).start()
+        ready.wait()
+    assert in_child(lambda: True) == 0
+    end.set()
