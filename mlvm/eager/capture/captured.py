@@ -240,8 +240,7 @@ class _Scratch:
     """The scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
     is held while it is used."""
 
-    def __init__(self, vm: VMProtocol) -> None:
-        self._vm = weakref.ref(vm)
+    def __init__(self) -> None:
         self.lock = new_lock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
@@ -250,7 +249,7 @@ class _Scratch:
         """The handles of the tensors that the program has there, on its VM."""
         nbytes = known.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
-            self.release()
+            self.release(vm)
             self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
         if known.storage != self.storage:
             known.scratch = tuple(
@@ -260,11 +259,16 @@ class _Scratch:
             known.storage = self.storage
         return known.scratch
 
-    def release(self) -> None:
-        vm = self._vm()
-        if self.storage is not None and vm is not None:
+    def release(self, vm: VMProtocol) -> None:
+        if self.storage is not None:
             vm.dealloc_storage(self.storage)
         self.storage, self.nbytes = None, 0
+
+
+def _release(scratches: Mapping[VMProtocol, _Scratch]) -> None:
+    for vm, scratch in list(scratches.items()):
+        with scratch.lock:
+            scratch.release(vm)
 
 
 class Captured(Generic[P, R]):
@@ -293,6 +297,8 @@ class Captured(Generic[P, R]):
         self._names = CALLED
         self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
+        # Not `__del__`: the garbage collector clears weak references of what it collects before.
+        weakref.finalize(self, _release, self._scratch).atexit = False
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -395,21 +401,15 @@ class Captured(Generic[P, R]):
         """Give the scratch memory back, and forget the programs. A later call records anew, and
         one that runs now is waited for."""
         with self._lock:
-            scratches = list(self._scratch.values())
+            scratches = dict(self._scratch)
             self._forget()
             self._changing = Changing(self.fn)
             self._last = None
-        for scratch in scratches:
-            with scratch.lock:
-                scratch.release()
+        _release(scratches)
 
     def _forget(self) -> None:
         for each in (self._programs, self._changes, self._rebound, self._looks):
             each.clear()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_scratch"):
-            self.close()
 
     def __repr__(self) -> str:
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
@@ -452,7 +452,7 @@ class Captured(Generic[P, R]):
     ) -> _KnownProgram:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
-        self._changing.note(signature.look, args, kwargs)
+        noted = self._changing.noted(signature.look, args, kwargs)
         changes, free = self._free(key, signature)
         try:
             recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
@@ -477,7 +477,7 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
-        self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
+        self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
@@ -546,7 +546,7 @@ class Captured(Generic[P, R]):
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
-                scratch = self._scratch.setdefault(vm, _Scratch(vm))
+                scratch = self._scratch.setdefault(vm, _Scratch())
         given = [*inputs, *known.taken()], outputs, known.states  # as _ROLES
         used = [_as_type(given[role][i], type) for role, i, type in known.uses]
         token = explaining.set(known.explain)

@@ -24,8 +24,7 @@ from mlvm.eager.functions.arguments import (
     pair,
     type_of,
 )
-from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.operands import as_operand, is_array
@@ -46,7 +45,7 @@ def reshape(x: Tensor, /, shape: Ints, *, copy: bool | None = None) -> Tensor:
                 [3, 4, 5]], i64[2,3])
     """
     if copy:
-        return reshape(op.copy(x), shape)
+        x = op.copy(x)
     type, lengths = type_of(x), integers(shape, "shape")
     if -1 in lengths:
         rest = -math.prod(lengths)
@@ -249,9 +248,9 @@ def concat(arrays: Iterable[Tensor], /, axis: int | None = 0) -> Tensor:
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
     """
-    if axis is None:
-        return concat([reshape(x, -1) for x in arrays])
     xs = tuple(arrays)
+    if axis is None:
+        xs, axis = tuple([reshape(x, -1) for x in xs]), 0
     if len(xs) == 1:
         axes_of(axis, xs[0])
         return alias_of(xs[0])
@@ -357,7 +356,7 @@ def repeat(x: Tensor, repeats: Ints | Tensor, /, axis: int | None = None) -> Ten
         Tensor([1, 1, 2, 2], i64[4])
     """
     if axis is None:
-        return repeat(reshape(x, type_of(x).size), repeats, axis=0)
+        x, axis = reshape(x, type_of(x).size), 0
     [along] = axes_of(axis, x)
     counts = counts_of(_listed(repeats), "repeats")
     before, behind = x.shape[: along + 1], x.shape[along + 1 :]

@@ -96,7 +96,8 @@ def _argument(**how: Any) -> Any:
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
     """A class whose fields are hyperparameters: their annotations say what each may be, as
-    `ranges.checked` takes it, and each is a keyword of the constructor."""
+    `ranges.checked` takes it, and each is a keyword of the constructor. What a class without an
+    update rule of its own has beside that of its base is no hyperparameter."""
 
     count: Tensor
     groups: tuple[Group, ...]
@@ -105,7 +106,7 @@ class _OfFields:
 
     def __init_subclass__(cls) -> None:
         own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
-        if own and "__init__" not in vars(cls):
+        if own and "_step" in vars(cls) and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
             cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
@@ -176,6 +177,8 @@ class Optimizer(_OfFields):
         _groups: Groups = _argument(alias="groups", default=())
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
+        if cls is Optimizer:
+            raise TypeError("an Optimizer has no rule of its own; make one such as ml.optim.SGD")
         require_arguments(cls, args, given)
         return super().__new__(cls)
 
@@ -374,10 +377,8 @@ class Optimizer(_OfFields):
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"
             )
-        written = [self.count, *self._params.values()]
-        for tensors in self._state.values():
-            written += tensors.values()
-        require_live(written)
+        states = [x for tensors in self._state.values() for x in tensors.values()]
+        require_live([self.count, *self._params.values(), *states])
         vm = self.count.arena.vm
         for arena in (current_arena(), *[g.arena for g in gradients.values()]):
             if not arena.vm.is_same(vm):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,8 +50,8 @@ def _text(x: object) -> object:
 
 def public(fn: Callable[P, R]) -> Callable[P, R]:
     """The function as users have it. Its operands are the parameters whose annotation begins with
-    `Tensor` or `Operand`. A list for an `Operand` is beside the other operands, or else beside the
-    first tensor; one for a `Tensor` may also be of indices."""
+    `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` is beside the
+    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices."""
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
@@ -70,9 +71,13 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                     break
             else:
                 return fn(*args, **keywords)
-            bound = signature.bind(*args, **keywords)
-            _take_arrays(bound.arguments, wanted)
-            return fn(*bound.args, **bound.kwargs)
+            bound = None
+            with suppress(TypeError):
+                bound = signature.bind(*args, **keywords)
+            if bound is not None:  # else Python says below what does not fit
+                _take_arrays(bound.arguments, wanted)
+                args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
+            return fn(*args, **keywords)
         except MlvmError as error:
             if not is_method:
                 if isinstance(error, OpError) and error.op != fn.__name__:
@@ -97,7 +102,7 @@ def names_of(space: Mapping[str, Any]) -> list[str]:
 
 
 def _is(annotation: str, parameter: inspect.Parameter) -> bool:
-    return str(parameter.annotation).startswith(annotation)
+    return parameter.name != "out" and str(parameter.annotation).startswith(annotation)
 
 
 def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter]) -> None:

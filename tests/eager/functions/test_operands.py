@@ -339,6 +339,31 @@ def test_what_is_no_array_is_no_operand() -> None:
 # --- numpy's functions of elements ------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda: ml.mean_squared_error([1.0, 2.0], np.ones(3)), r"error\(f64\[2\], f64\[3\]\)"),
+        (lambda: ml.std(np.ones(3), axis=4), r"std\(f64\[3\]\)"),
+        (lambda: ml.repeat(ml.ones((2, 3)), [1, 2]), r"repeat\(f32\[2,3\]\): 2 repeats for 6"),
+        (lambda: ml.concat([[1], "a"], axis=None), r"concat\(\): takes a tensor, not str"),
+    ],
+)
+def test_an_error_names_the_types_that_arrays_have(call: Callable[[], Any], text: str) -> None:
+    with pytest.raises(ml.errors.OpError, match=text):
+        call()
+
+
+@pytest.mark.parametrize("call", [ml.sort, ml.argsort])
+def test_an_array_is_not_written_as_out(call: Any) -> None:
+    with pytest.raises(ml.errors.DTypeError, match="out must be a tensor, not ndarray"):
+        call(ml.ones(3), out=np.zeros(3))
+
+
+def test_arguments_that_do_not_fit_are_python_s_error_beside_arrays_too() -> None:
+    with pytest.raises(TypeError, match=r"solve\(\) missing 1 required positional argument: 'x2'"):
+        ml.linalg.solve([[1.0]])  # type: ignore[call-arg]
+
+
 def test_numpys_functions_of_elements_compute_with_tensors() -> None:
     x = ml.asarray([[1.0, 2.0], [3.0, 4.0]])
     a = np.full((2, 2), 3.0, np.float32)

@@ -8,7 +8,7 @@ import math
 import re
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -534,6 +534,19 @@ def test_a_class_of_ones_own_may_have_a_constructor_of_its_own() -> None:
     optimizer.update({"w": asarray([1.0])})
     assert params["w"].tolist() == [0.5]
     assert repr(optimizer).startswith("<Halved of 1 tensors: learning_rate=0.5, momentum=0.5,")
+
+
+def test_a_class_without_a_rule_of_its_own_has_the_hyperparameters_of_its_base() -> None:
+    class Noted(optim.SGD):
+        notes: list[Elsewhere] = []  # type: ignore[name-defined]  # noqa: F821, RUF012
+        kept: ClassVar[int] = 3
+
+    optimizer = Noted({"w": asarray([1.0])}, 0.5)
+    assert repr(optimizer).endswith(
+        "learning_rate=0.5, momentum=0.0, nesterov=False, weight_decay=0.0>"
+    )
+    with pytest.raises(TypeError, match="an Optimizer has no rule of its own"):
+        optim.Optimizer({"w": asarray([1.0])}, 0.5)
 
 
 @pytest.mark.parametrize("params", [{}, None, nn.Dropout(0.5)])

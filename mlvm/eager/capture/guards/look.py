@@ -315,7 +315,9 @@ class Look:
     def _object(self, value: Any) -> None:
         """What it holds as an object of its base, its fields, and its class."""
         kind = type(value)
-        shown = layout_of(kind)
+        # Of a dtype, only the names of fields can change.
+        plain = kind is np.dtypes.VoidDType and value.fields is value.subdtype is None
+        shown = layout_of(np.dtype if plain else kind)
         base = shown.base
         if shown.how == "hidden":
             self._refuse(f"an object of {kind.__name__}, whose state is hidden", _OUTSIDE)

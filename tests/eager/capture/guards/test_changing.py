@@ -12,6 +12,8 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.eager import nn, optim
+from mlvm.eager.capture.guards.changing import MANY, Changing
+from mlvm.eager.capture.guards.look import Look
 
 SETTINGS = {"mode": "a"}
 
@@ -113,6 +115,16 @@ def test_what_is_the_same_tensor() -> None:
     assert "what is the same tensor, or a view of one, changed" in text
 
 
+def test_a_recording_without_a_program_does_not_count() -> None:
+    captured = ml.capture(lambda x, view, sizes: ml.exp(view, out=x) * len(sizes))
+    x = ml.ones(2)
+
+    def call(i: int) -> None:
+        captured(x, ml.reshape(x, (2,)), [1] * i)  # x has to move before it is recorded
+
+    assert warned(captured, call)[0] == 8
+
+
 def test_a_learning_rate_that_changes_does_not_warn() -> None:
     w = ml.ones(3)
     optimizer = optim.SGD(w, 0.1)
@@ -139,3 +151,18 @@ def test_an_unread_field_is_not_named() -> None:
     _, text = warned(captured, call)
     assert re.search(r"attribute 'rate' of Config was 0.0, 1.0", text)
     assert "count" not in text
+
+
+def test_threads_record_while_one_of_them_warns() -> None:
+    """To describe an argument runs Python. So another thread may issue the warning meanwhile."""
+    changing, look = Changing(lambda x: x), Look(lambda x: x)
+
+    class Warns(dict[str, int]):
+        def items(self) -> Any:
+            for _ in range(MANY - 1):
+                changing.add(changing.noted(look, (), {}), "f")
+            with pytest.warns(ml.RecompilationWarning):
+                changing.add(changing.noted(look, (), {}), "f")
+            return super().items()
+
+    changing.add(changing.noted(look, (Warns(a=1),), {}), "f")
