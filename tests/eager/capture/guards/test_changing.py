@@ -159,10 +159,10 @@ def test_threads_record_while_one_of_them_warns() -> None:
 
     class Warns(dict[str, int]):
         def items(self) -> Any:
-            for _ in range(MANY):
-                changing.note(look, (), {})
+            for _ in range(MANY - 1):
+                changing.add(changing.noted(look, (), {}), "f")
             with pytest.warns(ml.RecompilationWarning):
-                changing.warn("f")
+                changing.add(changing.noted(look, (), {}), "f")
             return super().items()
 
-    changing.note(look, (Warns(a=1),), {})
+    changing.add(changing.noted(look, (Warns(a=1),), {}), "f")
