@@ -300,9 +300,7 @@ class Tape:
         return found
 
 
-if (
-    EXTENSION is not None
-):  # what calls in C need: see native/src/language/dispatch.c
+if EXTENSION is not None:  # what calls in C need: see native/src/language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,
