@@ -286,7 +286,7 @@ class Arena(ArenaFields):
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
-        self.door = getattr(vm, "door", None)  # of a native VM
+        self.fast_path = getattr(vm, "fast_path", None)  # of a native VM
         self.name = name
         self.used = 0
         self.high_water = 0

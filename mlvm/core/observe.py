@@ -83,6 +83,6 @@ def _wrap(vm: VMProtocol, name: str) -> None:
         setattr(vm, name, method)
     else:
         vars(vm).pop(name, None)
-    door = getattr(vm, "door", None)
-    if name == "launch" and door is not None:  # else launches by it would not be seen
-        door.observed = bool(layers)
+    fast_path = getattr(vm, "fast_path", None)
+    if name == "launch" and fast_path is not None:  # else launches by it would not be seen
+        fast_path.observed = bool(layers)

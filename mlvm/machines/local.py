@@ -20,7 +20,7 @@ from mlvm.machines.wire import NATIVE
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
-    from mlvm.machines.native._native import Door, Pool
+    from mlvm.machines.native._native import FastPath, Pool
     from mlvm.machines.native.known import KnownLaunches
 
 _MOST_THREADS: Final = 256
@@ -51,8 +51,8 @@ class LocalVM(VM):
         'mine'
     """
 
-    door: Door | None
-    """The short way of eager calls to a native VM: see `mlvm.machines.native.loop.open_door`."""
+    fast_path: FastPath | None
+    """The short way of eager calls to a native VM: see `native.loop.open_fast_path`."""
 
     trace: ClassVar[Callable[..., AbstractContextManager[None]]]
     """`vm.trace(path)`; see `mlvm.show.trace`, which adds it."""
@@ -94,7 +94,7 @@ class LocalVM(VM):
         run: Run = reference.run
         if native:
             from mlvm.machines.native.kernels import native_kernels
-            from mlvm.machines.native.loop import NativeLoop, open_door
+            from mlvm.machines.native.loop import NativeLoop, open_fast_path
 
             pool = extension.pool(threads, pinned)
             kernels = {**native_kernels(pool), **kernels}
@@ -107,7 +107,7 @@ class LocalVM(VM):
         super().__init__(name, checked=checked, kernels=kernels, run=run)
         self._equip(native=native, threads=threads)
         if native and not workers:
-            self.door = open_door(self.functions, self._store, self._lock, pool)
+            self.fast_path = open_fast_path(self.functions, self._store, self._lock, pool)
             self._pool = pool
         if workers:
             from mlvm.machines.workers import Workers
@@ -118,7 +118,7 @@ class LocalVM(VM):
         """What every VM of this process has."""
         self.native = native
         self.threads = threads
-        self.door = None
+        self.fast_path = None
         self._pool = None
         residuals.register(self)
         said = np.asarray(self.native, np.int64)
@@ -137,13 +137,13 @@ class LocalVM(VM):
 
     def _forget_links(self) -> None:
         super()._forget_links()
-        if self.door is not None:
-            self.door.forget()
+        if self.fast_path is not None:
+            self.fast_path.forget()
 
     def _watch(self, instrument: Instrument | None) -> None:
         super()._watch(instrument)
-        if self.door is not None:
-            self.door.instrumented = instrument is not None
+        if self.fast_path is not None:
+            self.fast_path.instrumented = instrument is not None
 
     def register_library(self, path: str | os.PathLike[str]) -> list[str]:
         """Register the C functions that a shared library lists, and return their names.

@@ -146,14 +146,14 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
 apply: Final[Callable[..., Tensor]] = apply_in_python if EXTENSION is None else EXTENSION.apply
 
 
-def plan_for(call: OneOp, types: tuple[TensorType, ...], door: Any) -> tuple[Any, Any]:
+def plan_for(call: OneOp, types: tuple[TensorType, ...], fast_path: Any) -> tuple[Any, Any]:
     """What `apply` in C runs for operands of these types, or the number of the program that it
     launches elsewhere, and the type of the result; two Nones where it leaves them to Python."""
     out = call.types.get(types)
     if out is None:
         return None, None
     program = call.into[len(types) + 1]
-    return door.prepare(program, call.op.name, (out, *types), call.attributes), out
+    return fast_path.prepare(program, call.op.name, (out, *types), call.attributes), out
 
 
 def raise_stale(x: Tensor) -> NoReturn:

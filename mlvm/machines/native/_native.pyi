@@ -47,7 +47,7 @@ class Program:
     def __init__(self, functions: list[Any], arguments: tuple[Type, ...], version: Any) -> None: ...
     def run(self, pool: Pool, helper: object, operands: tuple[Any, ...], left: int) -> Any: ...
 
-class Door:
+class FastPath:
     observed: bool
     instrumented: bool
     prepare: Any

@@ -27,7 +27,7 @@ from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
 from mlvm.core.types import Array, TensorType
-from mlvm.machines.native._native import ANYWHERE, Door, KernelCall, Pool, Program, steps
+from mlvm.machines.native._native import ANYWHERE, FastPath, KernelCall, Pool, Program, steps
 from mlvm.machines.native.host import host_of
 from mlvm.machines.native.types import Type, native_type
 
@@ -219,17 +219,19 @@ def _state(ended: tuple[Any, ...], codes: list[Code]) -> tuple[State, BaseExcept
     return State(stack, callers, codes[function], pc, base, nparams, spared, since), error
 
 
-def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Pool) -> Door:
+def open_fast_path(
+    functions: FunctionTable, store: FreeStore, lock: object, pool: Pool
+) -> FastPath:
     """The short way to a VM for eager calls (`language/dispatch.c`). It keeps neither store nor
     functions alive, which may keep it."""
     store_of, functions_of = weakref.ref(store), weakref.ref(functions)
 
-    def find(handle: int, door: Door) -> tuple[Array, TensorType] | None:
+    def find(handle: int, fast_path: FastPath) -> tuple[Array, TensorType] | None:
         store = store_of()
         if store is None:
             return None
         entry = store.entry(handle)
-        store.caches[id(door)] = door  # is to be cleared once handles change
+        store.caches[id(fast_path)] = fast_path  # is to be cleared once handles change
         return entry.array, entry.type
 
     def prepare(
@@ -241,4 +243,4 @@ def open_door(functions: FunctionTable, store: FreeStore, lock: object, pool: Po
         callee = functions.binding(name + OUT).callee
         return call_of(callee.kernel, types, attributes) if isinstance(callee, OpInto) else None
 
-    return Door(find, prepare, lock, pool)
+    return FastPath(find, prepare, lock, pool)

@@ -39,7 +39,7 @@ class BoundedVM(LocalVM):
         self.client = _Client()
         self._watchdog = watchdog
         super().__init__(name, checked=True, **options)
-        self.door = None  # the short way of eager calls, which would pass the limits by
+        self.fast_path = None  # the short way of eager calls, which would pass the limits by
         self._made = _Made(limits.launch_bytes, native=self.native)
         for name in list(self.functions):
             callee = self.functions.binding(name).callee

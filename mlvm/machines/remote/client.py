@@ -29,7 +29,7 @@ from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
-    from mlvm.machines.native._native import Door, Outbox
+    from mlvm.machines.native._native import FastPath, Outbox
 
 _FAREWELL: Final = 0.2  # seconds that the server's last words may take
 _MOST_UNCONFIRMED: Final = 1 << 13
@@ -95,8 +95,8 @@ class RemoteVM(WireVM):
         self._where = where or name or "the VM"
         self.name = name or self._call("name")
         self._where = where or self.name
-        self.door = None if EXTENSION is None else open_post_door(self)
-        """The short way of eager calls: see `mlvm.machines.native.loop.open_door`."""
+        self.fast_path = None if EXTENSION is None else open_post_path(self)
+        """The short way of eager calls: see `native.loop.open_fast_path`."""
 
     # --- calls ---
 
@@ -360,7 +360,7 @@ def new_outbox() -> PythonOutbox | Outbox:
     return PythonOutbox() if EXTENSION is None else EXTENSION.Outbox(errors.OURS, user_place)
 
 
-def open_post_door(vm: RemoteVM) -> Door:
+def open_post_path(vm: RemoteVM) -> FastPath:
     """The short way of eager calls to that VM. It does not keep the VM alive."""
     of_vm = weakref.ref(vm)
 
@@ -375,5 +375,5 @@ def open_post_door(vm: RemoteVM) -> Door:
             vm.flush()
 
     assert EXTENSION is not None
-    door: Door = EXTENSION.Door(prepare=prepare, outbox=vm._outbox, flush=flush)
-    return door
+    fast_path: FastPath = EXTENSION.FastPath(prepare=prepare, outbox=vm._outbox, flush=flush)
+    return fast_path

@@ -35,7 +35,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *door, *bins, *refer;
+    PyObject *fast_path, *bins, *refer;
     long long used, high_water;
     PyObject *weakrefs;
 } Arena;
@@ -44,7 +44,7 @@ enum { MOST_OPERANDS = 4, MASKS = 1 << MOST_OPERANDS, ENTRIES = 32 };
 
 /* What a call does for operands of certain types on a certain VM. */
 typedef struct {
-    long long door; /* its number: an entry keeps no VM's threads alive */
+    long long fast_path; /* its number: an entry keeps no VM's threads alive */
     long long generation;
     PyObject *types[MOST_OPERANDS];
     PyObject *out;  /* the result's type */
@@ -67,7 +67,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *find; /* find(handle, door) -> (array, type), or None */
+    PyObject *find; /* find(handle, fast_path) -> (array, type), or None */
     PyObject *prepare; /* prepare(program, name, types, attributes) -> KernelCall, number or None */
     PyObject *acquire, *release; /* of the VM's lock */
     PoolObject *pool;
@@ -78,9 +78,9 @@ typedef struct {
     char observed, instrumented; /* then the long way is taken */
     Place *places;
     int64_t room, taken;
-} Door;
+} FastPath;
 
-static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *door_type;
+static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *fast_path_type;
 
 /* What `install` hands in. */
 static PyTypeObject *tensor_class, *tape_class;
@@ -135,7 +135,7 @@ static void clear_fields(PyObject **fields, int count)
 
 FIELDS(Allocation, allocation, region, node)
 FIELDS(Region, region, storage, views)
-FIELDS(Arena, arena, door, refer)
+FIELDS(Arena, arena, fast_path, refer)
 
 /* Give a region back that is no struct, or whose arena is none: a queue's slot, for instance. */
 static int give_back_in_python(PyObject *region, PyObject *arena)
@@ -193,7 +193,7 @@ static PyMemberDef region_members[] = {
     OBJECT_FIELD(Region, views),   NUMBER_FIELD(Region, nbytes),
     WEAKREFS(Region),              {NULL, 0, 0, 0, NULL}};
 static PyMemberDef arena_members[] = {
-    OBJECT_FIELD(Arena, door),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
+    OBJECT_FIELD(Arena, fast_path),          {"_bins", T_OBJECT_EX, offsetof(Arena, bins), 0, NULL},
     {"_refer", T_OBJECT_EX, offsetof(Arena, refer), 0, NULL},
     NUMBER_FIELD(Arena, used),          NUMBER_FIELD(Arena, high_water),
     WEAKREFS(Arena),                    {NULL, 0, 0, 0, NULL}};
@@ -259,9 +259,10 @@ static Entry *entry_of(Call *call, Allocation *const *operands, int count)
     return &call->entries[(hash ^ hash >> 7) % ENTRIES];
 }
 
-static int entry_holds(const Entry *entry, const Door *door, Allocation *const *operands, int count)
+static int entry_holds(const Entry *entry, const FastPath *fast_path,
+                       Allocation *const *operands, int count)
 {
-    if (entry->door != door->number || entry->generation != door->generation)
+    if (entry->fast_path != fast_path->number || entry->generation != fast_path->generation)
         return 0;
     for (int i = 0; i < count; i++)
         if (entry->types[i] != operands[i]->type)
@@ -289,13 +290,13 @@ static PyObject *types_of(Allocation *const *operands, int count)
 
 /* Remember what Python says of operands of these types. Errors are no matter, but for an interrupt,
  * which stays set: the long way has just succeeded and will again. */
-static void learn(Call *call, Door *door, Allocation *const *operands, int count)
+static void learn(Call *call, FastPath *fast_path, Allocation *const *operands, int count)
 {
     Entry *entry = entry_of(call, operands, count);
-    Entry found = {.door = door->number, .generation = door->generation};
+    Entry found = {.fast_path = fast_path->number, .generation = fast_path->generation};
     PyObject *types = entry ? types_of(operands, count) : NULL;
     PyObject *answer =
-        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)door,
+        types ? PyObject_CallFunctionObjArgs(resolve, (PyObject *)call, types, (PyObject *)fast_path,
                                              NULL) : NULL;
     PyObject *run = NULL, *out = NULL;
     if (answer && PyArg_ParseTuple(answer, "OO", &run, &out)) {
@@ -318,18 +319,20 @@ static void learn(Call *call, Door *door, Allocation *const *operands, int count
     forgive();
 }
 
-/* --- Door --- */
+/* --- FastPath --- */
 
-static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+static PyObject *fast_path_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"find", "prepare", "lock", "pool", "outbox", "flush", NULL};
     PyObject *find = NULL, *prepare = NULL, *lock = NULL, *pool = NULL, *outbox = NULL, *flush = NULL;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:Door", names, &find, &prepare, &lock, &pool,
-                                     &outbox, &flush))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|OOOOOO:FastPath", names, &find, &prepare,
+                                     &lock, &pool, &outbox, &flush))
         return NULL;
-    if (!prepare || (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
-        return PyErr_Format(PyExc_TypeError, "a find, lock and Pool are wanted, or an Outbox and flush");
-    Door *self = (Door *)object_of(type);
+    if (!prepare ||
+        (outbox ? !is_outbox(outbox) || !flush : !find || !lock || !pool || !is_pool(pool)))
+        return PyErr_Format(PyExc_TypeError, 
+                            "a find, lock and Pool are wanted, or an Outbox and flush");
+    FastPath *self = (FastPath *)object_of(type);
     if (!self)
         return NULL;
     PyObject *given[] = {find, prepare, pool, outbox, flush};
@@ -355,7 +358,7 @@ static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     return (PyObject *)self;
 }
 
-static int door_traverse(Door *self, visitproc visit, void *arg)
+static int fast_path_traverse(FastPath *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->find);
@@ -364,7 +367,7 @@ static int door_traverse(Door *self, visitproc visit, void *arg)
     return 0;
 }
 
-static int door_clear(Door *self)
+static int fast_path_clear(FastPath *self)
 {
     Py_CLEAR(self->find);
     Py_CLEAR(self->prepare);
@@ -372,10 +375,10 @@ static int door_clear(Door *self)
     return 0;
 }
 
-static void door_dealloc(Door *self)
+static void fast_path_dealloc(FastPath *self)
 {
     PyObject_GC_UnTrack(self);
-    door_clear(self);
+    fast_path_clear(self);
     Py_XDECREF(self->acquire);
     Py_XDECREF(self->release);
     Py_XDECREF((PyObject *)self->pool);
@@ -384,14 +387,14 @@ static void door_dealloc(Door *self)
     free_object((PyObject *)self);
 }
 
-static PyObject *door_forget(Door *self, PyObject *unused)
+static PyObject *fast_path_forget(FastPath *self, PyObject *unused)
 {
     (void)unused;
     self->generation++;
     Py_RETURN_NONE;
 }
 
-static PyObject *door_forget_places(Door *self, PyObject *unused)
+static PyObject *fast_path_forget_places(FastPath *self, PyObject *unused)
 {
     (void)unused;
     if (self->taken)
@@ -409,13 +412,13 @@ static Place *find_place(Place *places, int64_t room, int64_t handle)
 }
 
 /* The address of a tensor of that type, if it is known; else NULL. */
-static char *known_address(const Door *self, PyObject *handle, PyObject *type)
+static char *known_address(const FastPath *self, PyObject *handle, PyObject *type)
 {
     const Place *place = find_place(self->places, self->room, PyLong_AsLongLong(handle));
     return place->handle && place->type == type ? place->address : NULL;
 }
 
-static void enlarge(Door *self)
+static void enlarge(FastPath *self)
 {
     Place *places = PyMem_Calloc((size_t)self->room * 2, sizeof *places);
     for (int64_t i = 0; places && i < self->room; i++)
@@ -430,7 +433,7 @@ static void enlarge(Door *self)
 
 /* Ask Python where the tensor of a handle lies, and remember it. It may name none; only an interrupt
  * is left as an exception. Python may do anything meanwhile. */
-static void find_address(Door *self, PyObject *handle)
+static void find_address(FastPath *self, PyObject *handle)
 {
     long long number = PyLong_AsLongLong(handle); /* the tensor may end meanwhile, and its handle */
     PyObject *found = PyObject_CallFunctionObjArgs(self->find, handle, self, NULL);
@@ -450,25 +453,27 @@ static void find_address(Door *self, PyObject *handle)
     forgive();
 }
 
-static PyMemberDef door_members[] = {{"prepare", T_OBJECT_EX, offsetof(Door, prepare), READONLY, NULL},
-                                     {"observed", T_BOOL, offsetof(Door, observed), 0, NULL},
-                                     {"instrumented", T_BOOL, offsetof(Door, instrumented), 0, NULL},
-                                     {NULL, 0, 0, 0, NULL}};
-static PyMethodDef door_methods[] = {
-    {"forget", (PyCFunction)door_forget, METH_NOARGS, "The function table has changed."},
-    {"clear", (PyCFunction)door_forget_places, METH_NOARGS, "A handle may name another array."},
+static PyMemberDef fast_path_members[] = {
+    {"prepare", T_OBJECT_EX, offsetof(FastPath, prepare), READONLY, NULL},
+    {"observed", T_BOOL, offsetof(FastPath, observed), 0, NULL},
+    {"instrumented", T_BOOL, offsetof(FastPath, instrumented), 0, NULL},
+    {NULL, 0, 0, 0, NULL}};
+static PyMethodDef fast_path_methods[] = {
+    {"forget", (PyCFunction)fast_path_forget, METH_NOARGS, "The function table has changed."},
+    {"clear", (PyCFunction)fast_path_forget_places, METH_NOARGS, "A handle may name another array."},
     {NULL, NULL, 0, NULL}};
-static PyType_Slot door_slots[] = {{Py_tp_new, door_new},
-                                   {Py_tp_traverse, door_traverse},
-                                   {Py_tp_clear, door_clear},
-                                   {Py_tp_dealloc, door_dealloc},
-                                   {Py_tp_members, door_members},
-                                   {Py_tp_methods, door_methods},
-                                   {Py_tp_doc, "Door(find, prepare, lock, pool), Door(prepare=, outbox=, flush=): a VM's short "
+static PyType_Slot fast_path_slots[] = {{Py_tp_new, fast_path_new},
+                                   {Py_tp_traverse, fast_path_traverse},
+                                   {Py_tp_clear, fast_path_clear},
+                                   {Py_tp_dealloc, fast_path_dealloc},
+                                   {Py_tp_members, fast_path_members},
+                                   {Py_tp_methods, fast_path_methods},
+                                   {Py_tp_doc, "FastPath(find, prepare, lock, pool), "
+                                                "FastPath(prepare=, outbox=, flush=): a VM's short "
                                                 "way for one-op launches."},
                                    {0, NULL}};
-static PyType_Spec door_spec = {"mlvm.machines.native._native.Door", sizeof(Door), 0,
-                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, door_slots};
+static PyType_Spec fast_path_spec = {"mlvm.machines.native._native.FastPath", sizeof(FastPath), 0,
+                                Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, fast_path_slots};
 
 /* --- apply --- */
 
@@ -499,7 +504,7 @@ static Region *next_region(const Arena *arena, PyObject *type, PyObject **handle
 }
 
 /* Leave a node on the tape, as `Tape.record` does. Returns 0, or -1 with an exception set. */
-static int record(PyObject *tape, Call *call, Entry *entry, const Door *door,
+static int record(PyObject *tape, Call *call, Entry *entry, const FastPath *fast_path,
                   Allocation *const *operands, int count, Allocation *out)
 {
     int mask = 0;
@@ -521,7 +526,7 @@ static int record(PyObject *tape, Call *call, Entry *entry, const Door *door,
             PyTuple_SetItem(flags, i, PyBool_FromLong(mask >> i & 1));
         PyObject *key = flags ? PyTuple_Pack(2, types, flags) : NULL;
         PyObject *known = key ? PyDict_GetItemWithError(templates, key) : NULL;
-        if (known && entry_holds(entry, door, operands, count))
+        if (known && entry_holds(entry, fast_path, operands, count))
             set(&entry->templates[mask], known);
         Py_XDECREF(key);
         Py_XDECREF(flags);
@@ -584,24 +589,24 @@ static int record(PyObject *tape, Call *call, Entry *entry, const Door *door,
 
 /* The addresses of the operands, and of the region that the result would get. Returns the region,
  * borrowed, or NULL where one is not known; `ask` asks Python for those. */
-static Region *addresses(Entry *entry, Arena *arena, Door *door, Allocation *const *operands,
+static Region *addresses(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
                          int count, PyObject **handle, char **p, int ask)
 {
     int missing = 0;
     for (int i = 0; i < count; i++) {
-        p[i + 1] = known_address(door, operands[i]->handle, operands[i]->type);
+        p[i + 1] = known_address(fast_path, operands[i]->handle, operands[i]->type);
         if (!p[i + 1] && ask)
-            find_address(door, operands[i]->handle);
+            find_address(fast_path, operands[i]->handle);
         missing |= !p[i + 1];
     }
-    if (missing && ask && !entry_holds(entry, door, operands, count))
+    if (missing && ask && !entry_holds(entry, fast_path, operands, count))
         return NULL;
     Region *region = next_region(arena, entry->out, handle);
     if (!region)
         return NULL;
-    p[0] = known_address(door, *handle, entry->out);
+    p[0] = known_address(fast_path, *handle, entry->out);
     if (!p[0] && ask)
-        find_address(door, *handle);
+        find_address(fast_path, *handle);
     return missing || !p[0] ? NULL : region;
 }
 
@@ -629,14 +634,14 @@ static int take(Region *region, PyObject *handle, Entry *entry, Arena *arena, Al
 
 /* The short way to a VM elsewhere; returns what `launch` does. The server runs the message later, and
  * its errors come later, too. */
-static int post(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
+static int post(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands, int count,
                 Allocation *out, PyObject *holder)
 {
     int64_t handles[MOST_OPERANDS + 1];
     for (int i = 0; i < count; i++) {
         PyObject *its = operands[i]->arena;
         if (!its || !PyObject_TypeCheck(its, arena_type) ||
-            ((Arena *)its)->door != (PyObject *)door)
+            ((Arena *)its)->fast_path != (PyObject *)fast_path)
             return 0;
         handles[i + 1] = PyLong_AsLongLong(operands[i]->handle);
         if (handles[i + 1] <= 0)
@@ -650,31 +655,31 @@ static int post(Entry *entry, Arena *arena, Door *door, Allocation *const *opera
     long long program = entry->program;
     if (take(region, handle, entry, arena, out, holder))
         return -1;
-    int due = outbox_launch(door->outbox, program, handles, count + 1);
-    return due < 0 || (due && call_without_result(door->flush)) ? -1 : 1;
+    int due = outbox_launch(fast_path->outbox, program, handles, count + 1);
+    return due < 0 || (due && call_without_result(fast_path->flush)) ? -1 : 1;
 }
 
 /* Try the short way: make `out` the result. Returns 1 if that is done; 0 where the long way must be
  * taken; -1 with an exception set. `holder` refers to `out`. The VM's lock is held, and so is the
  * interpreter's from the finding of the addresses to the kernel's start. */
-static int launch(Entry *entry, Arena *arena, Door *door, Allocation *const *operands, int count,
-                  Allocation *out, PyObject *holder)
+static int launch(Entry *entry, Arena *arena, FastPath *fast_path, Allocation *const *operands,
+                  int count, Allocation *out, PyObject *holder)
 {
     char *p[MOST_OPERANDS + 2];
     PyObject *handle;
-    Region *region = addresses(entry, arena, door, operands, count, &handle, p, 1);
+    Region *region = addresses(entry, arena, fast_path, operands, count, &handle, p, 1);
     /* If Python was asked, it may have changed anything. */
     if (!region && PyErr_Occurred())
         return -1;
-    if (!region && entry_holds(entry, door, operands, count) && entry->call)
-        region = addresses(entry, arena, door, operands, count, &handle, p, 0);
+    if (!region && entry_holds(entry, fast_path, operands, count) && entry->call)
+        region = addresses(entry, arena, fast_path, operands, count, &handle, p, 0);
     if (!region)
         return 0;
     KernelCallObject *kernel = entry->call;
     Py_INCREF((PyObject *)kernel); /* another thread may forget the entry */
     int refused = take(region, handle, entry, arena, out, holder)
                       ? -1
-                      : run_in_pool(door->pool, &kernel->call, p);
+                      : run_in_pool(fast_path->pool, &kernel->call, p);
     Py_DECREF((PyObject *)kernel);
     return refused < 0 ? -1 : !refused;
 }
@@ -710,37 +715,37 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         return NULL;
     PyObject *result = NULL;
     Arena *arena = (Arena *)scope;
-    if (!PyObject_TypeCheck(scope, arena_type) || !arena->door ||
-        Py_TYPE(arena->door) != door_type || arena->refer != weak_reference) {
+    if (!PyObject_TypeCheck(scope, arena_type) || !arena->fast_path ||
+        Py_TYPE(arena->fast_path) != fast_path_type || arena->refer != weak_reference) {
         result = long_way(args, nargs);
         Py_DECREF(scope);
         return result;
     }
-    Door *door = (Door *)arena->door;
-    Py_INCREF((PyObject *)door);
+    FastPath *fast_path = (FastPath *)arena->fast_path;
+    Py_INCREF((PyObject *)fast_path);
     Allocation *out = NULL;
     PyObject *holder = NULL;
     Entry *entry = entry_of(call, operands, count);
-    int open = !door->observed && !door->instrumented && entry, done = 0;
-    int learns = open && !entry_holds(entry, door, operands, count);
+    int open = !fast_path->observed && !fast_path->instrumented && entry, done = 0;
+    int learns = open && !entry_holds(entry, fast_path, operands, count);
     if (open && !learns && is_ready(entry)) {
         out = (Allocation *)object_of(tensor_class);
         holder = out ? PyWeakref_NewRef((PyObject *)out, NULL) : NULL;
         if (!holder)
             goto end;
-        if (door->outbox) {
-            if (entry_holds(entry, door, operands, count) && entry->program)
-                done = post(entry, arena, door, operands, count, out, holder);
+        if (fast_path->outbox) {
+            if (entry_holds(entry, fast_path, operands, count) && entry->program)
+                done = post(entry, arena, fast_path, operands, count, out, holder);
         } else {
-            if (call_without_result(door->acquire))
+            if (call_without_result(fast_path->acquire))
                 goto end;
             /* The lock may have been waited for: look again. */
-            if (!door->observed && !door->instrumented &&
-                entry_holds(entry, door, operands, count) && entry->call)
-                done = launch(entry, arena, door, operands, count, out, holder);
+            if (!fast_path->observed && !fast_path->instrumented &&
+                entry_holds(entry, fast_path, operands, count) && entry->call)
+                done = launch(entry, arena, fast_path, operands, count, out, holder);
             PyObject *type, *error, *traceback;
             PyErr_Fetch(&type, &error, &traceback);
-            if (call_without_result(door->release))
+            if (call_without_result(fast_path->release))
                 PyErr_Clear();
             PyErr_Restore(type, error, traceback);
         }
@@ -752,7 +757,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         out = NULL;
         result = long_way(args, nargs);
         if (result && learns)
-            learn(call, door, operands, count);
+            learn(call, fast_path, operands, count);
         if (result && PyErr_Occurred())
             Py_CLEAR(result);
         goto end;
@@ -765,9 +770,9 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
         }
     set(&out->tape, Py_None);
     PyObject *tape = PyObject_CallNoArgs(get_current_tape);
-    if (!entry_holds(entry, door, operands, count))
+    if (!entry_holds(entry, fast_path, operands, count))
         entry = NULL; /* another call has its place now */
-    if (tape && (tape == Py_None || !record(tape, call, entry, door, operands, count, out))) {
+    if (tape && (tape == Py_None || !record(tape, call, entry, fast_path, operands, count, out))) {
         Py_INCREF((PyObject *)out);
         result = (PyObject *)out;
     }
@@ -775,7 +780,7 @@ static PyObject *apply(PyObject *module, PyObject *const *args, Py_ssize_t nargs
 end:
     Py_XDECREF(holder);
     Py_XDECREF((PyObject *)out);
-    Py_DECREF((PyObject *)door);
+    Py_DECREF((PyObject *)fast_path);
     Py_DECREF(scope);
     return result;
 }
@@ -815,12 +820,12 @@ int dispatch_init(PyObject *module)
     region_type = add_type(module, "RegionFields", &region_spec);
     arena_type = add_type(module, "ArenaFields", &arena_spec);
     call_type = add_type(module, "CallFields", &call_spec);
-    door_type = add_type(module, "Door", &door_spec);
+    fast_path_type = add_type(module, "FastPath", &fast_path_spec);
     record_name = PyUnicode_InternFromString("record");
     nodes_name = PyUnicode_InternFromString("nodes");
     kept_name = PyUnicode_InternFromString("kept");
     templates_name = PyUnicode_InternFromString("templates");
-    if (!allocation_type || !region_type || !arena_type || !call_type || !door_type ||
+    if (!allocation_type || !region_type || !arena_type || !call_type || !fast_path_type ||
         PyErr_Occurred())
         return -1;
     return PyModule_AddFunctions(module, dispatch_functions);
