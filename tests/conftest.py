@@ -29,8 +29,9 @@ from tests.wired import connect_to, elsewhere, raising_late
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
     """Have tests that are imported from now on find VMs at the end of that way, and so the
     default VM."""
-    for all_that_keeps_a_vm in ("mlvm.__main__", "mlvm.eager", "mlvm.machines.dry"):
-        import_module(all_that_keeps_a_vm)
+    keep_vms = "mlvm.__main__", "mlvm.eager", "mlvm.machines.dry", "mlvm.parallel.group"
+    for each in keep_vms:
+        import_module(each)
     for place in (
         "mlvm.core.vm.VM",
         "mlvm.machines.local.LocalVM",

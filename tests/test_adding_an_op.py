@@ -86,7 +86,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
     told = ran(
         "-m",
         "pytest",
-        "-q",
+        "-vv",
         "-p",
         "no:cacheprovider",
         *TESTS,

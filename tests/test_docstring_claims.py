@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import chain
 from operator import attrgetter
-from threading import Event
+from threading import Event, Thread
 from types import FunctionType
 from typing import Any
 
@@ -123,6 +123,7 @@ ml.nn.Tanh() of x
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
 ArenaError ml.Arena(5, "a")
+ArenaBusy Arena: busy.mark()
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
 HandleError DryVM: ml.DryVM().read(5)
@@ -456,6 +457,11 @@ def prepared() -> dict[str, Any]:
         stale = ml.ones(2)
     vm, leaked = ml.VM("other"), list[ml.Tensor]()
     tight = ml.Arena(vm, "tight", capacity=0)
+    busy = ml.Arena(vm, "busy")
+    begun, in_busy = busy.mark(), busy.alloc(ml.TensorType("f32", (2,)))
+    entering = Thread(target=busy.__enter__)
+    entering.start()
+    entering.join()
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)
@@ -718,10 +724,16 @@ def test_ops_take_and_give_the_dtypes_that_docstrings_say(dtype: DType) -> None:
 WRONG_OF_METHODS = """
 ArenaError Arena.alloc: closed.alloc(x.type)
 ArenaOverflow Arena.alloc: tight.alloc(x.type)
+ArenaBusy Arena.allocating: within(busy.allocating(), list)
+ArenaBusy Arena.close: busy.close()
 ArenaError Arena.free: vm_arena.free(v)
 StaleTensor Arena.free: vm_arena.free(freed)
 ArenaError Arena.keep: vm_arena.keep(v)
 StaleTensor Arena.keep: vm_arena.keep(freed)
+ArenaBusy Arena.keep: busy.keep(in_busy)
+ArenaBusy Arena.mark: busy.mark()
+ArenaBusy Arena.reset: busy.reset()
+ArenaBusy Arena.rewind: busy.rewind(begun)
 ArenaError Arena.rewind: vm_arena.rewind(closed_mark)
 ArenaError Arena.view: v.arena.view(v, x.type)
 StaleTensor Arena.view: stale.arena.view(stale, stale.type)

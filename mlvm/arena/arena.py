@@ -270,9 +270,6 @@ class Arena(ArenaFields):
         (0, 128)
     """
 
-    used: int
-    high_water: int
-
     report: ClassVar[Callable[..., str]]
     """`arena.report()`; see `mlvm.show.report`, which adds it."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from mlvm.arena.fields import RegionFields
 from mlvm.core.errors import Place
@@ -34,14 +34,8 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-class Resident(Protocol):
-    """The tensor that a region belongs to, as far as the region knows it."""
-
-    region: Region | None
-
-
 Reference: TypeAlias = weakref.ref[Any]
-"""Refers to a `Resident`. Only the arena knows its class."""
+"""Refers to a tensor. Only the arena knows its class."""
 
 
 class Region(RegionFields):
@@ -55,18 +49,6 @@ class Region(RegionFields):
 
     __slots__ = ()
 
-    storage: StorageHandle
-    offset: int
-    nbytes: int
-    bin: list[Region]
-    number: int
-    handles: dict[TensorType, TensorHandle]
-    holder: Reference | None
-    seen: Reference | None
-    last: int
-    noted: tuple[Reference, Place | None] | None
-    views: weakref.WeakValueDictionary[int, Any] | None
-
     def __init__(
         self, storage: StorageHandle, offset: int, nbytes: int, bin: list[Region], number: int = 0
     ) -> None:
@@ -75,12 +57,12 @@ class Region(RegionFields):
         self.nbytes = nbytes
         self.bin = bin
         self.number = number
-        self.handles = {}
-        self.holder = None
-        self.seen = None
+        self.handles: dict[TensorType, TensorHandle] = {}
+        self.holder: Reference | None = None
+        self.seen: Reference | None = None
         self.last = 0
-        self.noted = None
-        self.views = None
+        self.noted: tuple[Reference, Place | None] | None = None
+        self.views: weakref.WeakValueDictionary[int, Any] | None = None
 
     @property
     def made_at(self) -> Place | None:
@@ -89,11 +71,11 @@ class Region(RegionFields):
         return noted[1] if noted is not None and noted[0] is self.holder else None
 
     def tensor(self) -> Any:
-        """The `Resident` that lives here now, or None."""
+        """The tensor that lives here now, or None."""
         holder = self.holder
         if holder is None or holder is self.seen:
             return None
-        tensor: Resident | None = holder()
+        tensor = holder()
         return tensor if tensor is not None and tensor.region is self else None
 
 

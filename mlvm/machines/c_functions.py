@@ -24,12 +24,8 @@ def include_dir() -> str:
 class _Entry(ctypes.Structure):
     """`mlvm_entry` of `mlvm.h`."""
 
-    _fields_ = (
-        ("name", c_char_p),
-        ("function", c_void_p),
-        ("nparams", c_int32),
-        ("nresults", c_int32),
-    )
+    _counts = ("nparams", c_int32), ("nresults", c_int32)
+    _fields_ = (("name", c_char_p), ("function", c_void_p), *_counts)
 
 
 def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
@@ -55,9 +51,8 @@ def load_library(path: str | os.PathLike[str]) -> list[CFunction]:
     except ValueError:
         raise LibraryError(f"{file} lists no functions; MLVM_FUNCTIONS does so") from None
     if version != MLVM_ABI_VERSION:
-        raise LibraryError(
-            f"{file} was built for version {version} of mlvm.h; this is version {MLVM_ABI_VERSION}"
-        )
+        built = f"{file} was built for version {version} of mlvm.h"
+        raise LibraryError(f"{built}; this is version {MLVM_ABI_VERSION}")
     functions: dict[str, CFunction] = {}
     while (entry := _Entry.from_address(address)).name is not None:
         function = _function(entry, library, file)

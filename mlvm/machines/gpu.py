@@ -70,10 +70,8 @@ def devices() -> list[Device]:
         raise MachineError(f"CUDA has no device here: {error}") from None
     if not found:
         raise MachineError("CUDA has no device here")
-    return [
-        Device(f"cuda:{i}", each["name"].decode(), each["totalGlobalMem"])
-        for i, each in enumerate(found)
-    ]
+    told = [(each["name"].decode(), each["totalGlobalMem"]) for each in found]
+    return [Device(f"cuda:{i}", *each) for i, each in enumerate(told)]
 
 
 def _number(device: object) -> int:
@@ -84,9 +82,8 @@ def _number(device: object) -> int:
     except (errors.MissingExtra, MachineError):
         if match is not None:
             raise
-        raise MachineError(
-            f"no device {device!r}; there is cpu, and none of CUDA here{_FIRST}"
-        ) from None
+        here = f"there is cpu, and none of CUDA here{_FIRST}"
+        raise MachineError(f"no device {device!r}; {here}") from None
     if match is None or device not in names:
         hint = _FIRST if match is None else ""
         raise MachineError(f"no device {device!r}; there are cpu, {', '.join(names)}{hint}")
@@ -302,9 +299,8 @@ class GpuVM(LocalVM):
         options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
         for option, given, default in (*options, ("native", native, None)):
             if given != default:
-                raise MachineError(
-                    f"{option}={given!r} is for a VM on the processor, and this one is on {device}"
-                )
+                said = f"{option}={given!r} is for a VM on the processor"
+                raise MachineError(f"{said}, and this one is on {device}")
         number = _number(device)
         cupy = cupy_module()
         memory = GpuMemory(cupy, number)

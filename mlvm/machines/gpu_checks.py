@@ -50,8 +50,7 @@ class Note(NamedTuple):
         """What the reference kernel says to the operand; it asks for no other before that."""
         types = [TensorType.of(x) for x in self.operands]
         arrays = [
-            x.get() if x is self.judged else np.zeros(type.shape, type.dtype.numpy)
-            for x, type in zip(self.operands, types, strict=True)
+            x.get() if x is self.judged else np.zeros(x.shape, x.dtype) for x in self.operands
         ]
         type = self.op.infer(types, self.attributes)
         out = [] if type is None else [np.empty(type.shape, type.dtype.numpy)]

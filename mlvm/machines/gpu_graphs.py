@@ -153,10 +153,8 @@ class Stretch:
         self, code: Code, start: int, end: int, functions: FunctionTable, graphs: Graphs
     ) -> None:
         self._code = code
-        self._calls = [
-            Call(step, binding, arrays, rest or NO_ATTRIBUTES)
-            for step, (_, binding, arrays, rest) in enumerate(code.steps[start:end], start)
-        ]
+        steps = enumerate(code.steps[start:end], start)
+        self._calls = [Call(i, does, xs, rest or NO_ATTRIBUTES) for i, (_, does, xs, rest) in steps]
         self._functions = functions
         self._version = int(functions.version)
         self._graphs = graphs

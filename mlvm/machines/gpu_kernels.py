@@ -58,9 +58,7 @@ _FACTORS: Final = {
 }
 """Ops for which there may be no result, and what is wrong then: cuSOLVER's verdict is read."""
 
-WAITS: Final[frozenset[str]] = (
-    frozenset({"nonzero_indices", "boolean_index"}) | _ON_HOST | frozenset(_FACTORS)
-)
+WAITS: Final = frozenset({"nonzero_indices", "boolean_index", *_ON_HOST, *_FACTORS})
 """Ops that read values on the host: shapes that depend on values, and those above. `normal` does
 so too for other dtypes than f32. What cuBLAS and cuSOLVER compute waits for nothing else, but CuPy
 14 refuses to have it recorded, with a NotImplementedError."""
@@ -830,11 +828,9 @@ def _padded(cp: Any, x: Any, padding: Padding, value: float = 0) -> Any:
 def _windows(cp: Any, padded: Any, grid: Shape, window: Shape, stride: Pair) -> Any:
     """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
     n, row, column, channel = padded.strides
-    return cp.lib.stride_tricks.as_strided(
-        padded,
-        (padded.shape[0], *grid, *window, padded.shape[3]),
-        (n, row * stride[0], column * stride[1], row, column, channel),
-    )
+    shape = (padded.shape[0], *grid, *window, padded.shape[3])
+    strides = (n, row * stride[0], column * stride[1], row, column, channel)
+    return cp.lib.stride_tricks.as_strided(padded, shape, strides)
 
 
 @_kernel("patches")

@@ -20,9 +20,6 @@ from mlvm.machines.wire import NATIVE
 
 if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
-    from mlvm.core.machine.link import Code
-    from mlvm.core.program.program import Program
-    from mlvm.core.protocol import TensorHandle
     from mlvm.machines.native._native import Door, Pool
     from mlvm.machines.native.known import KnownLaunches
 
@@ -136,16 +133,7 @@ class LocalVM(VM):
             return None
         from mlvm.machines.native.known import KnownLaunches
 
-        def code_of(program: Program, args: tuple[TensorHandle, ...]) -> Code | None:
-            linked = self._linked.get(id(program))
-            found = linked.bound.get(args) if linked is not None else None
-            return found[0] if found is not None else None
-
-        def is_watched() -> bool:
-            return self.functions.instrument is not None or "launch" in vars(self)
-
-        table, store = self.functions, self._store
-        return KnownLaunches(table, store, self._lock, self._pool, code_of, is_watched)
+        return KnownLaunches(self, self._pool)
 
     def _forget_links(self) -> None:
         super()._forget_links()

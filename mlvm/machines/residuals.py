@@ -115,12 +115,8 @@ class Residuals:
 def register(vm: VM) -> None:
     """Make the functions known to the VM's programs."""
     of = Residuals(vm)
-    without_results = {BEGIN: (of.begin, 0), PUSH: (of.push, None), READ: (of.read, None)}
-    without_results[END] = of.end, 0
-    callees = {
-        name: PythonFunction(name, function, nparams, 0)
-        for name, (function, nparams) in without_results.items()
-    }
+    functions = (BEGIN, of.begin, 0), (PUSH, of.push, None), (READ, of.read, None), (END, of.end, 0)
+    callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
     vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
 

@@ -68,6 +68,11 @@ def _write_array(writer: Writer, array: Array) -> None:
     writer.array(array)
 
 
+def _write_program(writer: Writer, program: Program | bytes) -> None:
+    """Write the program, or its bytes, where somebody has made them."""
+    writer.blob(program if isinstance(program, bytes) else program.to_bytes())
+
+
 def _read_limit(reader: Reader) -> int | None:
     limit = reader.value()
     if limit is not None and not isinstance(limit, int):
@@ -104,13 +109,7 @@ TYPE: Final = Field("type", _write_type, Reader.type)
 TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
 ARRAYS: Final = _several(ARRAY)
-PROGRAM: Final = Field(  # or its bytes, where somebody has made them
-    "program",
-    lambda writer, program: writer.blob(
-        program if isinstance(program, bytes) else program.to_bytes()
-    ),
-    lambda reader: Program.from_bytes(reader.blob()),
-)
+PROGRAM: Final = Field("program", _write_program, lambda reader: Program.from_bytes(reader.blob()))
 ESTIMATE: Final = Field(
     "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
@@ -242,12 +241,8 @@ def encode_error(error: Exception) -> bytes:
     try:
         return _encode_error(error)
     except Exception:
-        writer = Writer()
-        writer.text(errors.MachineError.__name__)
-        writer.sequence([f"an error that has no encoding: {brief(error)}"], Writer.value)
-        writer.mapping({}, Writer.value)
-        writer.sequence((), Writer.text)
-        return writer.message(Kind.error)
+        told = f"an error that has no encoding: {brief(error)}"
+        return _encode_error(errors.MachineError(told))
 
 
 def _encode_error(error: Exception) -> bytes:

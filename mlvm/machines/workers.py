@@ -79,12 +79,9 @@ class _Task:
         self.followers: list[_Task] = []
         self.done = threading.Event()
 
-    def waits_for(self, other: _Task) -> bool:
-        return (
-            self.write.meets(other.write)
-            or any(span.meets(other.write) for span in self.reads)
-            or any(self.write.meets(span) for span in other.reads)
-        )
+    def touches(self, span: Span, writing: bool) -> bool:
+        """Whether who reads, or writes, the span has to wait for the task."""
+        return span.meets(self.write) or (writing and any(map(span.meets, self.reads)))
 
 
 class Workers:
@@ -174,14 +171,7 @@ class Workers:
 
     def _wait(self, spans: list[Span], writing: bool) -> None:
         with self._change:
-            tasks = [
-                task
-                for task in self._open
-                if any(
-                    span.meets(task.write) or (writing and any(map(span.meets, task.reads)))
-                    for span in spans
-                )
-            ]
+            tasks = [x for x in self._open if any(x.touches(span, writing) for span in spans)]
         for task in tasks:
             task.done.wait()
 
@@ -194,16 +184,16 @@ class Workers:
     ) -> None:
         task = _Task(lambda: kernel(*arrays, **attributes), arrays, blame)
         with self._change:
-            self._change.wait_for(
-                lambda: (
-                    not self._open
-                    or (len(self._open) < _MOST_TASKS and self._nbytes + task.nbytes <= _MOST_BYTES)
-                )
-            )
+            while self._open and (
+                len(self._open) >= _MOST_TASKS or self._nbytes + task.nbytes > _MOST_BYTES
+            ):
+                self._change.wait()
             if self._closed:
                 raise MachineError(f"{self._name} is closed: its workers have ended")
             for other in self._open:
-                if task.waits_for(other):
+                if other.touches(task.write, True) or any(
+                    other.touches(span, False) for span in task.reads
+                ):
                     other.followers.append(task)
                     task.unmet += 1
             self._open.append(task)

@@ -96,13 +96,17 @@ class AnyGroup(ABC):
         (True, 2)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         self._keys = count()
+        self._names = names
+        self._lock = threading.Lock()
+        self._busy: set[int] = set()
+        self._closed = False
 
     @property
-    @abstractmethod
     def size(self) -> int:
         """How many members there are; their ranks are 0 .. size - 1."""
+        return len(self._names)
 
     def run(self, fn: Task[R]) -> list[R]:
         """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
@@ -128,6 +132,16 @@ class AnyGroup(ABC):
     @abstractmethod
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         """Have each member do the task of its rank, and return the results by rank."""
+
+    def _begin(self) -> None:
+        """All members are busy from here on. Raises `GroupError` unless they may begin."""
+        with self._lock:
+            if self._closed:
+                raise GroupError("the group is closed")
+            if self._busy:
+                names = ", ".join(self._names[rank] for rank in sorted(self._busy))
+                raise GroupError(f"a group has one run at a time; at work: {names}")
+            self._busy.update(range(self.size))
 
     @abstractmethod
     def close(self) -> None:
@@ -206,14 +220,10 @@ class Group(AnyGroup):
     """
 
     def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
-        super().__init__()
         self.vms: tuple[LocalVM, ...] = _checked_vms(vms)
+        super().__init__([name_of(rank, vm.name) for rank, vm in enumerate(self.vms)])
         pins = checked_cores(cores, len(self.vms))
         one_blas_thread.prepare()
-        self._names = [name_of(rank, vm.name) for rank, vm in enumerate(self.vms)]
-        self._lock = threading.Lock()
-        self._busy: set[int] = set()
-        self._closed = False
         mailboxes: list[_Mailbox] = [SimpleQueue() for _ in self.vms]
         self._mailboxes = mailboxes
         self._seats: list[Seat] = []
@@ -232,26 +242,27 @@ class Group(AnyGroup):
             thread.start()
         self._dismiss = weakref.finalize(self, _dismiss, mailboxes)
 
-    @property
-    def size(self) -> int:
-        return len(self.vms)
-
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        with self._lock:
-            if self._closed:
-                raise GroupError("the group is closed")
-            if self._busy:
-                names = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                raise GroupError(f"a group has one run at a time; at work: {names}")
-            self._busy.update(range(self.size))
+        self._begin()
         rendezvous = Rendezvous(self._names)
         results: dict[int, R] = {}
         ended: SimpleQueue[int] = SimpleQueue()
+
+        def take_part(rank: int, task: Task[R]) -> None:
+            """A member's part of a run, on the member's thread."""
+            try:
+                results[rank] = self._seats[rank].do(task, rendezvous)
+            except BaseException:  # which the rendezvous has; it is raised on the caller's thread
+                pass
+            finally:
+                with self._lock:
+                    self._busy.discard(rank)
+                ended.put(rank)
+
         with one_blas_thread.held():
             try:
                 for rank, mailbox in enumerate(self._mailboxes):
-                    task = partial(self._take_part, rank, tasks[rank], rendezvous, results, ended)
-                    mailbox.put(task)
+                    mailbox.put(partial(take_part, rank, tasks[rank]))
                 for _ in self.vms:
                     ended.get()
             except BaseException as error:  # Ctrl-C
@@ -265,24 +276,6 @@ class Group(AnyGroup):
             finally:
                 del first  # its traceback holds this frame
         return [results[rank] for rank in range(self.size)]
-
-    def _take_part(
-        self,
-        rank: int,
-        task: Task[R],
-        rendezvous: Rendezvous,
-        results: dict[int, R],
-        ended: SimpleQueue[int],
-    ) -> None:
-        """A member's part of a run, on the member's thread."""
-        try:
-            results[rank] = self._seats[rank].do(task, rendezvous)
-        except BaseException:  # which the rendezvous has; `run` raises it on the caller's thread
-            pass
-        finally:
-            with self._lock:
-                self._busy.discard(rank)
-            ended.put(rank)
 
     def close(self) -> None:
         """End the threads, and take the collectives out of the VMs. Idempotent.

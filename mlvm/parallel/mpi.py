@@ -61,35 +61,25 @@ class MpiGroup(AnyGroup):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         one_blas_thread.prepare()
         self._post = _Post(_loaded())
+        super().__init__([name_of(rank, f"vm{rank}") for rank in range(self._post.size)])
         self.rank = self._post.rank
         self.vm = LocalVM(f"vm{self.rank}")
-        self._names = [name_of(rank, f"vm{rank}") for rank in range(self.size)]
         self._seat = Seat(self.vm, self.rank, self.size)
         self._run = 0
-        self._running = False
-        self._closed = False
         atexit.register(self.close)
 
-    @property
-    def size(self) -> int:
-        return self._post.size
-
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        if self._closed:
-            raise GroupError("the group is closed")
-        if self._running:
-            raise GroupError("a group has one run at a time")
-        self._running = True
+        self._begin()
         self._run += 1
         meeting = MpiMeeting(self._post, self._names, self._run)
         error: BaseException | None = None
+        task = tasks[self.rank]
         try:
             with one_blas_thread.held():
                 try:
-                    data = self._seat.do(_packing(tasks[self.rank]), meeting)
+                    data = self._seat.do(lambda *at: pickled(Outcome(task(*at))), meeting)
                 except BaseException as raised:
                     error = raised
                     data = pickled(Outcome(None, Failure.of(raised), meeting.is_mine))
@@ -100,7 +90,7 @@ class MpiGroup(AnyGroup):
                 raise error
             return results_of(outcomes, self._names)
         finally:
-            self._running = False
+            self._busy.clear()
             if meeting.spoiled:
                 self.close()
             error = None  # its traceback holds this frame
@@ -121,10 +111,6 @@ class MpiGroup(AnyGroup):
 
     def __repr__(self) -> str:
         return f"<MpiGroup of {self.size}, member {self.rank}>"
-
-
-def _packing(task: Task[Any]) -> Task[bytes]:
-    return lambda rank, vm: pickled(Outcome(task(rank, vm)))
 
 
 def _loaded() -> Any:
@@ -179,14 +165,14 @@ class _Post:
         self.others = [rank for rank in range(self.size) if rank != self.rank]
         self.left: dict[int, str] = {}
         self.lock = threading.RLock()
-        self._heard: dict[int, _Heard] = {}
+        self._heard = defaultdict[int, _Heard](lambda: _Heard({}, {}, {}, {}, {}))
         self._sent: list[tuple[Any, bytes]] = []
 
     def heard(self, run: int) -> _Heard:
         """What was told in that run. Earlier ones are forgotten."""
         for old in [each for each in self._heard if each < run]:
             del self._heard[old]
-        return self._heard.setdefault(run, _Heard({}, {}, {}, {}, {}))
+        return self._heard[run]
 
     def tell(self, ranks: Sequence[int], run: int, kind: str, value: Any) -> None:
         """Tell these members something, without waiting for them."""
@@ -215,7 +201,7 @@ class _Post:
         if kind == "left":
             self.left[source] = value
             return
-        heard = self._heard.setdefault(run, _Heard({}, {}, {}, {}, {}))
+        heard = self._heard[run]
         if kind == "call":
             *key, digest, description = value
             heard.calls[source, key[0], key[1]] = digest, description

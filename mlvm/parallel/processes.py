@@ -58,16 +58,13 @@ class ProcessGroup(AnyGroup):
     """
 
     def __init__(self, size: int, *, cores: Sequence[int] | None = None) -> None:
-        super().__init__()
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
             raise GroupError(f"a group has 1 to {_MOST} processes, not {brief(size)}")
         if os.name != "posix":
             raise GroupError("groups of processes need a POSIX system")
         pins = checked_cores(cores, size)
         one_blas_thread.prepare()
-        self._names = [name_of(rank, _vm_name(rank)) for rank in range(size)]
-        self._lock = threading.Lock()
-        self._running = False
+        super().__init__([name_of(rank, f"vm{rank}") for rank in range(size)])
         self._board = Board(size)
         context = multiprocessing.get_context("spawn")
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
@@ -98,10 +95,6 @@ class ProcessGroup(AnyGroup):
         self._each([_nothing] * size)
 
     @property
-    def size(self) -> int:
-        return len(self._names)
-
-    @property
     def pids(self) -> list[int | None]:
         """The numbers of the members' processes, by rank."""
         return [process.pid for process in self._processes]
@@ -109,12 +102,7 @@ class ProcessGroup(AnyGroup):
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         first = pickled(tasks[0])
         messages = [first if task is tasks[0] else pickled(task) for task in tasks]
-        with self._lock:
-            if not self._end.alive:
-                raise GroupError("the group is closed")
-            if self._running:
-                raise GroupError("a group has one run at a time")
-            self._running = True
+        self._begin()
         try:
             self._board.clear()
             run = _Run(self)
@@ -130,10 +118,11 @@ class ProcessGroup(AnyGroup):
                     self.close()
             return run.results()
         finally:
-            self._running = False
+            self._busy.clear()
 
     def close(self) -> None:
         """End the processes. One that is still computing after a second is killed. Idempotent."""
+        self._closed = True
         self._end()
 
     def __repr__(self) -> str:
@@ -237,10 +226,6 @@ def _end(processes: Sequence[BaseProcess], connections: Sequence[Connection], be
     bells.close()
 
 
-def _vm_name(rank: int) -> str:
-    return f"vm{rank}"
-
-
 def _nothing(rank: int, vm: LocalVM) -> None:
     """The first task: the process has started."""
 
@@ -266,7 +251,7 @@ def _serve(
     threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
     one_blas_thread.prepare()
     with one_blas_thread.held():
-        seat = Seat(LocalVM(_vm_name(rank)), rank, len(names))
+        seat = Seat(LocalVM(f"vm{rank}"), rank, len(names))
         while (message := tasks.get()) is not None:
             meeting = BoardMeeting(board, names, rank, bells)
             answer = _done(seat, meeting, message)

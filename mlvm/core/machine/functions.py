@@ -6,7 +6,7 @@ registration or removal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,10 +57,6 @@ class Binding:
 
     __slots__ = ("call", "callee", "instrument", "kernel", "name")
 
-    callee: Callee
-    kernel: Kernel
-    call: Callable[[Sequence[Any], Attributes], Sequence[Value]]
-
     def __init__(self, name: str, callee: Callee, instrument: Instrument | None = None) -> None:
         self.name = name
         self.instrument = instrument
@@ -69,7 +65,7 @@ class Binding:
     def fill(self, callee: Callee) -> None:
         """Make this the function of that name, also for programs already linked."""
         self.callee = callee
-        self.kernel = (
+        self.kernel: Kernel = (
             self._call_without_results if callee.kernel is None else self.watched(callee.kernel)
         )
         self.call = callee.call if self.instrument is None else self._watched_call

@@ -23,7 +23,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.core.op import movement
-from mlvm.core.ops.layout import require_updates, require_values
+from mlvm.core.ops.layout import begin_as, require_updates, require_values
 from mlvm.core.rules import normalize_axis, require
 from mlvm.core.types import Array, DType, Shape, TensorType
 
@@ -188,8 +188,7 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     """
     axis = normalize_axis(axis, out.ndim)
     places = _positions(indices, out.shape[axis]).reshape(1, -1, 1)
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     _add_at(out, updates, _flat(places, out.shape, axis))
 
 
@@ -207,8 +206,7 @@ def index_set(
     before, behind = x.shape[:axis], x.shape[axis + axes :]
     length = math.prod(x.shape[axis : axis + axes])
     places = _positions(indices, length).reshape(-1)
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     given = np.broadcast_to(values, before + indices.shape + behind)
     rows = out.reshape(math.prod(before), length, math.prod(behind))
     rows[:, places] = given.reshape(len(rows), len(places), rows.shape[2])
@@ -267,13 +265,16 @@ def dynamic_update(out: Array, x: Array, update: Array, start: Array, *, axis: i
     if rows == length:
         np.copyto(out, update)
         return
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[(np.s_[:],) * normalize_axis(axis, x.ndim) + (np.s_[first : first + rows],)] = update
 
 
 def _positions(indices: Array, length: int, *, negative: bool = True) -> Array:
-    """The indices as intp, counted from the front. Raises `PositionRefused`."""
+    """The indices as intp, counted from the front. Raises `PositionRefused`.
+
+    They are read once: a VM that shares the tensor may change it meanwhile.
+    """
+    indices = indices.copy()
     lowest = -length if negative else 0
     if indices.size:
         low, high = int(indices.min()), int(indices.max())
@@ -322,7 +323,7 @@ def _add_at(out: Array, updates: Array, places: Array) -> None:
 @movement(infer=_nonzero_indices, public=False)
 def nonzero_indices(x: Array) -> Array:
     """The positions of the elements that are not zero: i64[count, ndim], in row-major order."""
-    return np.ascontiguousarray(np.argwhere(x))
+    return np.ascontiguousarray(np.argwhere(x.copy()))
 
 
 @movement(infer=_boolean_index, copies_only=True, public=False)
@@ -331,7 +332,7 @@ def boolean_index(x: Array, mask: Array) -> Array:
 
     The axes of the mask are as long as the first axes of x; an axis of length 0 chooses nothing.
     """
-    return x[mask]
+    return x[mask.copy()]
 
 
 @movement(infer=_mask_scatter, copies_only=True, public=False)
@@ -341,6 +342,7 @@ def mask_scatter(out: Array, updates: Array, mask: Array, *, shape: tuple[int, .
     The transpose of `boolean_index`. Raises `OperandValueError` unless there are as many
     updates as places.
     """
+    mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(updates):
         raise OperandValueError(f"the mask has {count} places for {len(updates)} updates")
@@ -354,9 +356,9 @@ def mask_set(out: Array, x: Array, values: Array, mask: Array) -> None:
 
     Raises `OperandValueError` unless there are as many values as places.
     """
+    mask = mask.copy()
     count = int(np.count_nonzero(mask))
     if count != len(values):
         raise OperandValueError(f"the mask has {count} places for {len(values)} values")
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[mask] = values

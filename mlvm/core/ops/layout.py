@@ -139,6 +139,12 @@ def _slice_add(
     return x
 
 
+def begin_as(out: Array, x: Array) -> None:
+    """Have `out` begin as x, unless it is x."""
+    if not np.may_share_memory(out, x):
+        np.copyto(out, x)
+
+
 def require_values(x: TensorType, values: TensorType, shape: Shape) -> None:
     """Raise `DTypeError` unless the values are of x's own dtype, `ShapeError` unless they broadcast
     to that shape."""
@@ -226,8 +232,7 @@ def slice_add(
     out: Array, x: Array, updates: Array, *, start: tuple[int, ...], step: tuple[int, ...]
 ) -> None:
     """x, with the updates added where `slice` with this start and step would read them."""
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[_window(start, updates.shape, step)] += updates
 
 
@@ -245,8 +250,7 @@ def slice_set(
 
     The values broadcast to `length`. Where x is not needed any more, only they are written.
     """
-    if not np.may_share_memory(out, x):
-        np.copyto(out, x)
+    begin_as(out, x)
     out[_window(start, length, step)] = values
 
 

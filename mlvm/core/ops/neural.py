@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
+from numpy.lib.stride_tricks import sliding_window_view
 
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.op import op
@@ -265,7 +265,8 @@ def softmax_cross_entropy_vjp(out: Array, g: Array, logits: Array, labels: Array
 
 
 def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
-    """Where each label's logit lies in `_rows(logits)`."""
+    """Where each label's logit lies in `_rows(logits)`. Labels are read once, as indices are."""
+    labels = labels.copy()
     classes = logits.shape[-1]
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
@@ -456,16 +457,10 @@ def _pad(x: Array, padding: Padding, value: float = 0) -> Array:
     return padded
 
 
-def _windows(padded: Array, grid: Pair, window: Pair, stride: Pair) -> Array:
+def _windows(padded: Array, window: Pair, stride: Pair) -> Array:
     """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
-    n, row, column, channel = padded.strides
-    view: Array = as_strided(
-        padded,
-        (padded.shape[0], *grid, *window, padded.shape[3]),
-        (n, row * stride[0], column * stride[1], row, column, channel),
-        writeable=False,
-    )
-    return view
+    every: Array = sliding_window_view(padded, window, (1, 2))  # [N, H, W, C, KH, KW]
+    return every[:, :: stride[0], :: stride[1]].transpose(0, 1, 2, 4, 5, 3)
 
 
 def _window_elements(
@@ -492,7 +487,7 @@ def patches(
     out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0.0
 ) -> None:
     """Sliding windows over the padded image: [N,H,W,C] -> [N,OH,OW,KH,KW,C]."""
-    out[...] = _windows(_pad(x, padding, pad_value), out.shape[1:3], window, stride)
+    out[...] = _windows(_pad(x, padding, pad_value), window, stride)
 
 
 def _unpatches(x: TensorType, shape: Shape, stride: Pair, padding: Padding) -> TensorType:
@@ -542,10 +537,9 @@ def _conv2d_flops(x: TensorType, kernel: TensorType, stride: Pair, padding: Padd
 def conv2d(out: Array, x: Array, kernel: Array, *, stride: Pair = (1, 1), padding: Padding) -> None:
     """The cross-correlation of images with a kernel, which deep learning calls convolution:
     [N,H,W,I] with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
-    grid = out.shape[1:3]
-    windows = _windows(_pad(x, padding), grid, kernel.shape[:2], stride)
+    windows = _windows(_pad(x, padding), kernel.shape[:2], stride)
     weights = kernel.reshape(math.prod(kernel.shape[:3]), kernel.shape[3])
-    for images in blocks(out.shape[0], math.prod(grid) * weights.shape[0]):
+    for images in blocks(out.shape[0], math.prod(out.shape[1:3]) * weights.shape[0]):
         part = out[images]
         columns = windows[images].reshape(math.prod(part.shape[:3]), weights.shape[0])
         np.matmul(columns, weights, _rows(part))

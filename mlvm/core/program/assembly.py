@@ -152,7 +152,7 @@ def _tokens(text: str, line: int) -> Iterator[_Token]:
             try:
                 value, end = _DECODER.raw_decode(text, at)
             except (ValueError, RecursionError) as error:  # also too many digits, too deep nesting
-                text, column = getattr(error, "msg", error), getattr(error, "colno", at + 1)
+                text, column = getattr(error, "msg", str(error)), getattr(error, "colno", at + 1)
                 raise AssemblyError(f"not JSON: {text}", line, column) from None
             yield _Token(text[at:end], value, line, at + 1)
             at = end

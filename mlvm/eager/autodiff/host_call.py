@@ -18,6 +18,7 @@ from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import Pull, Tape, taping
 from mlvm.eager.functions.creation import full
+from mlvm.eager.tensor.apply import Tensors, Types
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import plain
 from mlvm.eager.tensor.reading import launch_for_values
@@ -127,11 +128,7 @@ def _rules(
 
 
 def _record(
-    tape: Tape,
-    name: str,
-    rules: tuple[Vjp | None, ...],
-    operands: tuple[Tensor, ...],
-    results: tuple[Tensor, ...],
+    tape: Tape, name: str, rules: tuple[Vjp | None, ...], operands: Tensors, results: Tensors
 ) -> None:
     """Leave a node for each float result, with a pull for each operand that is tracked.
 
@@ -157,12 +154,7 @@ def _record(
 
 
 def _rule_for_one_result(
-    name: str,
-    rule: Vjp | None,
-    position: int,
-    type: TensorType,
-    number: int,
-    results: tuple[TensorType, ...],
+    name: str, rule: Vjp | None, position: int, type: TensorType, number: int, results: Types
 ) -> Vjp:
     """The rule of the operand at `position`, for the cotangent of result `number` alone. It takes
     the saved values: the operands, then the results."""
@@ -186,7 +178,7 @@ def _rule_for_one_result(
     return pulled
 
 
-def _with_zeros(g: Tensor, number: int, types: tuple[TensorType, ...]) -> tuple[Tensor | None, ...]:
+def _with_zeros(g: Tensor, number: int, types: Types) -> tuple[Tensor | None, ...]:
     """Cotangents of all results: g at that number, else zeros, or None for what is no float."""
     zeros = [full(t.shape, 0.0, dtype=t.dtype) if t.dtype.is_inexact else None for t in types]
     return (*zeros[:number], g, *zeros[number + 1 :])

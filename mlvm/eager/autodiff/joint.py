@@ -11,23 +11,26 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.tape import Node, Pending, Pull, Tape
+from mlvm.eager.autodiff.tape import Joint, Node, Pending, Pull, Tape
 from mlvm.eager.functions.creation import full
 from mlvm.eager.tensor.tensor import Tensor
+
+Closures: TypeAlias = dict[int, TensorType]
+"""Nodes that a way back ends at, by their numbers, and their types."""
 
 Cotangents: TypeAlias = Sequence[Tensor | None]
 Saved: TypeAlias = Sequence[Tensor]
 Held: TypeAlias = Sequence[Any]
 """What a way back is given: cotangents of the results, what was saved, and of what it goes to the
-cotangents so far. It gives these as they are then (see `_Joint`)."""
+cotangents so far. It gives these as they are then (see `leave`)."""
 
 
 def closures_of(
     tape: Tape, nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]
-) -> dict[int, TensorType]:
+) -> Closures:
     """The nodes before number `start` that cotangents go to from these nodes, which begin there,
     and from the results that come of them; and their types."""
-    closures: dict[int, TensorType] = {}
+    closures: Closures = {}
     for node in nodes:
         if node is not None:
             pulls, origins, _ = node
@@ -61,57 +64,37 @@ class _Parts(dict[int, Tensor]):
         return _Parts(sums)
 
 
-class _Joint:
-    """The way back of control flow with several results: to the operands that are tracked, and to
-    what it reaches besides.
-
-    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
-    closures, of which so much is held before.
-    """
-
-    def __init__(
-        self,
-        tape: Tape,
-        nresults: int,
-        operands: Sequence[Tensor],
-        closures: dict[int, TensorType],
-        pull: Callable[..., Sequence[Any]],
-    ) -> None:
-        self._nresults = nresults
-        self._operands = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
-        self._noperands = len(operands)
-        self._pull = pull
-        self.origins = (*closures, *[origin for _, origin in self._operands])
-        self.types: Sequence[TensorType] = [
-            *closures.values(),
-            *[operands[k].type for k, _ in self._operands],
-        ]
-
-    def __call__(self, g: _Parts, saved: Saved, held: Held) -> Held:
-        totals = dict(zip(self.origins, held, strict=True))
-        nclosures = len(self.origins) - len(self._operands)
-        cotangents = [g.get(i) for i in range(self._nresults)]
-        made = self._pull(cotangents, saved, held[:nclosures])
-        totals.update(zip(self.origins, made[self._noperands :], strict=False))
-        for k, origin in self._operands:
-            part, before = made[k], totals[origin]
-            if part is not None:
-                totals[origin] = part if before is None else before + part
-        return [totals[origin] for origin in self.origins]
-
-
 def leave(
     tape: Tape,
     results: Sequence[Tensor],
     operands: Sequence[Tensor],
-    closures: dict[int, TensorType],
+    closures: Closures,
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
 ) -> None:
-    """Leave a node for control flow (see `_Joint`), and one for each float or complex result."""
-    joint = _Joint(tape, len(results), operands, closures, pull)
+    """Leave a node for control flow with several results, and one for each float or complex result.
+    Cotangents go to the operands that are tracked, and to the closures, what it reaches besides.
+
+    `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
+    closures, of which so much is held before.
+    """
+    nresults, noperands, nclosures = len(results), len(operands), len(closures)
+    tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
+    origins = (*closures, *[origin for _, origin in tracked])
+
+    def back(g: _Parts, saved: Saved, held: Held) -> Held:
+        totals = dict(zip(origins, held, strict=True))
+        made = pull([g.get(i) for i in range(nresults)], saved, held[:nclosures])
+        totals.update(zip(origins, made[noperands:], strict=False))
+        for k, origin in tracked:
+            part, before = made[k], totals[origin]
+            if part is not None:
+                totals[origin] = part if before is None else before + part
+        return [totals[origin] for origin in origins]
+
+    types = [*closures.values(), *[operands[k].type for k, _ in tracked]]
     node = len(tape.nodes)
-    tape.nodes.append((joint, joint.origins, tuple(saved)))
+    tape.nodes.append((Joint(types, back), origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
         if y.dtype.is_inexact:

@@ -1,4 +1,4 @@
-"""The gradient rules of `core.ops.decompositions` and `core.ops.fft`: parts of the table in `vjps`.
+"""The gradient rules of `core.ops.decompositions` and `core.ops.fft`, parts of the table `rules`.
 
 Matrix derivatives as in Giles, Collected matrix derivative results for forward and reverse mode
 algorithmic differentiation, 2008, unless a rule names another source. Of a complex matrix, a

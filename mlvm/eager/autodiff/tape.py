@@ -14,8 +14,9 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, NoReturn, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
@@ -23,7 +24,16 @@ from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, alias_of, apply, apply_in_python, plan_for, raise_stale
+from mlvm.eager.tensor.apply import (
+    OneOp,
+    Tensors,
+    Types,
+    alias_of,
+    apply,
+    apply_in_python,
+    plan_for,
+    raise_stale,
+)
 from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
@@ -32,10 +42,6 @@ from mlvm.machines.native.extension import EXTENSION
 _RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
 """Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
-
-
-Tensors: TypeAlias = tuple[Tensor, ...]
-Types: TypeAlias = tuple[TensorType, ...]
 
 
 class Pull(NamedTuple):
@@ -61,14 +67,13 @@ class Template(NamedTuple):
 _NOTHING: Final = Template((), (), ())
 
 
-class Joint(Protocol):
+@dataclass(frozen=True, eq=False)
+class Joint:
     """The pulls of a call with several results, such as a loop, all at once: to operands of these
-    types."""
+    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before."""
 
     types: Sequence[TensorType]
-
-    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        """What each operand's cotangent is, if so much is `held` of it before."""
+    pull: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
 
 
 Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
@@ -97,7 +102,7 @@ class Pending(dict[int, Any]):
         """Pull the cotangent of a node's result to its operands, or to those `wanted` of them."""
         pulls, origins, saved = node
         if not isinstance(pulls, tuple):
-            totals = pulls(g, saved, [self.get(origin) for origin in origins])
+            totals = pulls.pull(g, saved, [self.get(origin) for origin in origins])
             for origin, total in zip(origins, totals, strict=True):
                 if total is not None:
                     self[origin] = total
@@ -295,7 +300,9 @@ class Tape:
         return found
 
 
-if EXTENSION is not None:  # what calls in C need of the language: see src/dispatch.c
+if (
+    EXTENSION is not None
+):  # what calls in C need: see native/src/language/dispatch.c
     EXTENSION.install(
         tensor=Tensor,
         tape=Tape,

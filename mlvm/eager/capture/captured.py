@@ -61,7 +61,7 @@ R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
 _MOST_LOOKS: Final = 8
-_ROLES: Final = "input", "output", "state", "scratch"
+_ROLES: Final = "input", "output", "state"
 
 
 # --- what was recorded ---------------------------------------------------------------
@@ -175,10 +175,11 @@ class _KnownProgram:
         self.roots = {id(x) for x in record.states}
         self.states = record.states
         self.seen_as = record.seen_as
-        self.places = {
-            role: [(a.place, a.type) for a in planned.arguments if a.role == role]
-            for role in _ROLES
-        }
+        given = planned.arguments
+        self.uses = [
+            (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
+        ]
+        self.in_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
 
@@ -239,8 +240,7 @@ class _Scratch:
     """The scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
     is held while it is used."""
 
-    def __init__(self, vm: VMProtocol) -> None:
-        self._vm = weakref.ref(vm)
+    def __init__(self) -> None:
         self.lock = new_lock()
         self.nbytes = 0
         self.storage: StorageHandle | None = None
@@ -249,21 +249,26 @@ class _Scratch:
         """The handles of the tensors that the program has there, on its VM."""
         nbytes = known.planned.plan.nbytes
         if self.storage is None or nbytes > self.nbytes:
-            self.release()
+            self.release(vm)
             self.storage, self.nbytes = vm.alloc_storage(nbytes), nbytes
         if known.storage != self.storage:
             known.scratch = tuple(
                 vm.tensor_from_storage(self.storage, type, offset)
-                for offset, type in known.places["scratch"]
+                for offset, type in known.in_scratch
             )
             known.storage = self.storage
         return known.scratch
 
-    def release(self) -> None:
-        vm = self._vm()
-        if self.storage is not None and vm is not None:
+    def release(self, vm: VMProtocol) -> None:
+        if self.storage is not None:
             vm.dealloc_storage(self.storage)
         self.storage, self.nbytes = None, 0
+
+
+def _release(scratches: Mapping[VMProtocol, _Scratch]) -> None:
+    for vm, scratch in list(scratches.items()):
+        with scratch.lock:
+            scratch.release(vm)
 
 
 class Captured(Generic[P, R]):
@@ -292,6 +297,8 @@ class Captured(Generic[P, R]):
         self._names = CALLED
         self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
+        # Not `__del__`: the garbage collector clears weak references of what it collects before.
+        weakref.finalize(self, _release, self._scratch).atexit = False
         update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -394,21 +401,15 @@ class Captured(Generic[P, R]):
         """Give the scratch memory back, and forget the programs. A later call records anew, and
         one that runs now is waited for."""
         with self._lock:
-            scratches = list(self._scratch.values())
+            scratches = dict(self._scratch)
             self._forget()
             self._changing = Changing(self.fn)
             self._last = None
-        for scratch in scratches:
-            with scratch.lock:
-                scratch.release()
+        _release(scratches)
 
     def _forget(self) -> None:
         for each in (self._programs, self._changes, self._rebound, self._looks):
             each.clear()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_scratch"):
-            self.close()
 
     def __repr__(self) -> str:
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
@@ -451,7 +452,7 @@ class Captured(Generic[P, R]):
     ) -> _KnownProgram:
         """Record the call. Later calls use its program too, unless the function has changed its own
         signature: then they record anew."""
-        self._changing.note(signature.look, args, kwargs)
+        noted = self._changing.noted(signature.look, args, kwargs)
         changes, free = self._free(key, signature)
         try:
             recorded = _recorded(self.fn, args, kwargs, arena, signature, free)
@@ -459,7 +460,7 @@ class Captured(Generic[P, R]):
             if not free:
                 raise
             changes.seen.update(free)  # who takes what stands for a number for none
-            recorded = _recorded(self.fn, args, kwargs, arena, signature)
+            recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         planned = compile_flow(
             recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
@@ -476,7 +477,7 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
-        self._changing.warn(repr(getattr(self.fn, "__qualname__", self.fn)))
+        self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
@@ -509,22 +510,17 @@ class Captured(Generic[P, R]):
                 known.looped = known.looped or known.planned.looped()
                 programs.append(known.looped)
         outputs = [output.alloc(arena) for output in known.outputs]
-        given: dict[str, Sequence[Allocation]]
-        given = {"input": inputs, "output": outputs, "state": known.states}
-
-        def launch() -> None:
-            now = {**given, "input": [*inputs, *known.taken()]}
-            self._launch(known, feed, arena.vm, programs, now)
-
-        launch()
+        self._launch(known, feed, arena.vm, programs, inputs, outputs)
         if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
-                    launch()
+                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
-        results = [result.made(signature.tensors, given) for result in known.results]
+        places: dict[str, Sequence[Allocation]]
+        places = {"input": inputs, "output": outputs, "state": known.states}
+        results = [result.made(signature.tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
 
@@ -544,14 +540,15 @@ class Captured(Generic[P, R]):
         feed: _Feed,
         vm: VMProtocol,
         programs: Sequence[Program],
-        given: Mapping[str, Sequence[Allocation]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
     ) -> None:
-        """Launch the programs with the tensors that are `given`, by their roles."""
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
-                scratch = self._scratch.setdefault(vm, _Scratch(vm))
-        used = [_as_type(given[role][i], type) for role in given for i, type in known.places[role]]
+                scratch = self._scratch.setdefault(vm, _Scratch())
+        given = [*inputs, *known.taken()], outputs, known.states  # as _ROLES
+        used = [_as_type(given[role][i], type) for role, i, type in known.uses]
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
@@ -654,7 +651,7 @@ def measure(
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
         try:
-            recorded = _recorded(fn, args, kwargs, arena, signature)
+            recorded = _recorded(fn, args, kwargs, arena, signature, ())
             break
         except recorder.MustMove as error:
             make_exclusive(error.x)
@@ -664,12 +661,7 @@ def measure(
 
 
 def _recorded(
-    fn: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    arena: Arena,
-    signature: Signature,
-    free: Sequence[int] = (),
+    fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
 ) -> _RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""

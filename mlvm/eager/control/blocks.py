@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
+from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import GradientError
@@ -150,6 +151,14 @@ class Segment:
         """Whether no gradient goes through it, nor to these operands of its control flow."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
+    def reached(self, ends: Sequence[int]) -> set[int]:
+        """The numbers of the nodes that cotangents go to from these."""
+        numbers = set(ends)
+        for number, node in reversed([*enumerate(self.nodes, self.start)]):
+            if node is not None and number in numbers:
+                numbers.update(node[1])
+        return numbers
+
     def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
         """Go back through the nodes. `inside` has what stands for tensors of the block now, by
         their ids. `outside` has what stands for the segment's own."""
@@ -244,8 +253,7 @@ def watched(tape: Tape, xs: Tensors) -> Tensors:
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:
     """The items in lists of so many, and the rest."""
-    first = 0
+    rest = iter(items)
     for length in lengths:
-        yield list(items[first : first + length])
-        first += length
-    yield list(items[first:])
+        yield list(islice(rest, length))
+    yield list(rest)

@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
+from mlvm.eager.autodiff.joint import Closures, Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
@@ -170,11 +169,7 @@ class _Side(NamedTuple):
 
 
 def _pull(
-    sides: Sequence[_Side],
-    closures: dict[int, TensorType],
-    cotangents: Cotangents,
-    saved: Saved,
-    held: Held,
+    sides: Sequence[_Side], closures: Closures, cotangents: Cotangents, saved: Saved, held: Held
 ) -> Held:
     """The cotangents of what the branches reach, of which so much is `held` before."""
     [pred], rest = blocks.split(saved, 1)

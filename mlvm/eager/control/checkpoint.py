@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial, wraps
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, closures_of, leave, seed
-from mlvm.eager.autodiff.tape import Node, Pending, Tape, taping
+from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import made_again
@@ -60,18 +60,14 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
     return checkpointed
 
 
-class _Left:
-    """The way back of a node that has been taken off the tape."""
-
-    types: Sequence[TensorType] = ()
-
-    def __call__(self, g: Any, saved: Sequence[Tensor], held: Sequence[Any]) -> Sequence[Any]:
-        raise GradientError(
-            "a tensor that a checkpointed function has made is used outside of it; return it"
-        )
+def _refuse(*_: object) -> NoReturn:
+    raise GradientError(
+        "a tensor that a checkpointed function has made is used outside of it; return it"
+    )
 
 
-_LEFT: Final[Node] = (_Left(), (), ())
+_LEFT: Final[Node] = Joint((), _refuse), (), ()
+"""Stands for a node that has been taken off the tape."""
 
 
 def _run(

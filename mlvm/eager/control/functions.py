@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from functools import partial, update_wrapper
 from types import MethodType
-from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Final, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
@@ -29,6 +29,8 @@ from mlvm.step.flow import Block, Procedure
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_Run: TypeAlias = Callable[[Tensors], Tree]
 
 
 class Function(Generic[P, R]):
@@ -127,7 +129,7 @@ _MOST_OPEN: Final = 16
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
-def _call(key: object, name: str, args: Tensors, run: Callable[[Tensors], Tree]) -> Tree:
+def _call(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """What `run(args)` makes, as a function of the program. If its key is that of a function that
     is being recorded, that function calls itself.
 
@@ -166,7 +168,7 @@ def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
 
 
 @blocks.recorded_again
-def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree]) -> Tensors:
+def _record_and_call(opened: _Open, args: Tensors, run: _Run) -> Tensors:
     """Record a function, and call it. It may call itself before its results are known. Then the
     results of a branch that does not do so are taken for them, and it is recorded anew."""
     record, tape, around = blocks.recorder(), taping(), _opened.get()
@@ -177,7 +179,7 @@ def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree
         start = 0 if tape is None else len(tape.nodes)
         token = _opened.set((*around, opened))
         try:
-            _record_function(record, tape, start, opened, args, run)
+            _record_function(start, opened, args, run)
         except blocks.Unknown:
             if tape is not None:
                 del tape.nodes[start:]
@@ -200,14 +202,8 @@ def _record_and_call(opened: _Open, args: Tensors, run: Callable[[Tensors], Tree
     return record.call(opened.procedure, results, args)
 
 
-def _record_function(
-    record: Recorder,
-    tape: Tape | None,
-    start: int,
-    opened: _Open,
-    args: Tensors,
-    run: Callable[[Tensors], Tree],
-) -> None:
+def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> None:
+    record, tape = blocks.recorder(), taping()
     procedure = opened.procedure = Procedure(opened.name, Block())
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]

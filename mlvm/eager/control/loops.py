@@ -400,12 +400,13 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     nstacks = len(way.kept) if way.total is not None else 1
     xs, stacks, outside = blocks.split(saved, nrows, nstacks)
     of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
-    active = [k for k, x in enumerate(way.params) if x.dtype.is_inexact]
-    tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact]
     given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
+    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], given)
+    tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact and x.node in reached]
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
     cells, closures = blocks.parted(segment.closures, held)
+    closures = {n: h for n, h in closures.items() if h is not None or n in reached}
     init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
     if way.total is None:
         init += stacks
@@ -440,7 +441,26 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     for k, g in zip(tracked, of_xs, strict=True):
         parts[nstate + k] = g
     totals = {**cells, **dict(zip(closures, finals[len(active) :], strict=False))}
-    return [*parts, *[totals[number] for number in segment.closures]]
+    return [*parts, *[totals.get(number) for number in segment.closures]]
+
+
+def _reached(
+    way: _Way, active: list[int], given: list[tuple[Tensor, Tensor]]
+) -> tuple[list[int], set[int]]:
+    """The numbers of those parts of the state that a cotangent goes to in any turn, at first these
+    `active` ones; and the nodes of a turn. The others have none, as outside of a program: a rule
+    might make nan of zeros."""
+    while True:
+        ends = [*[y for y, _ in given], *[way.after[k] for k in active]]
+        reached = way.segment.reached([y.node for y in ends if y.tape is way.segment.tape])
+        more = [
+            k
+            for k, x in enumerate(way.params)
+            if x.dtype.is_inexact and (k in active or x.node in reached)
+        ]
+        if more == active:
+            return active, reached
+        active = more
 
 
 def _assign(variables: Tensors, values: Tensors) -> None:

@@ -54,9 +54,11 @@ class WeightsFile:
     """
 
     def __init__(self, file: Path) -> None:
-        with _opened(file) as descriptor:
-            size = os.fstat(descriptor).st_size
-            content: Any = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        _mode(file)  # a pipe or a device, which may have no end, is an `OSError`
+        with file.open("rb") as stream:
+            number = stream.fileno()
+            size = os.fstat(number).st_size
+            content: Any = mmap.mmap(number, size, access=mmap.ACCESS_READ) if size else b""
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
             raise WeightsError(f"its {size} bytes end within the header")
@@ -160,14 +162,6 @@ def _place(name: str, type: TensorType) -> int:
 def escaped(text: str) -> str:
     """The text with what a terminal might take for a command, such as a line's end, as `\\n`."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
-
-
-@contextlib.contextmanager
-def _opened(file: Path) -> Iterator[int]:
-    """A file's descriptor. A pipe or a device, which may have no end, is an `OSError`."""
-    _mode(file)
-    with file.open("rb") as stream:
-        yield stream.fileno()
 
 
 def _mode(file: Path) -> int:

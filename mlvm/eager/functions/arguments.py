@@ -8,7 +8,7 @@ from typing import TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
 from mlvm.core.ops.neural import Pair
-from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp
 from mlvm.eager.tensor.tensor import Tensor
@@ -55,9 +55,9 @@ def integers(value: Ints, name: str) -> tuple[int, ...]:
     raise AttributeRefused(f"{name} is an int or a tuple of ints, not {brief(value)}")
 
 
-def axes_of(axis: Axis, x: Tensor, new: int = 0) -> tuple[int, ...]:
+def axes_of(axis: Ints | None, x: Tensor, new: int = 0, *, name: str = "axis") -> tuple[int, ...]:
     """The axes, counted from the front, of a tensor like x with `new` more dimensions."""
-    given = axis if axis is None else integers(axis, "axis")
+    given = axis if axis is None else integers(axis, name)
     return normalize_axes(given, type_of(x).ndim + new)
 
 

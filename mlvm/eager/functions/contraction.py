@@ -18,6 +18,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.matrices import diagonal_of
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -80,7 +81,8 @@ def _parsed(subscripts: str, ndims: tuple[int, ...]) -> tuple[tuple[Labels, ...]
             raise ShapeError(f"{part!r} of {subscripts!r} does not fit {ndim} dimensions")
     labels = tuple(_labels(part, rest, subscripts) for part, rest in zip(parts, dots, strict=True))
     counted = [label for each in labels for label in each]
-    broadcast = _ellipsis(max(map(len, map(_dotted, labels)), default=0))
+    dotted = [sum(label[0] == "-" for label in each) for each in labels]
+    broadcast = _ellipsis(max(dotted, default=0))
     if not arrow:
         once = sorted(label for label in {*counted} - {*broadcast} if counted.count(label) == 1)
         return labels, (*broadcast, *once)
@@ -107,10 +109,6 @@ def _labels(part: str, dots: int, subscripts: str) -> Labels:
 
 def _ellipsis(count: int) -> Labels:
     return tuple([str(i) for i in range(-count, 0)])
-
-
-def _dotted(labels: Labels) -> Labels:
-    return tuple([label for label in labels if label[0] == "-"])
 
 
 def _lengths(labels: Sequence[Labels], types: Sequence[TensorType]) -> dict[str, int]:
@@ -144,18 +142,11 @@ def _without_diagonals(term: _Term, lengths: dict[str, int]) -> _Term:
     kept = [i for i, label in enumerate(labels) if x.shape[i] == lengths[label]]
     x, labels = reshape(x, [x.shape[i] for i in kept]), tuple([labels[i] for i in kept])
     for label in dict.fromkeys(labels):
-        while labels.count(label) > 1:  # every n + 1st element of a matrix is on its diagonal
+        while labels.count(label) > 1:
             i = labels.index(label)
             j = labels.index(label, i + 1)
             rest = [k for k in range(x.ndim) if k not in (i, j)]
-            x, n = permute_dims(x, (*rest, i, j)), lengths[label]
-            shape = x.shape[:-2]
-            x = op.slice(
-                reshape(x, (*shape, n * n)),
-                start=(0,) * (x.ndim - 1),
-                length=(*shape, n),
-                step=(1,) * (x.ndim - 2) + (n + 1,),
-            )
+            x = diagonal_of(permute_dims(x, (*rest, i, j)))
             labels = (*[labels[k] for k in rest], label)
     return _Term(x, labels)
 

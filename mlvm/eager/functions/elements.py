@@ -12,8 +12,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, type_of
-from mlvm.eager.functions.creation import Device, asarray
-from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.creation import Device, asarray, full
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.ops.fft import OTHER_WAY, Norm
-from mlvm.core.rules import Axis, is_real, normalize_axes
+from mlvm.core.rules import Axis, is_real
 from mlvm.core.types import DType, f32, f64
-from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
+from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, arange, placed
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.matrices import conj, floating
@@ -31,17 +31,11 @@ def _real(x: Tensor) -> Tensor:
     return x
 
 
-def _axes(x: Tensor, axes: Ints | None) -> tuple[int, ...]:
-    """The axes, counted from the front."""
-    given = axes if axes is None else integers(axes, "axes")
-    return normalize_axes(given, x.ndim)
-
-
 def _lengths(x: Tensor, s: Ints | None, axes: Ints | None) -> tuple[tuple[int, ...], list[int]]:
     """The axes, and the lengths to transform along them."""
     if s is not None and axes is None:
         raise AttributeRefused("lengths s need the axes that they are of")
-    along = _axes(x, tuple(axes) if isinstance(axes, range) else axes)
+    along = axes_of(tuple(axes) if isinstance(axes, range) else axes, x, name="axes")
     if s is None:
         return along, [x.shape[i] for i in along]
     given = integers(s, "s")
@@ -67,7 +61,7 @@ def _fitted(x: Tensor, axes: Sequence[int], lengths: Sequence[int]) -> Tensor:
 
 def _along(x: Tensor, n: int | None, axis: int) -> tuple[int, int]:
     """An axis, counted from the front, and the length to transform along it."""
-    [along] = _axes(x, integer(axis, "axis"))
+    [along] = axes_of(integer(axis, "axis"), x)
     return along, x.shape[along] if n is None else integer(n, "n")
 
 
@@ -322,7 +316,7 @@ def fftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.fftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes) if type_of(x).ndim else ()
+    along = axes_of(axes, x, name="axes") if type_of(x).ndim else ()
     return roll(x, tuple(x.shape[i] // 2 for i in along), axis=along)
 
 
@@ -336,7 +330,7 @@ def ifftshift(x: Tensor, /, axes: Axis = None) -> Tensor:
         >>> ml.fft.ifftshift(ml.asarray([0, 1, 2, 3]))
         Tensor([2, 3, 0, 1], i64[4])
     """
-    along = _axes(x, axes) if type_of(x).ndim else ()
+    along = axes_of(axes, x, name="axes") if type_of(x).ndim else ()
     return roll(x, tuple(-(x.shape[i] // 2) for i in along), axis=along)
 
 

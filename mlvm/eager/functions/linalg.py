@@ -19,7 +19,7 @@ from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import shapes
-from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
+from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
@@ -595,7 +595,7 @@ def vector_norm(
     x = floating(x)
     if not is_real(ord):
         raise AttributeRefused(f"ord is a number, not {brief(ord)}")
-    axes = normalize_axes(axis if axis is None else integers(axis, "axis"), x.ndim)
+    axes = axes_of(axis, x)
     if ord == 2:
         squares = op.square(x if x.dtype.is_float else op.abs(x))
         return op.sqrt(op.sum(squares, axis=axes, keepdims=keepdims))
@@ -670,10 +670,10 @@ def norm(x: Tensor, /, ord: NormOrder = None, axis: Axis = None, keepdims: bool 
         >>> ml.linalg.norm(ml.asarray([3.0, 4.0]))
         Tensor(5., f32[])
     """
-    type = type_of(x)
+    type_of(x)
     if axis is None and ord is None:
         return vector_norm(x, keepdims=keepdims)
-    axes = normalize_axes(axis if axis is None else integers(axis, "axis"), type.ndim)
+    axes = axes_of(axis, x)
     if len(axes) == 1 and not isinstance(ord, str):
         return vector_norm(x, axis=axes, keepdims=keepdims, ord=2 if ord is None else ord)
     if len(axes) != 2:

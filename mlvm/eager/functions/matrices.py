@@ -63,10 +63,5 @@ def diagonal_of(x: Tensor, offset: int = 0) -> Tensor:
 
 def _run(x: Tensor, start: int, count: int, step: int) -> Tensor:
     """So many elements of the last axis."""
-    stack = x.shape[:-1]
-    return op.slice(
-        x,
-        start=(*(0 for _ in stack), start),
-        length=(*stack, count),
-        step=(*(1 for _ in stack), step),
-    )
+    zeros, ones = (0,) * (x.ndim - 1), (1,) * (x.ndim - 1)
+    return op.slice(x, start=(*zeros, start), length=(*x.shape[:-1], count), step=(*ones, step))

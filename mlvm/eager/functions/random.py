@@ -376,13 +376,12 @@ def choice(
         raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
     if not draws:
         places = full(wanted, 0, dtype=i64)
-    elif replace:
-        if p is None:
-            places = randint(wanted, low=0, high=n, key=key)
-        else:
-            places = categorical(op.log(widened(stop_gradient(p))), shape=wanted, key=key)
+    elif p is None and replace:
+        places = randint(wanted, low=0, high=n, key=key)
     elif p is None:
         places = _first(op.permutation(_or_next(key), n=n), wanted)
+    elif replace:
+        places = categorical(op.log(widened(stop_gradient(p))), shape=wanted, key=key)
     else:
         scores = op.log(widened(stop_gradient(p)))
         noise = _gumbel((n,), scores.dtype, key)

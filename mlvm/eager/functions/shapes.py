@@ -24,8 +24,7 @@ from mlvm.eager.functions.arguments import (
     pair,
     type_of,
 )
-from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.creation import full as full
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.operands import as_operand, is_array

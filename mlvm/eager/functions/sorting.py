@@ -6,7 +6,7 @@ of an order is true for bools too (False first); complex numbers have one only w
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import bool_, u8
@@ -19,6 +19,8 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+Side: TypeAlias = Literal["left", "right"]
 
 
 @public
@@ -92,12 +94,7 @@ def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
 
 @public
 def searchsorted(
-    x1: Tensor,
-    x2: Operand,
-    /,
-    *,
-    side: Literal["left", "right"] = "left",
-    sorter: Tensor | None = None,
+    x1: Tensor, x2: Operand, /, *, side: Side = "left", sorter: Tensor | None = None
 ) -> Tensor:
     """Where each element of x2 would go into the vector x1, which is in order, or which `sorter`,
     as `argsort` gives it, puts in order: i64, in the shape of x2.

@@ -8,7 +8,6 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import Axis
 from mlvm.core.types import DType, Shape, TensorType, bool_, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
-from mlvm.eager.functions.creation import full as full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape

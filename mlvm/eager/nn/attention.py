@@ -58,11 +58,9 @@ class MultiHeadAttention(Module):
         dtype: object = f32,
     ) -> None:
         name = "MultiHeadAttention"
+        memory = embed_dim if memory_dim is None else memory_dim
         width, heads, memory_width = sizes(
-            name,
-            embed_dim=embed_dim,
-            num_heads=num_heads,
-            memory_dim=embed_dim if memory_dim is None else memory_dim,
+            name, embed_dim=embed_dim, num_heads=num_heads, memory_dim=memory
         )
         if width % heads:
             raise AttributeRefused(

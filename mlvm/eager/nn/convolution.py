@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from mlvm.core.errors import AttributeRefused
-from mlvm.core.ops.neural import Padding
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, neural
+from mlvm.eager.functions.neural import Sides, Window
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes, window_of
 from mlvm.eager.tensor.tensor import Tensor
-
-Pair = int | tuple[int, int]
 
 
 class _Convolution(Module):
@@ -58,10 +56,10 @@ class Conv2d(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        window: Pair,
+        window: Window,
         *,
-        stride: Pair = 1,
-        padding: str | Padding = "SAME",
+        stride: Window = 1,
+        padding: Sides = "SAME",
         groups: int = 1,
         bias: bool = True,
         key: Tensor | None = None,
@@ -139,10 +137,10 @@ class ConvTranspose2d(_Convolution):
         self,
         in_channels: int,
         out_channels: int,
-        window: Pair,
+        window: Window,
         *,
-        stride: Pair = 1,
-        padding: str | Padding = "SAME",
+        stride: Window = 1,
+        padding: Sides = "SAME",
         bias: bool = True,
         key: Tensor | None = None,
         dtype: object = f32,

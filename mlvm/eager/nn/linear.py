@@ -45,11 +45,10 @@ class Linear(Module):
         if axis not in (-1, -2):
             raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
         self.axis = axis
-        self.kernel = (
-            creation.zeros(shape, dtype=require_float("Linear", dtype))
-            if zeros
-            else lecun_normal("Linear", shape, shape[0], key, dtype)
-        )
+        if zeros:
+            self.kernel = creation.zeros(shape, dtype=require_float("Linear", dtype))
+        else:
+            self.kernel = lecun_normal("Linear", shape, shape[0], key, dtype)
         self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:

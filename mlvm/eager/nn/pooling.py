@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from mlvm.core.errors import ShapeError
-from mlvm.core.ops.neural import Padding
 from mlvm.eager.functions import neural
+from mlvm.eager.functions.neural import Sides, Window
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding, window_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
-
-Pair = int | tuple[int, int]
 
 
 class _Pool(Module):
     """What pooling layers remember."""
 
     def __init__(
-        self, window: Pair, *, stride: Pair | None = None, padding: str | Padding = "VALID"
+        self, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
     ) -> None:
         name = type(self).__name__
         self.window = window_of(name, "window", window)

@@ -17,12 +17,11 @@ from mlvm.eager.functions.halves import rounded, widened
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tree import Node, Tree, containers, leaves, load, named_tensors, substitute
 
-_COPY: Final = one_op("copy")
 _MOST_SCALE: Final = 2.0**126
 _MOST_INTERVAL: Final = 2**24  # up to which f32 counts
 
@@ -234,4 +233,4 @@ def all_finite(tree: Tree) -> Tensor:
 
 
 def _copy_into(out: Tensor, x: Tensor) -> None:
-    apply_into(out, _COPY, x)
+    apply_into(out, COPY, x)

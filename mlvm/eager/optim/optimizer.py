@@ -377,10 +377,8 @@ class Optimizer(_OfFields):
                 f"{self._name}: an update in place has no gradient; "
                 f"call update outside of the differentiated function"
             )
-        written = [self.count, *self._params.values()]
-        for tensors in self._state.values():
-            written += tensors.values()
-        require_live(written)
+        states = [x for tensors in self._state.values() for x in tensors.values()]
+        require_live([self.count, *self._params.values(), *states])
         vm = self.count.arena.vm
         for arena in (current_arena(), *[g.arena for g in gradients.values()]):
             if not arena.vm.is_same(vm):

@@ -92,11 +92,8 @@ class RMSProp(Optimizer):
     weight_decay: Positive = 0.0
 
     def _state_of(self, hyper: Any) -> Sequence[str]:
-        return [
-            "square_mean",
-            *(["gradient_mean"] if hyper.centered else []),
-            *(["momentum"] if hyper.momentum else []),
-        ]
+        maybe = {"gradient_mean": hyper.centered, "momentum": hyper.momentum}
+        return ["square_mean", *[name for name, is_kept in maybe.items() if is_kept]]
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum, hyper.weight_decay

@@ -205,13 +205,7 @@ def _rows(batch: Sequence[Any], members: int) -> list[list[Array]]:
             f"a batch for {members} members is of arrays with one number of rows, a multiple "
             f"of {members}, not of shapes {types}"
         )
-    return [
-        [
-            array[rank * len(array) // members : (rank + 1) * len(array) // members]
-            for rank in range(members)
-        ]
-        for array in arrays
-    ]
+    return [np.split(array, members) for array in arrays]
 
 
 def _array(x: Any) -> Array:

@@ -29,7 +29,7 @@ from mlvm.eager.optim.optimizer import Optimizer, Whole
 from mlvm.eager.parallel import collectives
 from mlvm.eager.parallel.collectives import rank, size
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor
@@ -53,7 +53,6 @@ BUCKET_NBYTES: Final = 1 << 20
 """Bytes that members exchange at once: so many that a meeting's latency does not count, and so few
 that the last ones, which nothing is computed beside, do not either."""
 
-_COPY: Final = one_op("copy")
 _GATHER_INTO: Final = Program.of_op("all_gather.out", 2, {}, 0)
 
 _wanted: ContextVar[Shard | None] = ContextVar("shard", default=None)
@@ -138,7 +137,7 @@ def gather_into(xs: Sequence[Tensor], pieces: Sequence[Tensor]) -> None:
             launch_for_values(_GATHER_INTO, current_arena().vm, (view, given[0]))
             continue
         for x, whole in zip(each, gathered(given, [x.type for x in each]), strict=True):
-            apply_into(x, _COPY, whole)
+            apply_into(x, COPY, whole)
 
 
 def buckets(types: Sequence[TensorType]) -> list[list[int]]:

@@ -25,7 +25,7 @@ from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.tensor import context
-from mlvm.eager.tensor.apply import COPY, OneOp, apply
+from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
@@ -40,6 +40,7 @@ current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
 """The recorder that is on, for each thread or task."""
 
 Reference: TypeAlias = weakref.ref[Allocation]
+_Held: TypeAlias = tuple[Reference, TensorType]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
 
 _ENDED: Final = Value(0)
@@ -97,12 +98,10 @@ class Recorder:
         self.held: list[object] = []
         self.ahead: list[QueueTensor] = []  # an element of each is an input after the others
         self.ahead_homes: set[Home] = set()
-        self._arguments = 0
-        self._elements = 0
+        self._arguments = self._elements = self._scratch = 0  # how many there are
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
         self._both: set[int] = set()  # see `_require_writable`
-        self._scratch = 0
         self._open: list[_Open] = []
         self.callees: list[Procedure] = []  # that the outermost open function calls
         self.frames: list[dict[int, Value]] = []  # what is outside of each function that is open
@@ -153,7 +152,27 @@ class Recorder:
     ) -> list[Array]:
         """Note down what the program would do. Raises `CaptureError` if it is not one call, or
         leaves values."""
-        self._record(program, args)
+        name, numbers, attributes = _only_call(program)
+        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
+        held = [(self._reference(args[i]), self._type(args[i])) for i in numbers]
+        line = user_line()
+        if op is not None:
+            self._require_writable(op, held)
+            out, *operands = held
+            ins = [Use(self._value(reference), type) for reference, type in operands]
+            if self._open and id(out[0]) in self._open[-1].values:
+                self._require_own(out[0])
+                self._stay(*out)
+            outs = [Use(self._new_value(*out), out[1])]
+        else:
+            for each in held:
+                self._stay(*each)
+            before = [(self._values.get(id(r)), type) for r, type in held]
+            ins = [Use(value, type) for value, type in before if value is not None]
+            made = {id(r): self._new_value(r, type) for r, type in held}
+            outs = [Use(made[id(r)], type) for r, type in held]
+        again = self.again and not self._open  # a block runs where it stands
+        self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
     def read(self, handle: TensorHandle) -> Array:
@@ -252,12 +271,7 @@ class Recorder:
     # --- updates ----------------------------------------------------------------------
 
     def update(
-        self,
-        call: OneOp,
-        operands: tuple[Tensor, ...],
-        types: tuple[TensorType, ...],
-        out: Tensor,
-        tapes: Sequence[Tape],
+        self, call: OneOp, operands: Tensors, types: Types, out: Tensor, tapes: Sequence[Tape]
     ) -> None:
         """Give a result to `out`, of which views or tapes need the old value.
 
@@ -536,43 +550,14 @@ class Recorder:
         self.arguments.close()
         del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
 
-    def _record(self, program: Program, args: Sequence[TensorHandle]) -> None:
-        name, numbers, attributes = _only_call(program)
-        op = OPS.get(name.removesuffix(OUT)) if name.endswith(OUT) else None
-        references = [self._reference(args[i]) for i in numbers]
-        types = [self._type(args[i]) for i in numbers]
-        line = user_line()
-        if op is not None:
-            self._require_writable(op, references, types)
-            out, *operands = zip(references, types, strict=True)
-            ins = [Use(self._value(reference), type) for reference, type in operands]
-            if self._open and id(out[0]) in self._open[-1].values:
-                self._require_own(out[0])
-                self._stay(*out)
-            outs = [Use(self._new_value(*out), out[1])]
-        else:
-            for reference, type in zip(references, types, strict=True):
-                self._stay(reference, type)
-            pairs = list(zip(references, types, strict=True))
-            before = [(self._values.get(id(r)), type) for r, type in pairs]
-            ins = [Use(value, type) for value, type in before if value is not None]
-            made = {id(r): self._new_value(r, type) for r, type in pairs}
-            outs = [Use(made[id(r)], type) for r, type in pairs]
-        again = self.again and not self._open  # a block runs where it stands
-        self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
-
-    def _require_writable(
-        self, op: Op, references: Sequence[Reference], types: Sequence[TensorType]
-    ) -> None:
+    def _require_writable(self, op: Op, held: Sequence[_Held]) -> None:
         """Raise `AttributeRefused` for an op that would write over an argument that it also reads,
         as the function reaches it by itself. Eager code sees that the two are one; here one stands
         in for the other, in other memory."""
-        out, *others = references
-        if id(out) in self._both and any(
-            each is out and i >= op.in_place for i, each in enumerate(others)
-        ):
+        (out, _), *others = held
+        if id(out) in self._both and any(each is out for each, _ in others[op.in_place :]):
             raise AttributeRefused("out is an operand; only elementwise ops work in place").at(
-                op.name, types[1:]
+                op.name, [type for _, type in others]
             )
 
     def _require_own(self, reference: Reference) -> None:

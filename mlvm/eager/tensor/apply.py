@@ -6,7 +6,7 @@ One `a + b` runs through `Tensor.__add__`, `apply`, `VM.launch`, `machine.run` a
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.native.extension import EXTENSION
 
 _REMEMBERED: Final = 4096  # calls, and types of one call: x[i] for many i makes many calls
+
+Tensors: TypeAlias = tuple[Tensor, ...]
+Types: TypeAlias = tuple[TensorType, ...]
 
 
 class OneOp(CallFields):

@@ -118,9 +118,7 @@ def is_same(x: Any, y: Any) -> bool:
     """Whether two Python numbers are the same: 1, True and 1.0 are not, nor are 0.0 and -0.0."""
     if x is y or type(x) is not type(y):
         return x is y
-    if type(x) is not float:
-        return bool(x == y) if type(x) in _COMPUTED else repr(x) == repr(y)
-    return (x == y and math.copysign(1, x) == math.copysign(1, y)) or (x != x and y != y)
+    return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
 
 
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:

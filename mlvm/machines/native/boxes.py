@@ -97,11 +97,8 @@ class Boxes:
         for i, (n, first, count, by) in enumerate(zip(out.shape, start, length, step, strict=True)):
             low, high = sorted((first, first + (count - 1) * by)) if count else (n, n)
             by = abs(by) if count > 1 else 1
-            for at, shape_here in (
-                (0, (1, low)),
-                (high + 1, (1, n - high - 1)),
-                (low + 1, (count - 1, by - 1)),
-            ):
+            beyond, between = (high + 1, (1, n - high - 1)), (low + 1, (count - 1, by - 1))
+            for at, shape_here in ((0, (1, low)), beyond, between):
                 around = (*inside[:i], *shape_here, *inside[i + 1 :])
                 steps = (*outs[:i], by * where[i], where[i], *outs[i + 1 :])
                 if 0 in around or min(shape_here) < 0:
@@ -137,14 +134,10 @@ class Boxes:
             if named is not None:
                 kernel, work = named, 0 if named.startswith("box_rest") else work
             beside = next((i for i, axis in enumerate(axes) if axis.into == size), -1)
+            turns = not named and columns.out == size and beside >= 0
             if not columns.into:
                 work = count * size / 20
-            elif (
-                not named
-                and columns.out == size
-                and beside >= 0
-                and min(columns[0], axes[beside][0]) >= 4
-            ):
+            elif turns and min(columns.length, axes[beside].length) >= 4:
                 kernel, work = f"box_transpose_{size}", count * size / 8
                 axes.append(axes.pop(beside))
             elif axes and columns.length < min(8, axes[-1].length):
@@ -159,11 +152,8 @@ class Boxes:
         if axes and (high, wide) == (rows.length, columns.length):
             planes = axes.pop()
             deep = min(planes.length, max(1, _TILE // (high * wide * size)))
-        for name, axis, part in (
-            ("plane", planes, deep),
-            ("row", rows, high),
-            ("column", columns, wide),
-        ):
+        of_rows = ("row", rows, high), ("column", columns, wide)
+        for name, axis, part in (("plane", planes, deep), *of_rows):
             integers |= {f"{name}s": axis.length, f"tile_{name}s": part}
             integers |= {f"out_{name}": axis.out, f"in_{name}": axis.into}
             if part < axis.length:

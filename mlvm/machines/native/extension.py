@@ -53,10 +53,8 @@ def wanted(native: bool | None) -> bool:
     native = EXTENSION is not None if native is None else bool(native)
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
-        raise MachineError(
-            f"MLVM_SIMD={simd}: this processor or build has no such instruction set; "
-            f"there are {' '.join(here)}"
-        )
+        wrong = f"MLVM_SIMD={simd}: this processor or build has no such instruction set"
+        raise MachineError(f"{wrong}; there are {' '.join(here)}")
     return native
 
 
@@ -84,9 +82,7 @@ def why_not() -> str:
     """Why a VM has no native kernels, for people."""
     if EXTENSION is None:
         return f"the native machine is not here: {REASON}"
-    return (
-        "native=False" if os.environ.get("MLVM_NATIVE") != "0" else "native=False or MLVM_NATIVE=0"
-    )
+    return "native=False" + " or MLVM_NATIVE=0" * (os.environ.get("MLVM_NATIVE") == "0")
 
 
 def status() -> str:

@@ -87,9 +87,8 @@ class CFunction(UserFunction):
             ) from None
         asked = HostCall(announced, attributes)
         nresults = MLVM_ANY if self.nresults is None else self.nresults
-        return Host(
-            None, attributes, asked, MLVM_ANY, nresults, self.address, text, _numbers(attributes)
-        )
+        by_name = _numbers(attributes)
+        return Host(None, attributes, asked, MLVM_ANY, nresults, self.address, text, by_name)
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
@@ -104,10 +103,9 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
             return None
         nresults = details.nresults
     nparams = callee.nparams if details.unproven else None
+    nparams = MLVM_ANY if nparams is None else nparams
     asked = HostCall(callee, details.attributes, lambda left: miscounted(binding, left, details))
-    host = Host(
-        binding.call, details.attributes, asked, MLVM_ANY if nparams is None else nparams, nresults
-    )
+    host = Host(binding.call, details.attributes, asked, nparams, nresults)
     if not isinstance(callee, CFunction):
         return host
     known = callee.host(details.attributes)

@@ -6,17 +6,14 @@ forgotten when any handle may name another array, or the function table changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import Final
 
-from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import CALL_ON_ARGS, HALT, Code
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
-from mlvm.core.store import FreeStore
 from mlvm.core.types import TensorType
+from mlvm.core.vm import VM
 from mlvm.machines.native._native import MOST_HANDLES, Bound, Pool, run_launches
 from mlvm.machines.native.loop import call_of
 
@@ -24,23 +21,11 @@ _MOST: Final = 1 << 16
 
 
 class KnownLaunches:
-    """The launches of one client of a VM, whose parts are given. `code_of` tells what the VM has
-    linked for a launch, `is_watched` whether somebody wants to see each."""
+    """The launches of one client of a VM, whose kernels share the threads of `pool`."""
 
-    def __init__(
-        self,
-        functions: FunctionTable,
-        store: FreeStore,
-        lock: AbstractContextManager[object],
-        pool: Pool,
-        code_of: Callable[[Program, tuple[TensorHandle, ...]], Code | None],
-        is_watched: Callable[[], bool],
-    ) -> None:
-        self._functions = functions
-        self._store = store
-        self._lock = lock
-        self._code_of = code_of
-        self._is_watched = is_watched
+    def __init__(self, vm: VM, pool: Pool) -> None:
+        self._vm = vm
+        self._lock = vm._lock
         self._pool = pool
         self._bound: dict[bytes, Bound] = {}
         self._programs: set[bytes] = set()  # the numbers of those that may be there
@@ -49,10 +34,11 @@ class KnownLaunches:
     def run(self, buffer: memoryview, start: int, end: int) -> tuple[int, int]:
         """Run the launches at the beginning of the buffer's part, as far as they are known. Returns
         where the next message begins, and how many were run."""
-        if not self._bound or self._is_watched():
-            return start, 0
+        functions = self._vm.functions
+        if not self._bound or functions.instrument is not None or "launch" in vars(self._vm):
+            return start, 0  # each launch is watched, or none is known
         with self._lock:
-            if self._functions.version != self._version:
+            if functions.version != self._version:
                 self._clear()
             return run_launches(self._pool, buffer, start, end, self._bound)
 
@@ -60,7 +46,9 @@ class KnownLaunches:
         """Remember the launch with this body, if it is one call of a native kernel on its
         arguments."""
         with self._lock:
-            self._learn(body, self._code_of(program, args))
+            linked = self._vm._linked.get(id(program))
+            code, _ = linked.bound.get(args, (None, ())) if linked is not None else (None, ())
+            self._learn(body, code)
 
     def forget(self, number: int) -> None:
         """Another program has the number now, or none."""
@@ -81,9 +69,9 @@ class KnownLaunches:
         call = call_of(binding.callee.kernel, types, attributes or NO_ATTRIBUTES)
         if call is None or len(arrays) >= MOST_HANDLES:
             return
-        if len(self._bound) >= _MOST or self._functions.version != self._version:
+        if len(self._bound) >= _MOST or self._vm.functions.version != self._version:
             self._clear()
-        self._version = int(self._functions.version)
+        self._version = int(self._vm.functions.version)
         self._bound[body] = Bound(call, tuple(arrays))
         self._programs.add(body[:8])
-        self._store.caches[id(self._bound)] = self._bound
+        self._vm._store.caches[id(self._bound)] = self._bound

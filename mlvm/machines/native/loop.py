@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -127,25 +128,13 @@ class Prepared:
 
     def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
         self.called: list[Code] = []
-        arguments = self._arguments(main, operands)
-        triples = [([self._step(step) for step in main.steps], main.starts, main.ends)]
-        for code in self.called:  # which grows meanwhile
+        triples, loads = [], False
+        for code in chain([main], self.called):  # which grows meanwhile
             triples.append(([self._step(step) for step in code.steps], code.starts, code.ends))
-        self.program = Program(triples, arguments, functions.version)
-
-    def _arguments(self, main: Code, operands: Sequence[Array]) -> tuple[Type, ...]:
-        """The types of the launch's arguments, if any step loads one: a launch has them by the
-        types that its program was linked for."""
-        todo, loads = [main], False
-        seen = set()
-        while todo:
-            code = todo.pop()
-            if id(code) in seen:
-                continue
-            seen.add(id(code))
             loads = loads or any(step[0] == link.LOAD_ARG for step in code.steps)
-            todo += [step[1] for step in code.steps if step[0] == link.CALL_FUNCTION]
-        return tuple(native_type(TensorType.of(x)) for x in operands) if loads else ()
+        # The launch's arguments, if any step loads one: it has them by the program's types.
+        types = [native_type(TensorType.of(x)) for x in operands] if loads else []
+        self.program = Program(triples, tuple(types), functions.version)
 
     def _step(self, step: Step) -> NativeStep:
         code, value, number, rest = step

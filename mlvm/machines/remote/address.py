@@ -132,10 +132,8 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
     with _listening(address):
         home = Path(address.path).absolute().parent.stat()
     if home.st_uid != os.getuid() or home.st_mode & 0o022:
-        raise AddressError(
-            f"cannot listen on {address}: its directory must be yours, and others must not be able "
-            "to write to it"
-        )
+        must = "its directory must be yours, and others must not be able to write to it"
+        raise AddressError(f"cannot listen on {address}: {must}")
     _remove_stale(address)
     with _listening(address), kept(socket.socket(socket.AF_UNIX)) as sock:
         os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's own mode

@@ -76,9 +76,8 @@ class BoundedVM(LocalVM):
     def _outputs(self, stack: list[Value]) -> list[Array]:
         nbytes = sum(x.nbytes + _PER_OUTPUT for x in stack if not isinstance(x, (int, str)))
         if nbytes > self.limits.launch_bytes:
-            raise OutOfMemory(
-                f"the launch returns {nbytes:,} bytes; the limit is {self.limits.launch_bytes:,}"
-            )
+            most = self.limits.launch_bytes
+            raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
         return super()._outputs(stack)
 
     def close(self) -> None:
@@ -116,10 +115,8 @@ class _BoundedStore(FreeStore):
 
     def _check(self, nbytes: int) -> None:
         if self.consumed + nbytes > self._limits.held_bytes:
-            raise OutOfMemory(
-                f"{nbytes:,} more bytes: the VM holds {self.consumed:,}, and the limit is "
-                f"{self._limits.held_bytes:,}"
-            )
+            held = f"the VM holds {self.consumed:,}, and the limit is {self._limits.held_bytes:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
     def _name(self, entry: Entry) -> Handle:
         self._check_handles()
@@ -131,9 +128,8 @@ class _BoundedStore(FreeStore):
 
     def _check_handles(self) -> None:
         if len(self._entries) + len(self._storages) >= self._limits.handles:
-            raise LimitExceeded(
-                f"the VM has {self._limits.handles:,} tensors and storages, the most that it may"
-            )
+            count = f"{self._limits.handles:,} tensors and storages"
+            raise LimitExceeded(f"the VM has {count}, the most that it may")
 
     def end_all(self) -> None:
         """End every tensor and storage."""
@@ -151,7 +147,7 @@ class _Made:
         self._bytes = 0
         self._alive: dict[int, weakref.ref[Array]] = {}
         self._numbers = itertools.count()
-        self._limit_native: Callable[[int | None], int] = _no_native
+        self._limit_native: Callable[[int | None], int] = lambda most: 0
         if native and extension.EXTENSION is not None:
             self._limit_native = extension.EXTENSION.limit_made
 
@@ -167,10 +163,8 @@ class _Made:
         """Raise `OutOfMemory` for so many bytes more than there may be."""
         made = self._bytes + self._limit_native(None)
         if made + nbytes > self.most:
-            raise OutOfMemory(
-                f"{nbytes:,} more bytes: the launch has made {made:,}, and the limit is "
-                f"{self.most:,}"
-            )
+            held = f"the launch has made {made:,}, and the limit is {self.most:,}"
+            raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
     def add(self, array: Array) -> None:
         """Count a new array until it dies."""
@@ -184,10 +178,6 @@ class _Made:
 
         alive[key] = weakref.ref(memory, died)
         self._bytes += nbytes
-
-
-def _no_native(most: int | None) -> int:
-    return 0
 
 
 class _BoundedFresh(OpFresh):

@@ -231,12 +231,8 @@ class RemoteVM(WireVM):
             self._stream.add(message, added)
             return
         posts, new = self._outbox.take(sent.taken)
-        added = _Sent(
-            sent.posts + len(new) + len(places),
-            sent.taken + len(new),
-            sent.calls + calls,
-            [*sent.places, *new, *places],
-        )
+        count, taken = sent.posts + len(new) + len(places), sent.taken + len(new)
+        added = _Sent(count, taken, sent.calls + calls, [*sent.places, *new, *places])
         self._stream.add([posts, *message] if posts else message, added)
 
     # --- answers ---

@@ -53,12 +53,9 @@ def add_commands(commands: Commands) -> None:
 
 def _add_serve(commands: Commands) -> None:
     text = "lend VMs to other processes and hosts, which `ml.connect` to them"
-    command = commands.add_parser(
-        "serve",
-        help=text,
-        description=f"{text}. Each client has a VM of its own, until its connection ends. "
-        "SIGTERM and Ctrl-C let launches finish; a second one does not.",
-    )
+    about = f"{text}. Each client has a VM of its own, until its connection ends. "
+    about += "SIGTERM and Ctrl-C let launches finish; a second one does not."
+    command = commands.add_parser("serve", help=text, description=about)
     add = command.add_argument
     text = "HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT or unix:PATH"
     add("--listen", required=True, metavar="ADDRESS", help=text)
@@ -79,21 +76,15 @@ def _add_serve(commands: Commands) -> None:
     add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
     text = "seconds that launches have to finish when the server is told to stop"
     add("--grace", **_SECONDS, default=30.0, help=text)
-    limits = command.add_argument_group(
-        "limits", "of one client, but for the number of connections; bytes also as 64M or 2G"
-    )
+    text = "of one client, but for the number of connections; bytes also as 64M or 2G"
+    limits = command.add_argument_group("limits", text)
     for each in fields(Limits):
         default: Any = each.default
         whole = isinstance(default, int)
         shown = _with_unit(default) if "bytes" in each.name else f"{default:,.0f}"
-        limits.add_argument(
-            f"--{each.name.replace('_', '-')}",
-            dest=each.name,
-            type=_count if whole else _seconds,
-            default=each.default,
-            metavar="N" if whole else "S",
-            help=f"{each.metadata['help']}; {shown} if not given",
-        )
+        name, text = each.name.replace("_", "-"), f"{each.metadata['help']}; {shown} if not given"
+        takes = {"type": _count, "metavar": "N"} if whole else _SECONDS
+        limits.add_argument(f"--{name}", **takes, default=default, help=text)
 
 
 def _count(text: str) -> int:
@@ -218,9 +209,8 @@ def _rates(
     """Launches a second by the client's number, None for all, since the last look or, the first
     time, since they began. `before` has the last look, and gets this one."""
     found = {None: (status["seconds"], status["launches"])}
-    found.update(
-        {each["client"]: (each["seconds"], each["launches"]) for each in status["clients"]}
-    )
+    for each in status["clients"]:
+        found[each["client"]] = each["seconds"], each["launches"]
     rates: dict[Any, float] = {}
     for key, (seconds, launches) in found.items():
         then, count = before.get(key, (now - seconds, 0))

@@ -29,10 +29,8 @@ def read_secret(path: str | os.PathLike[str]) -> bytes:
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode) or mode & 0o077:
-            raise AccessRefused(
-                f"{os.fspath(path)}: a secret is kept in a file that only its owner can read "
-                "(chmod 600)"
-            )
+            kept = "a secret is kept in a file that only its owner can read (chmod 600)"
+            raise AccessRefused(f"{os.fspath(path)}: {kept}")
         return check_secret(file.read(_MOST).strip())
 
 

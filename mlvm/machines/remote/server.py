@@ -109,13 +109,8 @@ class Server:
                 raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
             self._shared[name] = self._make_vm(name)
         sample = self._make_vm("sample")  # what cannot be made is known now
-        self._about = {
-            "format": VERSION,
-            "pid": os.getpid(),
-            "native": sample.native,
-            "threads": sample.threads,
-            **(about or {}),
-        }
+        of_vm = {"native": sample.native, "threads": sample.threads}
+        self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
         sample.close()
         self._inode: tuple[int, int] | None = None
         self._socket = addresses.listen(asked, public=insecure or self._context is not None)
@@ -124,11 +119,9 @@ class Server:
         if isinstance(asked, addresses.UnixAddress):
             found = os.stat(asked.path)
             self._inode = found.st_dev, found.st_ino
-        self._log.event(
-            "listening", address=self.address, tls=self._context is not None, **self._about
-        )
-        self._thread = threading.Thread(target=self._accept, name="mlvm accept", daemon=True)
-        self._thread.start()
+        tls = self._context is not None
+        self._log.event("listening", address=self.address, tls=tls, **self._about)
+        _thread("accept", self._accept).start()
 
     def __enter__(self) -> Self:
         return self
@@ -163,18 +156,14 @@ class Server:
         self._watchdog.stop("the server stops")
         self._wait(0.5)  # they say so to their clients
         with self._lock:
-            left = [
-                *self._strangers,
-                *self._observers,
-                *(each.socket for each in self._clients.values()),
-            ]
+            admitted = [each.socket for each in self._clients.values()]
+            left = [*self._strangers, *self._observers, *admitted]
         for sock in left:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
-        for vm in self._shared.values():
-            if first:
-                vm.close()
         if first:
+            for vm in self._shared.values():
+                vm.close()
             self._log.event("stopped", launches=self.status()["launches"])
 
     def _wait(self, seconds: float) -> None:
@@ -220,9 +209,7 @@ class Server:
                     _shut(oldest, socket.SHUT_RDWR)  # its thread sees the end
                 self._strangers[sock] = now
             try:
-                threading.Thread(
-                    target=self._meet, args=(sock,), name="mlvm client", daemon=True
-                ).start()
+                _thread("client", self._meet, sock).start()
             except RuntimeError as error:  # the system has no more threads
                 self._log.event("error", what="thread", error=error)
                 with self._lock:
@@ -240,7 +227,8 @@ class Server:
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
             client = _Client(peer, sock)
-            trusted = _is_own_user(sock)
+            found = addresses.credentials(sock)
+            trusted = found is not None and found[1] == os.getuid()  # a process of the same user's
             decide = partial(self._decide, client)
             handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
@@ -274,9 +262,8 @@ class Server:
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
         with self._lock:
-            secured = self._context.wrap_socket(  # takes the descriptor over
-                sock, server_side=True, do_handshake_on_connect=False
-            )
+            wrap = self._context.wrap_socket  # which takes the descriptor over
+            secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
             self._strangers[secured] = self._strangers.pop(sock, 0.0)
         return secured
 
@@ -294,16 +281,14 @@ class Server:
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
         shared = self._shared.get(hello.vm)
         if hello.vm and shared is None:
-            raise AccessRefused(
-                f"no shared VM {hello.vm[:50]!r}; there are {sorted(self._shared) or 'none'}"
-            )
+            names = sorted(self._shared) or "none"
+            raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
         with self._lock:
             if self._draining:
                 raise AccessRefused("the server stops")
-            if len(self._clients) >= self._limits.connections:
-                raise AccessRefused(
-                    f"{len(self._clients)} clients are connected, the most that may be"
-                )
+            count = len(self._clients)
+            if count >= self._limits.connections:
+                raise AccessRefused(f"{count} clients are connected, the most that may be")
             client.number, client.name = next(self._numbers), hello.name
             self._clients[client.number] = client
             self._strangers.pop(client.socket, None)
@@ -318,13 +303,8 @@ class Server:
             if client.vm is None:
                 self._tell_status(client.socket)
                 return
-            self._log.event(
-                "connected",
-                client=client.number,
-                peer=client.peer,
-                vm=client.vm.name,
-                name=client.name,
-            )
+            facts = {"client": client.number, "peer": client.peer, "vm": client.vm.name}
+            self._log.event("connected", **facts, name=client.name)
             client.reason = self._lend(client, client.vm)
         except (MlvmError, OSError) as error:
             client.reason = _text(error)
@@ -368,14 +348,9 @@ class Server:
             with self._lock:
                 del self._clients[client.number]
                 self._launches += launches
-        self._log.event(
-            "disconnected",
-            client=client.number,
-            reason=client.reason,
-            seconds=time.monotonic() - client.since,
-            launches=launches,
-            left=_nbytes(own) if own is not None else 0,
-        )
+        seconds, left = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
+        facts = {"client": client.number, "reason": client.reason, "seconds": seconds}
+        self._log.event("disconnected", **facts, launches=launches, left=left)
 
     def _log_error(self, error: Exception, peer: str) -> None:
         """Log what should not have happened."""
@@ -393,10 +368,8 @@ class Server:
             clients = [each.status(now) for each in self._clients.values()]
             gone = self._launches
             strangers = len(self._strangers)
-        shared = [
-            {"vm": name, "bytes": _nbytes(vm), "launches": vm.launches}
-            for name, vm in self._shared.items()
-        ]
+        vms = self._shared.items()
+        shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
         own = [each for each in clients if each["vm"] not in self._shared]
         return {
             "seconds": now - self._started,
@@ -488,9 +461,8 @@ class _BoundedSession(Session):
         self._arriving = size = reader.left if name == "load_program" else 0
         loaded, most = self._client.program_bytes, self._limits.program_bytes
         if loaded + size > most:
-            raise LimitExceeded(
-                f"{size:,} more bytes of programs: {loaded:,} are loaded, and the limit is {most:,}"
-            )
+            held = f"{loaded:,} are loaded, and the limit is {most:,}"
+            raise LimitExceeded(f"{size:,} more bytes of programs: {held}")
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
             return super()._perform_from(reader, name)
 
@@ -504,13 +476,11 @@ class _BoundedSession(Session):
         return result
 
 
+def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:
+    return threading.Thread(target=target, args=args, name=f"mlvm {does}", daemon=True)
+
+
 # --- sockets ----------------------------------------------------------------------------
-
-
-def _is_own_user(sock: socket.socket) -> bool:
-    """Whether the other end is a process of the user's whose this one is."""
-    found = addresses.credentials(sock)
-    return found is not None and found[1] == os.getuid()
 
 
 def _shut(sock: socket.socket, how: int) -> None:

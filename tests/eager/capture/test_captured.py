@@ -1,7 +1,7 @@
 """`ml.capture` and `ml.measure`: a replay is the eager step, to the bit, or an error.
 
-What reference models train to is in test_capture_models.py, and what
-takes from queues in test_capture_queues.py.
+What reference models train to is in test_models.py, and what
+takes from queues in test_queues.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import functools
 import gc
 import inspect
 import math
+import subprocess
 import sys
 import threading
 import weakref
@@ -668,6 +669,31 @@ def test_scratch_is_the_plan_and_goes_with_the_captured_function(place: Place) -
     del captured
     gc.collect()
     assert place.vm.consumed_size_in_mib() == before
+
+
+class Cyclic:
+    def __init__(self) -> None:
+        self.captured = ml.capture(self.step)
+
+    def step(self, x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.softmax(ml.matmul(x, x), axis=-1))
+
+
+def test_scratch_goes_with_a_captured_function_in_a_cycle(place: Place) -> None:
+    x = ones(8, 8)
+    sizes = []
+    for _ in range(3):
+        Cyclic().captured(x)
+        gc.collect()
+        sizes.append(place.vm.consumed_size_in_mib())
+    assert sizes[1:] == sizes[:-1]
+
+
+def test_a_captured_function_says_nothing_when_python_ends() -> None:
+    program = "import importlib as kept, mlvm.eager as ml; step = ml.capture(ml.exp)"
+    program += "; step(ml.ones(2)); kept.step = step"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_vm_may_die_after_what_was_captured_on_it() -> None:

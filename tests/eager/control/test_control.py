@@ -21,6 +21,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.eager.tree import named_leaves
+from tests.brief import cases
 
 Way = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -525,3 +526,23 @@ def test_a_branch_is_a_function() -> None:
     for branch in (partial(ml.cond, True, x, x), partial(ml.switch, 0, [x])):
         with pytest.raises(DTypeError, match=r"a branch is a function, not f32\[2\]; .* where"):
             branch()
+
+
+@cases("wrap", lambda step: step, ml.capture)
+def test_what_no_cotangent_reaches_in_a_loop_has_a_gradient_of_zero(wrap: Any) -> None:
+    def steps(p: ml.Tensor, w: ml.Tensor, y: ml.Tensor) -> tuple[Any, Any]:
+        def body(s: Any, row: Any = None) -> Any:
+            return s[0] * w * row * float("inf"), s[1] * 2
+
+        scanned, _ = ml.scan(lambda s, row: (body(s, row), None), (p, y), ml.ones((2,)))
+        turned = ml.while_loop(lambda s: s[1] < 3, lambda s: body(s, 1), (p, y))
+        return scanned[1], turned[1]
+
+    def gradients(p: ml.Tensor, w: ml.Tensor, y: ml.Tensor) -> Any:
+        def of(k: int) -> Any:
+            return ml.grad(lambda *args: steps(*args)[k], argnums=(0, 1, 2))
+
+        return of(0)(p, w, y), of(1)(p, w, y)
+
+    found = wrap(gradients)(ml.ones(()), ml.ones(()), ml.ones(()))
+    assert [[float(g) for g in each] for each in found] == [[0, 0, 4], [0, 0, 4]]

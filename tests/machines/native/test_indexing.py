@@ -209,7 +209,7 @@ def test_the_error_reaches_the_user() -> None:
 
 
 _SHARED_INDICES = """
-import sys, threading, time
+import itertools, sys, threading, time
 import numpy as np
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
@@ -231,12 +231,12 @@ CASES = [  # each has one operand whose integers change
     ("mask_scatter", [small, None], {"shape": [COUNT]}),
     ("mask_scatter", [narrow, None], {"shape": [COUNT, ROWS]}),
 ]
-for name, inputs, attributes in CASES:
-    print(name, [i is None or i.shape for i in inputs], flush=True)
+for native, (name, inputs, attributes) in itertools.product([True, False], CASES):
+    print(native, name, [i is None or i.shape for i in inputs], flush=True)
     kind = "?" if name == "mask_scatter" else "i8"
     good, bad = np.zeros(COUNT, kind), np.full(COUNT, 2**40).astype(kind)
     good[:9] = kind == "?"
-    mine, others = VM(native=True), VM(native=True)
+    mine, others = VM(native=native), VM(native=native)
     handles = [put(mine, good if i is None else i) for i in inputs]
     shared = mine.share(handles[[i is None for i in inputs].index(True)], others)
     program, ended, ran = Program.of_op(name, len(inputs), attributes, 1), threading.Event(), 0
@@ -249,7 +249,7 @@ for name, inputs, attributes in CASES:
 
     changer = threading.Thread(target=change, daemon=True)
     changer.start()
-    until = time.monotonic() + 0.7
+    until = time.monotonic() + 0.5
     while time.monotonic() < until:
         try:
             mine.launch(program, handles)
@@ -258,7 +258,7 @@ for name, inputs, attributes in CASES:
         ran += 1
     ended.set()
     changer.join()
-    assert ran, name
+    assert ran or not native, name  # numpy may be too slow for it
 """
 
 

@@ -47,19 +47,23 @@ class Changing:
         self._recordings: list[dict[Any, tuple[str, str]]] = []
         self._warned = False
 
-    def note(self, look: Look, args: Any, kwargs: Any) -> None:
-        """Note what a recording is for, before it changes anything."""
-        if not self._warned:
-            names = [*self._names, *range(len(self._names), len(args))]
-            words = dict(words_of(look))
-            for name, value in (*zip(names, args, strict=False), *kwargs.items()):
-                words.update(_of_tree(f"argument {name!r}", value))
-            self._recordings.append(words)
+    def noted(self, look: Look, args: Any, kwargs: Any) -> dict[Any, tuple[str, str]]:
+        """What a recording is for, before it changes anything."""
+        if self._warned:
+            return {}
+        names = [*self._names, *range(len(self._names), len(args))]
+        words = dict(words_of(look))
+        for name, value in (*zip(names, args, strict=False), *kwargs.items()):
+            words.update(_of_tree(f"argument {name!r}", value))
+        return words
 
-    def warn(self, name: str) -> None:
-        """Issue `RecompilationWarning` if the function of that name has now been recorded often. It
-        is about the line of Python outside of mlvm that led here."""
-        if self._warned or len(self._recordings) < MANY:
+    def add(self, noted: dict[Any, tuple[str, str]], name: str) -> None:
+        """Add a recording that has led to a program. Issue `RecompilationWarning` if the function
+        of that name has now been recorded often. It is about the line of Python outside of mlvm
+        that led here."""
+        if not self._warned:
+            self._recordings.append(noted)
+        if len(self._recordings) < MANY:
             return
         recordings, self._recordings, self._warned = self._recordings, [], True
         found = []

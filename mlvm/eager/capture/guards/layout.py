@@ -75,20 +75,15 @@ class Layout(NamedTuple):
     fields count, as a library's code reads them.
 
     The object also holds what its `base` holds, and fields in `slots`: the number of a class in the
-    order of resolution, and the name. `by_user`: a user wrote the class, which `overrides` these
-    names of libraries' classes.
+    order of resolution, and the name. The class `overrides` these names of libraries' classes.
     """
 
     how: Literal["identical", "object", "node", "optimizer", "hidden"]
     open: bool
     base: type | None
     slots: tuple[tuple[int, str], ...]
-    by_user: bool
     overrides: frozenset[str]
 
-
-NAMED: Final = Layout("object", False, None, (), False, frozenset())
-"""Of an object that has fields for code to name."""
 
 _known: weakref.WeakKeyDictionary[type, Layout] = weakref.WeakKeyDictionary()
 
@@ -109,7 +104,6 @@ def _layout(kind: type) -> Layout:
         for name, field in vars(each).items()
         if isinstance(field, types.MemberDescriptorType) and name != "__dict__"
     ]
-    by_user = not is_library(kind.__module__)
     immutable = any(map(_is_immutable, kind.__mro__)) and kind is not np.dtypes.VoidDType
     open = not all(c.__module__ in _MIXINS or _home(c) == _SELF for c in libraries)
     steady = _home(kind) == _SELF or (immutable and base is None)
@@ -118,13 +112,13 @@ def _layout(kind: type) -> Layout:
         how, open = "optimizer", False
     elif issubclass(kind, Node):
         how, open = "node", not all(each in (Module, Node) for each in libraries)
-    elif issubclass(kind, _LOGGERS) or (steady and not by_user):
+    elif issubclass(kind, _LOGGERS) or (steady and is_library(kind.__module__)):
         how = "identical"
     elif not immutable and _hides(kind, base or object, len(slots)):
         how = "hidden"
     overrides = frozenset(name for each in libraries for name in vars(each) if name[:2] != "__")
     open = open and kind is not types.SimpleNamespace
-    return Layout(how, open, base, tuple(slots), by_user, overrides)
+    return Layout(how, open, base, tuple(slots), overrides)
 
 
 def _home(kind: type) -> str:

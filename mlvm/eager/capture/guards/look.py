@@ -315,7 +315,9 @@ class Look:
     def _object(self, value: Any) -> None:
         """What it holds as an object of its base, its fields, and its class."""
         kind = type(value)
-        shown = layout_of(kind)
+        # Of a dtype, only the names of fields can change.
+        plain = kind is np.dtypes.VoidDType and value.fields is value.subdtype is None
+        shown = layout_of(np.dtype if plain else kind)
         base = shown.base
         if shown.how == "hidden":
             self._refuse(f"an object of {kind.__name__}, whose state is hidden", _OUTSIDE)
@@ -345,8 +347,8 @@ class Look:
                     self._namespaces.append(value)
                     if len(self._namespaces) > 1 or "__repr__" in self.names:
                         self.names |= {name for each in self._namespaces for name in vars(each)}
-                self._fields(value, fields, shown)
-        if shown.by_user:
+                self._fields(value, fields, shown.how, shown.open)
+        if not is_library(kind.__module__):
             self._base(kind)
 
     def _identical(self, value: Any) -> None:
@@ -369,10 +371,12 @@ class Look:
             if counts and field is not MISSING:
                 self._count(name, field)
 
-    def _fields(self, owner: Any, fields: dict[str, Any], shown: Layout = layout.NAMED) -> None:
+    def _fields(
+        self, owner: Any, fields: dict[str, Any], how: str = "object", open: bool = False
+    ) -> None:
         """The fields that code names. Of a Module also those that are part of its tree; of an
         optimizer all but its own dicts, which hold only tensors that it updates."""
-        how, but = shown.how, frozenset[str]()
+        but = frozenset[str]()
         rebound = self._rebound.get(id(owner), ()) if how == "node" else ()
         text = f"{'field' if how == 'node' else 'attribute'} {{!r}} of {type(owner).__name__}"
         if issubclass(type(owner), types.ModuleType):
@@ -385,7 +389,7 @@ class Look:
             if how == "optimizer":
                 counts = counts or kind is not dict
             elif not counts:
-                counts = self._every or shown.open or (how == "node" and holds_tensors(field))
+                counts = self._every or open or (how == "node" and holds_tensors(field))
             if name in but or (not counts and how == "object"):
                 continue
             if name in rebound and kind is Tensor:

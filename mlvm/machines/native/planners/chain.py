@@ -46,14 +46,12 @@ class _Steps:
         row = out and row_of(link.op, out, operands, link.attributes)
         if not out or not row:
             return False
-        for x, dtype in zip(operands, row.dtypes, strict=True):
-            if not _converts(x.dtype, dtype):
-                return False
+        if not all(_converts(x.dtype, y) for x, y in zip(operands, row.dtypes, strict=True)):
+            return False
         if row.first is not None:
-            sources = [
-                self._converted(source, row.first) if x.dtype.is_integer else source
-                for source, x in zip(sources, operands, strict=True)
-            ]
+            for i, x in enumerate(operands):
+                if x.dtype.is_integer:
+                    sources[i] = self._converted(sources[i], row.first)
         sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
         target = link.target if link.target >= 0 else self._temporary(out)
         self._number[link.target] = target

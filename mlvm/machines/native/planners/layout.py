@@ -121,14 +121,8 @@ def slice_add(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
     start, step = attributes["start"], attributes["step"]
     where, boxes = strides(out), Boxes(out.dtype.itemsize, 2)
     boxes.fill_around(out, start, updates.shape, step, None)
-    boxes.add(
-        updates.shape,
-        _times(where, step),
-        strides(updates),
-        out_at=_sum(where, start),
-        reads=2,
-        number=numbers(out.dtype),
-    )
+    to, out_at, number = _times(where, step), _sum(where, start), numbers(out.dtype)
+    boxes.add(updates.shape, to, strides(updates), out_at=out_at, reads=2, number=number)
     return boxes.call()
 
 

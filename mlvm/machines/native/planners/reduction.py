@@ -85,16 +85,10 @@ def reduction(
     of_part = {"part_rows": part_rows, "part_length": part_length, "blocks": blocks, "width": width}
     integers = {**of_x, "rows_outer": rows, "stride": stride, "contiguous": contiguous}
     integers |= {**of_part, "parts": parts, "parts_of_length": parts_of_length}
-    return kernel_call(
-        kernel,
-        2,
-        outputs * parts * blocks,
-        ns * (x.nbytes * 0.02 + outputs * inner * 2),
-        integers,
-        floats,
-        scratch=REDUCTION_WIDEST * scratch,
-        shared=outputs * parts * inner * shared if parts > 1 else 0,
-    )
+    units, work = outputs * parts * blocks, ns * (x.nbytes * 0.02 + outputs * inner * 2)
+    scratch *= REDUCTION_WIDEST
+    shared *= outputs * parts * inner if parts > 1 else 0
+    return kernel_call(kernel, 2, units, work, integers, floats, scratch=scratch, shared=shared)
 
 
 def _sum_kernel(op: str, types: Types) -> str:

@@ -925,7 +925,7 @@ def a_partial_call() -> Any:
 @seen
 def what_an_array_is_a_view_of() -> Any:
     whole = np.ones(3)
-    part = whole[:2]
+    part: Any = whole[:2]
     return lambda x: x * float(part.base[2]), lambda: whole.__setitem__(2, 2.0)
 
 
@@ -1253,6 +1253,12 @@ def the_names_of_a_dtype() -> Any:
 
 
 @refused
+def the_names_of_the_items_of_a_dtype() -> Any:
+    dtype = np.dtype(([("a", "f4")], (2,)))
+    return lambda x: x * len(dtype.base.names or ()), None
+
+
+@refused
 def an_error_s_arguments() -> Any:
     error = ValueError(2.0)
     return lambda x: x * error.args[0], None
@@ -1426,7 +1432,7 @@ def test_a_training_step_is_recorded_once(kind: str, weights: ml.Arena) -> None:
         *(Path("2"), ipaddress.ip_address(2), re.compile("2"), re.IGNORECASE, np.dtype("f2")),
         *(np.float32(2), inspect.signature(plain), plain.__code__, list[int], int | None, T, ...),
         *(operator.itemgetter(0), np.add, np.mean, dict.fromkeys, str.join, NotImplemented),
-        *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info),
+        *(logging.getLogger("2"), threading.Lock(), ml.float32, sys.float_info, np.dtype("V2")),
     ],
     ids=lambda value: type(value).__qualname__,
 )
