@@ -518,7 +518,7 @@ class Arena(ArenaFields):
         finally:
             block.__exit__()
             with self._lock:
-                self._inside.remove(block)
+                self._inside = [each for each in self._inside if each is not block]
 
     def hosting(self) -> results_in:
         """A block in which results are allocated here, without entering the arena: for what has its
@@ -535,7 +535,10 @@ class Arena(ArenaFields):
         return not self._inside or self._inside[0].thread is threading.current_thread()
 
     def _require_turn(self) -> None:
-        """Raise `ArenaBusy` while another thread is inside. The lock is held."""
+        """Raise `ArenaBusy` while another thread is inside. The lock is held. A thread that has
+        ended is not inside, nor is one of the process that this one was forked from."""
+        if not self._is_my_turn():
+            self._inside = [block for block in self._inside if block.thread.is_alive()]
         if not self._is_my_turn():
             raise errors.ArenaBusy(
                 f"arena {self.name!r} is entered by thread {self._inside[0].thread.name!r}; it "

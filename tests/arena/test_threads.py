@@ -321,7 +321,7 @@ def test_threads_that_enter_and_leave_find_what_they_allocate() -> None:
             assert scope.get() is None
         return entered
 
-    assert 1500 <= sum(in_threads(work, range(4))) <= 4 * 1500
+    assert 0 < sum(in_threads(work, range(4))) <= 4 * 1500
     assert (arena.used, other.used) == (0, 0)
     with arena:
         tensor = arena.alloc(TYPES[0])

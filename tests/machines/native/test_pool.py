@@ -230,3 +230,28 @@ def test_an_arena_that_only_another_thread_is_in_ends_in_a_forked_process() -> N
         ready.wait()
     assert in_child(lambda: True) == 0
     end.set()
+
+
+def test_no_thread_that_has_ended_is_inside_an_arena() -> None:
+    arena, ready, end = ml.Arena(VM(), "a"), threading.Event(), threading.Event()
+
+    def is_free() -> bool:
+        with arena:
+            return arena.used == 0
+
+    def stay() -> None:
+        with arena:
+            ready.set()
+            end.wait()
+
+    for work in (arena.__enter__, is_free):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert is_free()
+    thread = threading.Thread(target=stay)
+    thread.start()
+    ready.wait()
+    assert in_child(is_free) == 0
+    end.set()
+    thread.join()
