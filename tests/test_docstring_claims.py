@@ -459,9 +459,10 @@ def prepared() -> dict[str, Any]:
     tight = ml.Arena(vm, "tight", capacity=0)
     busy = ml.Arena(vm, "busy")
     begun, in_busy = busy.mark(), busy.alloc(ml.TensorType("f32", (2,)))
-    entering = Thread(target=busy.__enter__)
-    entering.start()
-    entering.join()
+    inside = Event()
+    stays = (busy.__enter__, inside.set, Event().wait)
+    Thread(target=lambda: [each() for each in stays], daemon=True).start()
+    inside.wait()
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)
