@@ -360,11 +360,26 @@ def leaves(tree: Tree, /) -> list[Any]:
 def map_to_dicts(fn: Callable[[Tensor], Any], tree: Tree) -> Tree:
     """A tree of `fn(leaf)`; Modules become dicts."""
     found, structure = flatten(tree)
-    return unflatten(structure, [fn(x) for _, x in found], lambda node, parts: node._as_dict(parts))
+    return as_dicts(structure, [fn(x) for _, x in found])
+
+
+def as_dicts(structure: Structure, leaves: Iterable[Any]) -> Tree:
+    """`unflatten`, with dicts in the place of Modules."""
+    return unflatten(structure, leaves, lambda node, parts: node._as_dict(parts))
 
 
 Copies: TypeAlias = list[tuple[Node, Node]]
 """Modules, each with its copy."""
+
+
+def copied(structure: Structure, leaves: Iterable[Any], copies: Copies) -> Tree:
+    """`unflatten`, which adds each Module and its copy to `copies`."""
+
+    def remade(node: Node, parts: dict[str, Any]) -> Node:
+        copies.append((node, _with_children(node, parts)))
+        return copies[-1][1]
+
+    return unflatten(structure, leaves, remade)
 
 
 def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None = None) -> Tree:
@@ -373,14 +388,7 @@ def substitute(fn: Callable[[Tensor], Tensor], tree: Tree, copies: Copies | None
     what is no tensor stays."""
     found, structure = flatten(tree, None, ends=among_others)
     made = {key: fn(x) for key, x in {id(x): x for _, x in found}.items()}
-
-    def remade(node: Node, parts: dict[str, Any]) -> Node:
-        copied = _with_children(node, parts)
-        if copies is not None:
-            copies.append((node, copied))
-        return copied
-
-    return unflatten(structure, [made[id(x)] for _, x in found], remade)
+    return copied(structure, [made[id(x)] for _, x in found], [] if copies is None else copies)
 
 
 def with_leaves(tree: Tree, tensors: Iterable[Tensor]) -> Tree:

@@ -16,7 +16,7 @@ from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import Copies, Tree, map_to_dicts, named_leaves, rebind_buffers, substitute
+from mlvm.eager.tree import Copies, Structure, Tree, as_dicts, copied, flatten, rebind_buffers
 
 
 class Collector(Protocol):
@@ -45,8 +45,9 @@ class _Session:
     def __init__(self, arguments: Sequence[Tree]) -> None:
         self.outer = taping()
         self.tape = self.outer or Tape()
-        for argument in arguments:
-            for path, x in named_leaves(argument):
+        flat = [flatten(each) for each in arguments]
+        for found, _ in flat:
+            for path, x in found:
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
@@ -56,14 +57,16 @@ class _Session:
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
         self.copies: Copies = []
-        self.arguments = [substitute(self._watch, each, self.copies) for each in arguments]
+        self.arguments: list[Tree] = []
+        self._structures: list[tuple[Structure, list[int]]] = []  # with the node of each leaf
+        for found, structure in flat:
+            variables = {id(x): self.tape.watch(x) for x in {id(x): x for _, x in found}.values()}
+            self.variables += variables.values()
+            self.origins += [each.node for each in variables.values()]
+            leaves = [variables[id(x)] for _, x in found]
+            self._structures.append((structure, [each.node for each in leaves]))
+            self.arguments.append(copied(structure, leaves, self.copies))
         self.start = len(self.tape.nodes)
-
-    def _watch(self, x: Tensor) -> Tensor:
-        variable = self.tape.watch(x)
-        self.variables.append(variable)
-        self.origins.append(variable.node)
-        return variable
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with taped(self.tape):
@@ -94,8 +97,7 @@ class _Session:
 
     def _as_trees(self, made: Mapping[int, Tensor]) -> list[Tree]:
         """Trees like the arguments, of what was made for the node of each variable."""
-        nodes = dict(zip(map(id, self.variables), self.origins, strict=True))
-        return [map_to_dicts(lambda x: made[nodes[id(x)]], each) for each in self.arguments]
+        return [as_dicts(each, [made[node] for node in nodes]) for each, nodes in self._structures]
 
     def pull_into(self, out: Tensor, seed: Tensor, collect: Collect) -> tuple[Tensor, list[Tree]]:
         """The value and what `pull` returns, as the collector makes them."""
