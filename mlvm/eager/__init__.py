@@ -12,7 +12,7 @@ or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong
 `ArenaOverflow` or `OutOfMemory` where the result does not fit.
 """
 
-import sys
+import sys as _sys
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __array_api_version__ = standard.VERSION
 __array_namespace_info__ = standard.Info
 
-_here = sys.modules[__name__]
+_here = _sys.modules[__name__]
 _calls = {each: partial(getattr, _here, each) for each in primitives.__all__ + public.functions()}
 hint_at(public.Tensor, {**_calls, **METHODS}, of_users)
 hint_at(DType, OF_DTYPES, existing)
@@ -59,11 +59,10 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
         as `ml.tensor` are no names of the language, and `ml.capture` is the function."""
 
         def __setattr__(self, name: str, value: object) -> None:
-            if value is not sys.modules.get(f"{__name__}.{name}"):
+            if value is not _sys.modules.get(f"{__name__}.{name}"):
                 super().__setattr__(name, value)
 
     for _name in [name for name in globals() if not name.startswith("_")]:
-        if _name != "sys":
-            del globals()[_name]
+        del globals()[_name]
     globals().update(_at_once)
     _here.__class__ = _Language
