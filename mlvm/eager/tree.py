@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
 
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import DTypeError, PathError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.reading import write
@@ -57,7 +58,8 @@ class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
     A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
-    until it is deleted.
+    until it is deleted. The class of a Node is no value of a field, alone or in a list: it was
+    meant to be called. `AttributeRefused` says so.
     """
 
     _buffers: tuple[str, ...] = ()
@@ -67,6 +69,8 @@ class Node:
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
+            if value.__class__ is not Tensor:
+                _require_no_class(self, name, value)
             if isinstance(value, Buffer):
                 value = value.value
                 if name not in self._buffers:
@@ -87,6 +91,23 @@ class Node:
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
+
+
+def _require_no_class(owner: Node, name: str, value: object) -> None:
+    """Raise `AttributeRefused` for a Module's class where one of its objects is meant."""
+    if isinstance(value, type) and issubclass(value, Node):
+        home = "nn." if value.__module__.startswith("mlvm.eager.nn.") else ""
+        made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
+        takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
+        arguments = "..." if takes else ""
+        raise AttributeRefused(
+            f"{type(owner).__name__}: {name} is the class {value.__name__}, which is no layer yet; "
+            f"write {home}{value.__name__}({arguments})"
+        )
+    if isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            if isinstance(each, type):
+                _require_no_class(owner, f"{name}[{i}]", each)
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)

@@ -21,6 +21,7 @@ from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
@@ -45,14 +46,14 @@ class Group(SimpleNamespace):
     """
 
     paths: tuple[str, ...]
-    _known: tuple[str, ...]
+    _known: Mapping[str, Any]
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in self._known:
                 raise _unknown("a group", name, self._known)
-            super().__setattr__(name, value)
+            super().__setattr__(name, _assigned("a group", name, value, self._known[name]))
 
     def __repr__(self) -> str:
         options = {name: x for name, x in vars(self).items() if name in self._known}
@@ -249,14 +250,14 @@ class Optimizer(_OfFields):
             for path in paths:
                 del rest[path]
             own = self._checked_options({**known, **options}, options)
-            groups.append(Group(paths=paths, _known=tuple(known), **own))
+            groups.append(Group(paths=paths, _known=self._all_kinds, **own))
         if rest:
-            groups.append(Group(paths=tuple(rest), _known=tuple(known)))
+            groups.append(Group(paths=tuple(rest), _known=self._all_kinds))
         return tuple(groups)
 
     def _checked_options(self, options: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
         """The `wanted` ones of the hyperparameters, if these may all be together."""
-        kinds = {"learning_rate": Positive, **self._kinds}
+        kinds = self._all_kinds
         given = {
             name: value
             if callable(value) and name == "learning_rate"
@@ -272,7 +273,13 @@ class Optimizer(_OfFields):
             made = hasattr(self, name) or "_state" not in vars(self)
             if not made and not name.startswith("_"):
                 raise _unknown(self._name, name, self._options)
+            if name in self._all_kinds:
+                value = _assigned(self._name, name, value, self._all_kinds[name])
             super().__setattr__(name, value)
+
+    @property
+    def _all_kinds(self) -> Mapping[str, Any]:
+        return {"learning_rate": Positive, **self._kinds}
 
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
@@ -412,6 +419,14 @@ def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
     return AttributeRefused(
         f"{where} has no hyperparameter {name!r}; there are: {', '.join(known)}"
     )
+
+
+def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
+    """What a hyperparameter is when this is assigned to it. A schedule is taken unseen; so are a
+    tensor and a number that is recorded, as a captured function is to see no value of them."""
+    if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
+        return value
+    return checked(where, name, value, kind)
 
 
 def _is_in(which: object, path: str, x: Tensor) -> bool:

@@ -17,9 +17,9 @@ PAIR: Final = tuple[Fraction, Fraction]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """The value as a float. Raises `AttributeRefused` unless low <= value < below."""
+    """The value as a float. Raises `AttributeRefused` unless low <= value < below, and for text."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:

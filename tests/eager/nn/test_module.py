@@ -414,6 +414,29 @@ def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message
     refuses(AttributeRefused, f"^{re.escape(message)}$", make)
 
 
+class Holding(nn.Module):
+    def __init__(self, part: object) -> None:
+        self.part = part
+
+
+@cases(
+    "make, message",
+    (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU), "layers[1] is the class ReLU, "),  # type: ignore[arg-type]
+    (
+        lambda: Holding(nn.ReLU),
+        "Holding: part is the class ReLU, which is no layer yet; w",
+    ),
+    (lambda: Holding([nn.ReLU(), nn.Linear]), "part[1] is the class Linear, which is no layer yet"),
+    (lambda: Holding(nn.Linear), "write nn.Linear(...)"),
+    (lambda: Holding(nn.ReLU), "write nn.ReLU()"),
+    (lambda: Holding(Holding), "write Holding(...)"),
+)
+def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], message: str) -> None:
+    refuses(AttributeRefused, re.escape(message), make)
+    assert Holding(int).part is int
+    assert Holding([len, 1.5]).part == [len, 1.5]
+
+
 @cases(
     "make",
     lambda: nn.Linear(2, 3, dtype="i64"),

@@ -37,6 +37,7 @@ from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.local import LocalVM
+from tests.brief import refuses
 
 STEPS = 20
 SHAPES = {"kernel": (3, 4), "bias": (4,), "gain": ()}
@@ -475,6 +476,12 @@ PARAMS = tensors(START)
             lambda: optim.Adam(PARAMS, 10**400),
             "Adam: learning_rate must be in [0, inf), given 1000",
         ),
+        (lambda: optim.Adam(PARAMS, "0.1"), "Adam: learning_rate must be in [0, inf), given '0.1'"),  # type: ignore[arg-type]
+        (
+            lambda: optim.Adam(PARAMS, 1, betas=("0.9", 0)),
+            "Adam: betas[0] must be in [0, 1), given",
+        ),  # type: ignore[arg-type]
+        (lambda: optim.cosine(1, "10"), "cosine: total_steps must be in [1, inf), given '10'"),  # type: ignore[arg-type]
         (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
         (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),
         (lambda: optim.SGD(PARAMS, 1, weight_decay=-1), "SGD: weight_decay must be in [0, inf)"),
@@ -779,6 +786,26 @@ def test_an_unknown_hyperparameter_is_not_assigned() -> None:
         with pytest.raises(AttributeRefused, match=f"{name} has no hyperparameter 'lr'; there are"):
             owner.lr = 0.2
         owner.learning_rate = 0.3
+
+
+def test_what_is_no_learning_rate_is_not_assigned() -> None:
+    """It was once, and the next update ended in a StopIteration."""
+    optimizer: Any = optim.SGD(tensors(START), 0.1, momentum=0.5, groups=[("bias", {})])
+    for owner, name in ((optimizer, "SGD"), (optimizer.groups[0], "a group")):
+        for value in ("0.1", b"0.1", None, -1, math.nan):
+            refuses(
+                AttributeRefused,
+                f"{name}: learning_rate must be",
+                setattr,
+                owner,
+                "learning_rate",
+                value,
+            )
+        refuses(AttributeRefused, "momentum must be in", setattr, owner, "momentum", 1)
+        owner.learning_rate = optim.constant(0.5)
+        owner.learning_rate = 2
+    assert (optimizer.learning_rate, optimizer.momentum) == (2, 0.5)
+    optimizer.update(tensors(GRADIENTS[0]))
 
 
 def test_state_that_was_not_made_is_missed_before_anything_is_written() -> None:
