@@ -32,10 +32,9 @@ from mlvm.core.types import Array, bf16
 from mlvm.eager.functions.creation import asarray, placed
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import is_tracked
 from mlvm.eager.tensor.context import arena_on
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked
 
 _CPU: Final = (1, 0)  # kDLCPU
 

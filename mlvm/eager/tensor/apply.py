@@ -189,8 +189,3 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
 def alias_of(x: Tensor) -> Tensor:
     """Another tensor with the value of x; nothing is copied, until one of them is updated."""
     return alias(COPY, x, x.type)
-
-
-def is_tracked(x: Tensor) -> bool:
-    """Whether a gradient that is being taken goes through x."""
-    return x.tape is not None and x.tape is current_tape.get()
