@@ -80,6 +80,12 @@ class Schedule(NamedTuple):
             return None
         return Batch(epoch, start, start + min(left, self.batch_size))
 
+    @property
+    def batches(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.length, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
     def after(self, batch: Batch) -> Batch | None:
         return self.at(batch.epoch, batch.stop)
 

@@ -180,7 +180,8 @@ def train(
                 losses += _resumed(resume, options, steps, trainer, pipeline)
             progress.begin(epochs, epochs * steps, len(losses))
             try:
-                for samples, labels in pipeline:
+                while len(losses) < epochs * steps:
+                    samples, labels = pipeline.get()
                     began = time.perf_counter()
                     losses.append(trainer.step(samples, labels))
                     seconds.append(time.perf_counter() - began)
