@@ -155,7 +155,8 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
     from mlvm.eager.functions.linalg import tensordot, vecdot
     from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
     from mlvm.eager.recording.listing import program_of
-    from mlvm.input.batches import Dataset, Transform
+    from mlvm.input.batches import Transform
+    from mlvm.input.datasets import Dataset
     from mlvm.input.pipeline import PipelineState, PipelineStats
     from mlvm.input.sampling import SampleRandom
     from mlvm.machines.dry import DryVM
@@ -347,7 +348,8 @@ _ROOMS: Final = {
     "mlvm.eager.functions.linalg": "tensordot vecdot",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
-    "mlvm.input.batches": "Dataset Transform",
+    "mlvm.input.batches": "Transform",
+    "mlvm.input.datasets": "Dataset",
     "mlvm.input.pipeline": "PipelineState PipelineStats",
     "mlvm.input.sampling": "SampleRandom",
     "mlvm.machines.dry": "DryVM",

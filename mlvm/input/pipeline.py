@@ -17,12 +17,15 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.errors import PipelineError, QueueFull, ShutDown, brief
+from mlvm.core.errors import DTypeError, PipelineError, QueueFull, ShutDown, brief
 from mlvm.core.protocol import VMProtocol
-from mlvm.input.batches import Batch, Dataset, Recipe, Schedule, Transform
+from mlvm.core.types import DType
+from mlvm.input.batches import Batch, Recipe, Schedule, Transform
+from mlvm.input.datasets import with_parts
 from mlvm.input.queue import QueueTensor
 from mlvm.input.workers import Crew
 
@@ -77,6 +80,11 @@ class Pipeline(Generic[A]):
     arrays of each batch. What is left over after the last whole batch of an epoch is a smaller
     batch, or nothing with `drop_last`.
 
+    `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of them,
+    whose batches are named tuples; a list or whatever else has samples by number, each an array, a
+    number, or a tuple or dict of these; or a `Dataset`, which gives many samples at once. Arrays of
+    f64 become f32 on entering, the default; `dtype` is another for all floats.
+
     `workers` threads make batches ahead; with `processes`, each does so in a process of its own,
     started by spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default
     2 for each worker) are made ahead. The first `get` makes slots of memory: for these batches,
@@ -105,7 +113,7 @@ class Pipeline(Generic[A]):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: object,
         batch_size: int,
         *,
         vm: VMProtocol | None = None,
@@ -116,6 +124,7 @@ class Pipeline(Generic[A]):
         workers: int = 0,
         processes: bool = False,
         transform: Transform | None = None,
+        dtype: object = None,
         prefetch: int | None = None,
         name: str = "pipeline",
     ) -> None:
@@ -128,7 +137,8 @@ class Pipeline(Generic[A]):
         if transform is not None and not callable(transform):
             raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
         seed = self._integer("seed", seed, 0, _SEEDS)
-        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed)
+        wanted = None if dtype is None else self._float(dtype)
+        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted)
         self._schedule = Schedule(
             self._recipe.length,
             self._integer("batch_size", batch_size, 1),
@@ -170,7 +180,7 @@ class Pipeline(Generic[A]):
             self._consumer_waited += time.perf_counter() - began
         self._batches += 1
         self._next = self._schedule.after(batch)
-        return tensors
+        return with_parts(self._types, tensors)
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """The batches that are left of this epoch: all of them, unless some were got before. Raises
@@ -233,8 +243,8 @@ class Pipeline(Generic[A]):
         epochs = self._schedule.epochs or 1
         if error is None and self._loops == 1 < epochs and self._next == self._schedule.at(1, 0):
             warnings.warn(
-                f"{self.name}: 1 of {epochs} epochs was asked for; a `for` goes over one epoch, and "
-                f"the next `for` over the next: write it in `for epoch in range({epochs})`",
+                f"{self.name}: 1 of {epochs} epochs was asked for; a `for` goes over one, and the "
+                f"next `for` over the next: write it in `for epoch in range({epochs})`",
                 stacklevel=2,
             )
 
@@ -299,6 +309,12 @@ class Pipeline(Generic[A]):
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; make one in each process"
             )
+
+    def _float(self, dtype: object) -> DType:
+        with suppress(DTypeError):
+            if (found := DType.of(dtype)).is_float:
+                return found
+        raise PipelineError(f"{self.name}: dtype is that of floats, not {brief(dtype)}")
 
     def _integer(self, name: str, value: Any, low: int, below: int | None = None) -> int:
         try:

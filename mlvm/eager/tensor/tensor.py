@@ -135,8 +135,8 @@ class Tensor(Methods, Allocation):
         Text of them, as `repr` and `format` make it, cuts nothing."""
         if is_tracked(self):
             raise GradientError(
-                f"a gradient goes through this {self.type}, and none goes through Python's numbers: "
-                f"compute with functions of ml, as ml.sqrt(x) does, or take the number of "
+                f"a gradient goes through this {self.type}, and none goes through Python's "
+                f"numbers: compute with functions of ml, as ml.sqrt(x) does, or take the number of "
                 f"ml.stop_gradient(x); a value is returned beside the loss with has_aux=True"
             )
 
