@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
     from mlvm.machines.native._native import FastPath, Pool
     from mlvm.machines.native.known import KnownLaunches
-
-_MOST_THREADS: Final = 256
 
 
 class LocalVM(VM):
@@ -83,8 +81,8 @@ class LocalVM(VM):
             raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
         if not isinstance(workers, int) or workers < 0:
             raise MachineError(f"a VM has workers >= 0, not {workers!r}")
-        if not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
-            raise MachineError(f"a VM has 1 to {_MOST_THREADS} threads, not {threads!r}")
+        if not isinstance(threads, int) or not 1 <= threads <= extension.MOST_THREADS:
+            raise MachineError(f"a VM has 1 to {extension.MOST_THREADS} threads, not {threads!r}")
         if native not in (None, True, False) or isinstance(threads, bool):
             raise MachineError(
                 f"a VM has native True, False or None and a number of threads, "
