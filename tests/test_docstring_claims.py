@@ -411,6 +411,7 @@ NEVER = {
     "Measured": "a result",
     "PipelineState": "a result",
     "PipelineStats": "a result",
+    "PrecisionWarning": "a warning",
     "RecompilationWarning": "a warning",
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",

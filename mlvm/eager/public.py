@@ -135,6 +135,7 @@ from mlvm.eager.interop.hints import (
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.eager.tensor.context import default_arena, default_vm, use
 from mlvm.eager.tensor.dtypes import can_cast, finfo, iinfo, isdtype, result_type
+from mlvm.eager.tensor.precision import PrecisionWarning
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.local import LocalVM as VM
 
@@ -174,6 +175,7 @@ __all__ = [
     "Pipeline",
     "PipelineState",
     "PipelineStats",
+    "PrecisionWarning",
     "QueueTensor",
     "RecompilationWarning",
     "Recording",

@@ -31,7 +31,7 @@ from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, 
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
@@ -44,6 +44,7 @@ from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
+from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -323,7 +324,7 @@ class Captured(Generic[P, R]):
         arena = current_arena()
         given, named = args, kwargs
         if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
-            given, named = _with_tensors(args), _with_tensors(kwargs)
+            given, named = self._with_tensors(arena.vm, args, kwargs)
         while True:
             signature, key = self._signature(arena.vm, given, named)
             found = self._find(key, signature)
@@ -339,6 +340,23 @@ class Captured(Generic[P, R]):
                 break
         self._last = known
         return self._replay(known, feed, arena, signature, loop=loop)
+
+    def _with_tensors(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
+        """The arguments with tensors in place of numpy arrays. These are beside all tensors of the
+        call: those of its other arguments, and those that the function reaches."""
+        arrays: list[Array] = []
+        replace(arrays.append, (args, kwargs), _ARRAYS)
+        beside = None
+        if any(array.dtype in (np.float64, np.complex128) for array in arrays):
+            others = replace(lambda _: None, (args, kwargs), _ARRAYS)
+            signature, _ = self._signature(vm, *others)
+            beside = widest_of([*signature.tensors, *signature.look.held])
+
+        def tensor(x: Array) -> Tensor:
+            own = DType.of(x.dtype)
+            return asarray(x, dtype=own if beside is None else array_beside(own, beside.dtype))
+
+        return replace(tensor, (args, kwargs), _ARRAYS) if arrays else (args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -566,6 +584,8 @@ class Captured(Generic[P, R]):
             explaining.reset(token)
 
 
+_ARRAYS: Final = np.ndarray, np.generic
+
 _CHANGEABLE: Final = np.ndarray, set, bytearray
 """What a caller may change in a result: each call returns its own."""
 
@@ -586,14 +606,15 @@ def capture(
 
     It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
 
-    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. A
-    call with tensors of other types, other values, or another Module records anew. So does a call
-    after a change of anything that the function reaches by itself. Python numbers among the
-    arguments and in fields of Modules and optimizers do so once, and from then on are inputs of the
-    program, unless Python code needs to see the value. Tensors that the function reaches by itself
-    are used where they lie, and updated in place. Random keys advance. Each call allocates its
-    results in the current arena. Temporaries lie in scratch memory of the captured function's own;
-    `plan` tells its size.
+    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
+    array of f64 is in the widest float of the call's tensors, where that is narrower. A call with
+    tensors of other types, other values, or another Module records anew. So does a call after a
+    change of anything that the function reaches by itself. Python numbers among the arguments and
+    in fields of Modules and optimizers do so once, and from then on are inputs of the program,
+    unless Python code needs to see the value. Tensors that the function reaches by itself are used
+    where they lie, and updated in place. Random keys advance. Each call allocates its results in
+    the current arena. Temporaries lie in scratch memory of the captured function's own; `plan`
+    tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
@@ -818,11 +839,6 @@ def _listed(known: _KnownProgram) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = known.fields or [field for field, _ in known.rebound]
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
-
-
-def _with_tensors(tree: Any) -> Any:
-    """The tree with tensors in place of numpy arrays."""
-    return replace(asarray, tree, (np.ndarray, np.generic))
 
 
 def _name_line(planned: Planned, error: Exception) -> None:

@@ -38,8 +38,8 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     """x for a layer with such weights: a half beside wider ones is widened. Raises `DTypeError` for
     another float beside halves, as the results of all layers behind would be f32 in silence."""
     if x.__class__ is not Tensor:
-        if not weight.dtype.is_half or not is_array(x):
-            return x  # for the op to take
+        if not is_array(x):
+            return x  # for the op to refuse
         x = as_operand(x, weight)
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):

@@ -90,7 +90,7 @@ class _Cell(Module):
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
         if isinstance(parts, (list, tuple)):
-            parts = [as_operand(x) if isinstance(x, np.ndarray) else x for x in parts]
+            parts = [as_operand(x, self.bias) if isinstance(x, np.ndarray) else x for x in parts]
         if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:

@@ -165,6 +165,7 @@ def test_first_and_second_order(name: str, case: Case) -> None:
     ml.testing.check_gradients(_function(name, case, numbers), *primals, order=order)
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
 @pytest.mark.parametrize(
     ("name", "case"),
     [

@@ -545,7 +545,7 @@ def test_hints_name_dtypes_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(ml.errors.DTypeError, match=r"write ml.astype\(values, ml.bfloat16\)"):
         b[0] = ml.ones(())
     with pytest.raises(ml.errors.DTypeError, match=r"ml.asarray\(values, dtype=ml.bfloat16\)"):
-        b[:] = np.ones(2)
+        b[:] = np.ones(2, np.float32)
     ml.save(tmp_path / "wide", nn.Linear(2, 3))
     with pytest.raises(ml.errors.DTypeError, match=r"ml.astype\(x, ml.bfloat16\)"):
         ml.load(tmp_path / "wide", into=nn.Linear(2, 3, dtype=ml.bfloat16))
