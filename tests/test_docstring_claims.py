@@ -411,6 +411,7 @@ NEVER = {
     "Measured": "a result",
     "PipelineState": "a result",
     "PipelineStats": "a result",
+    "FrozenWarning": "a warning",
     "PrecisionWarning": "a warning",
     "RecompilationWarning": "a warning",
     "Recording": "a result; `record` makes it",

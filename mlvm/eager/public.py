@@ -147,6 +147,7 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
     from mlvm.eager.autodiff.host_call import call
     from mlvm.eager.capture.captured import Captured, Measured, capture, measure
     from mlvm.eager.capture.guards.changing import RecompilationWarning
+    from mlvm.eager.capture.guards.frozen import FrozenWarning
     from mlvm.eager.control.branches import cond, switch
     from mlvm.eager.control.checkpoint import checkpoint
     from mlvm.eager.control.functions import function
@@ -171,6 +172,7 @@ __all__ = [
     "Captured",
     "Dataset",
     "DryVM",
+    "FrozenWarning",
     "Measured",
     "Pipeline",
     "PipelineState",
@@ -342,6 +344,7 @@ _ROOMS: Final = {
     "mlvm.eager.autodiff.host_call": "call",
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
+    "mlvm.eager.capture.guards.frozen": "FrozenWarning",
     "mlvm.eager.control.branches": "cond switch",
     "mlvm.eager.control.checkpoint": "checkpoint",
     "mlvm.eager.control.functions": "function",

@@ -33,6 +33,7 @@ from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.capture.guards.changing import Changing
+from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature
@@ -495,6 +496,7 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
+        warn_of_frozen(signature.look, repr(getattr(self.fn, "__qualname__", self.fn)))
         self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
 
@@ -623,7 +625,8 @@ def capture(
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
-    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed.
+    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
+    with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
     raises it, with the line, if the function reads a tensor's value, copies a Python value into a
     tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from types import FrameType
 from typing import Final
 
-from mlvm.core.errors import line_of, user_place
+from mlvm.core.errors import user_line, warn_at
 from mlvm.core.types import TensorType, f64
 
 _WALK: Final = "cotangents"
 """The method of a tape that goes back. Its products are those that the way there has told of."""
 
-_told: set[str] = set()  # lines
+_told: set[str | None] = set()  # lines
 
 
 class PrecisionWarning(UserWarning):
@@ -36,20 +35,16 @@ def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
     parts = {type.dtype.real for type in types if type.dtype.is_inexact}
     if f64 not in parts or len(parts) == 1 or _goes_back():
         return
-    place = user_place()
-    where = line_of(place) if place is not None else f"{__file__}:1"
-    if where in _told:
-        return
-    file, _, line = where.rpartition(":")
-    warnings.warn_explicit(
-        f"{op}({', '.join(map(str, types))}) computes in f64, which numpy and pandas give by "
-        f"themselves; write ml.astype(x, ml.float32) for that operand, or model.astype(ml.float64) "
-        f"where f64 is meant",
-        PrecisionWarning,
-        file,
-        int(line),
-    )
-    _told.add(where)
+    line = user_line()
+    if line not in _told:
+        warn_at(
+            line,
+            f"{op}({', '.join(map(str, types))}) computes in f64, which numpy and pandas give by "
+            f"themselves; write ml.astype(x, ml.float32) for that operand, or "
+            f"model.astype(ml.float64) where f64 is meant",
+            PrecisionWarning,
+        )
+        _told.add(line)
 
 
 def _goes_back() -> bool:
