@@ -69,7 +69,7 @@ BUDGET = {
     "mlvm/input": 1_100,
     "mlvm/step": 1_290,
     "mlvm/parallel": 1_800,
-    "mlvm/eager": 570,
+    "mlvm/eager": 590,
     "mlvm/eager/tensor": 1_390,
     "mlvm/eager/functions": 2_430,
     "mlvm/eager/recording": 620,
