@@ -53,7 +53,6 @@ from __future__ import annotations
 
 import queue
 import sys
-import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -572,12 +571,6 @@ def line_of(place: Place) -> str:
     code, offset = place
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
     return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
-
-
-def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`."""
-    file, _, number = (line or f"{__file__}:1").rpartition(":")
-    warnings.warn_explicit(message, category, file, int(number))
 
 
 def user_line() -> str | None:

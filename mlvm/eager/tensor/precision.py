@@ -6,8 +6,9 @@ import sys
 from types import FrameType
 from typing import Final
 
-from mlvm.core.errors import user_line, warn_at
+from mlvm.core.errors import user_line
 from mlvm.core.types import TensorType, f64
+from mlvm.eager.tensor.warn import warn_at
 
 _WALK: Final = "cotangents"
 """The method of a tape that goes back. Its products are those that the way there has told of."""

@@ -9,11 +9,12 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import brief, user_line, warn_at
+from mlvm.core.errors import brief, user_line
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.capture.guards.look import Look
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.warn import warn_at
 
 MANY: Final = 8
 """The program at which the warning is issued."""

@@ -16,10 +16,10 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import warn_at
 from mlvm.eager.capture.guards.layout import is_library
 from mlvm.eager.capture.guards.look import Look
 from mlvm.eager.capture.guards.read import CELL, MISSING, content_of_slot
+from mlvm.eager.tensor.warn import warn_at
 
 _CLOCKS: Final = frozenset(
     [f"time.{name}{unit}" for name in ("time", "perf_counter", "monotonic") for unit in ("", "_ns")]
