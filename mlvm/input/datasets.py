@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import operator
 from collections import namedtuple
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
@@ -80,7 +80,8 @@ def length_of(dataset: Dataset) -> int:
 def parts_of(given: object) -> tuple[Any, ...]:
     """The columns of a sample, or of a batch: a tuple as it is, a dict as a named tuple."""
     if isinstance(given, Mapping):
-        return _named(tuple(map(str, given)))(*given.values())
+        named: tuple[Any, ...] = _named(tuple(map(str, given)))(*given.values())
+        return named
     if isinstance(given, tuple):
         return given
     return tuple(given) if isinstance(given, list) else (given,)
@@ -88,8 +89,8 @@ def parts_of(given: object) -> tuple[Any, ...]:
 
 def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
     """A tuple of these parts, with the names of the one that is like it."""
-    make = getattr(like, "_make", tuple)
-    return make(parts)  # type: ignore[no-any-return]
+    make: Callable[[Sequence[Any]], tuple[Any, ...]] = getattr(like, "_make", tuple)
+    return make(parts)
 
 
 @lru_cache(maxsize=64)

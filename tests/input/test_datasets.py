@@ -67,7 +67,7 @@ class Pair(NamedTuple):
     y: Any
 
 
-WANTED = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].astype(np.float32)}
+WANTED: dict[str, Array] = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].astype(np.float32)}
 
 
 @cases(

@@ -114,8 +114,8 @@ def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter])
         if each.name in arguments:
             value = arguments[each.name]
             given[each] = [*value] if each.kind is each.VAR_POSITIONAL else [value]
-    parameters = getattr(arguments.get("self"), "named_parameters", dict)()
-    widest = widest_of([*itertools.chain(*given.values()), *parameters.values()])
+    own: Mapping[str, Tensor] = getattr(arguments.get("self"), "named_parameters", dict)()
+    widest = widest_of([*itertools.chain(*given.values()), *own.values()])
     for each, values in given.items():
         given[each] = [as_operand(x, widest) if is_whole(x) else x for x in values]
     in_turn = sorted(given, key=lambda each: not _is("Operand", each))

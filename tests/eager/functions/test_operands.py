@@ -121,7 +121,7 @@ class Foreign:
     (lambda a: BF16 + a.astype(np.float32), "f32"),
     (lambda a: F32 + a.astype(np.int32), "f32"),
     (lambda a: F32 + np.float64(2), "f32"),  # one number is a scalar, as in Python
-    (lambda a: F32 + Foreign(a), "f32"),
+    (lambda a: untyped.add(F32, Foreign(a)), "f32"),
     (lambda a: F32 + a[0, 0], "f32"),
     (lambda a: F32 * np.array(0.1), "f32"),
 )
@@ -181,7 +181,7 @@ def test_a_training_on_f64_data_is_one_in_f32() -> None:
         model = ml.nn.Sequential(first, ml.gelu, last)
         optimizer = ml.optim.Adam(model, 0.1)
 
-        def step(x: Any, y: Any) -> ml.Tensor:
+        def step(x: Any, y: Any) -> Any:
             loss, grads = ml.value_and_grad(lambda m: ml.mean_squared_error(m(x), y))(model)
             optimizer.update(grads)
             return loss

@@ -478,9 +478,9 @@ PARAMS = tensors(START)
         ),
         (lambda: optim.Adam(PARAMS, "0.1"), "Adam: learning_rate must be in [0, inf), given '0.1'"),  # type: ignore[arg-type]
         (
-            lambda: optim.Adam(PARAMS, 1, betas=("0.9", 0)),
+            lambda: optim.Adam(PARAMS, 1, betas=("0.9", 0)),  # type: ignore[arg-type]
             "Adam: betas[0] must be in [0, 1), given",
-        ),  # type: ignore[arg-type]
+        ),
         (lambda: optim.cosine(1, "10"), "cosine: total_steps must be in [1, inf), given '10'"),  # type: ignore[arg-type]
         (lambda: optim.SGD(PARAMS, 1, momentum=1), "SGD: momentum must be in [0, 1), given 1"),
         (lambda: optim.SGD(PARAMS, 1, nesterov=True), "SGD: nesterov needs a momentum > 0"),

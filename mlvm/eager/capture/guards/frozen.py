@@ -92,7 +92,7 @@ def _remedy(value: Any, *, bare: bool) -> str | None:
     """What to write in the place of a call of this, if it changes by itself."""
     if type(value) not in _FUNCTIONS:  # of others, to ask for a name may call code
         return None
-    owner = getattr(value, "__self__", None)
+    owner: Any = getattr(value, "__self__", None)
     if type(owner) is np.random.RandomState:
         return _WITH_KEY if value.__name__ not in _SEEDS else None
     if issubclass(type(owner), type) and issubclass(owner, datetime.date):
