@@ -13,12 +13,13 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import DTypeError, PathError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, PathError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.reading import write
@@ -42,6 +43,11 @@ class Buffer:
 
 
 _BUFFERS: Final = "_buffers"
+_FROZEN: Final = "_frozen"
+_BUFFER_OF: Final = "_buffer_of"
+MARKS: Final = frozenset({_BUFFERS, _FROZEN, _BUFFER_OF})
+"""The fields of a Node that say what its others are."""
+
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
 """For a Node, by its id, that to which a buffer is assigned too that is assigned here. It is no
 field, and a copy has none."""
@@ -57,16 +63,22 @@ class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
     A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
-    until it is deleted.
+    until it is deleted. Children that are `_frozen` are taken for buffers, until they are thawed.
     """
 
     _buffers: tuple[str, ...] = ()
+    _frozen: tuple[str, ...] = ()
+    _buffer_of: Node | None = None
+    """The Node of which all is a buffer in this one, its copy. A field gets that Node itself."""
+
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_to_dicts` makes of it."""
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
+            if isinstance(value, Node) and value._buffer_of is not None:
+                value = Buffer(value._buffer_of)
             if isinstance(value, Buffer):
                 value = value.value
                 if name not in self._buffers:
@@ -79,14 +91,26 @@ class Node:
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        if name in self._buffers:
-            vars(self)[_BUFFERS] = tuple([each for each in self._buffers if each != name])
+        for mark in {_BUFFERS, _FROZEN} & vars(self).keys():
+            vars(self)[mark] = tuple([each for each in vars(self)[mark] if each != name])
 
     def __copy__(self) -> Self:
         """Another one with the same fields."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
+
+
+N = TypeVar("N", bound=Node)
+
+
+def buffer_of(node: N) -> N:
+    """Another Node over the children of this one, all of which is a buffer wherever it is put. What
+    is assigned to a buffer of it is assigned to the first one too."""
+    copied = copy.copy(node)
+    vars(copied)[_BUFFER_OF] = node
+    assign_buffers_too(copied, node)
+    return copied
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)
@@ -105,15 +129,22 @@ def holds_tensors(value: object) -> bool:
     return any(holds_tensors(x) for x in value)
 
 
-def fields(node: Node, *, buffers: bool = False) -> Iterator[tuple[str, Any]]:
-    """A Module's fields by name, in order of assignment; a list of children item by item."""
+def fields(
+    node: Node, *, buffers: bool = False, frozen: bool = False
+) -> Iterator[tuple[str, Any]]:
+    """A Module's fields by name, in order of assignment; a list of children item by item. Without
+    `buffers` those that are none, and not frozen either, unless `frozen`."""
+    if node._buffer_of is not None and not buffers:
+        return
+    left_out = () if buffers or frozen else node._frozen
     for name, field in vars(node).items():
-        if name == _BUFFERS or (name in node._buffers and not buffers):
+        if name in MARKS or (name in node._buffers and not buffers):
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
-            yield from ((f"{name}_{i}", item) for i, item in enumerate(field))
+            items = [(f"{name}_{i}", item) for i, item in enumerate(field)]
         else:
-            yield name, field
+            items = [(name, field)]
+        yield from items if not left_out else [each for each in items if each[0] not in left_out]
 
 
 def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:
@@ -123,7 +154,11 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
     """
     if not isinstance(tree, _CONTAINERS):
         given = type(tree).__name__
-        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}")
+        hint = ""
+        if isinstance(tree, Buffer):
+            given = "buffer"
+            hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}{hint}")
     found = [(str(name), child) for name, child in _items(tree, buffers)]
     named = dict(found)
     if len(named) != len(found):
@@ -151,6 +186,7 @@ class Structure(NamedTuple):
 
 
 _LEAF: Final = Structure(None, None, 1)
+_NOTHING: Final = Structure(None, None, 0)
 
 Leaves: TypeAlias = list[tuple[str, Any]]
 """Leaves in order, each with its path."""
@@ -311,6 +347,103 @@ def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
             found[id(part.container)] = part.container
             left.extend(part.parts.values())
     return list(found.values())
+
+
+# --- some of the tensors -------------------------------------------------------------
+
+Where: TypeAlias = str | Callable[[str, Tensor], bool]
+"""Which tensors of a tree are meant: a pattern of paths, `blocks_*/mlp`, in which `*` matches "/"
+too, or a function of path and tensor. A pattern that fits the path of a part is for all in it."""
+
+
+def fits(where: object, path: str, x: Tensor) -> bool:
+    """Whether `where` is for the tensor of that path. Raises `AttributeRefused` for what is no
+    `Where`."""
+    if callable(where):
+        return bool(where(path, x))
+    if not isinstance(where, str):
+        raise AttributeRefused(
+            f"tensors are named by a pattern of paths, or a function of path and tensor, not "
+            f"{brief(where)}"
+        )
+    ends = [i for i, letter in enumerate(path) if letter == "/"]
+    return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
+
+
+def chosen(leaves: Leaves, where: Where | None) -> dict[str, Tensor]:
+    """Those of the tensors that are meant, by path: under all of its paths one that is meant under
+    one. Raises `AttributeRefused` where that is none."""
+    if where is None:
+        return dict(leaves)
+    meant = {id(x) for path, x in leaves if fits(where, path, x)}
+    if not meant:
+        paths = ", ".join([path for path, _ in leaves]) or "none"
+        name = repr(where) if isinstance(where, str) else "this function"
+        raise AttributeRefused(f"no tensor is meant by {name}; there are: {paths}")
+    return {path: x for path, x in leaves if id(x) in meant}
+
+
+def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:
+    """The structure with those leaves that are kept. The others are missing in dicts and Modules,
+    and None in lists and tuples."""
+    return _pruned(structure, iter(kept))
+
+
+def _pruned(structure: Structure, kept: Iterator[bool]) -> Structure:
+    if structure.parts is None:
+        return structure if structure is not _LEAF or next(kept) else _NOTHING
+    tree, parts = structure.container, {}
+    for name, part in structure.parts.items():
+        parts[name] = _pruned(part, kept)
+    size = sum(part.size for part in parts.values())
+    if isinstance(tree, (dict, Node)):
+        gone = [part is _NOTHING for part in parts.values()]
+        if isinstance(tree, dict):
+            tree, keys = copy.copy(tree), [*tree]
+            for key in [key for key, is_gone in zip(keys, gone, strict=True) if is_gone]:
+                del tree[key]
+        parts = {name: part for name, part in parts.items() if part is not _NOTHING}
+    return Structure(tree, parts, size)
+
+
+def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
+    """Take parameters for buffers from now on, or, if not `frozen`, for parameters again. One that
+    occurs in several places of the tree is frozen in all of them.
+
+    Raises `AttributeRefused` for a list within a list, or a dict, of which some would be frozen
+    and some not, and what `chosen` raises. Then nothing has changed.
+    """
+    found: list[tuple[Node, str, Leaves, bool]] = []
+    left, seen = [("", tree)], set[int]()
+    while left:
+        path, node = left.pop()
+        if id(node) in seen or node._buffer_of is not None:
+            continue
+        seen.add(id(node))
+        for name, child in fields(node, frozen=True):
+            if holds_tensors(child):
+                inside = flatten(child, _join(path, name), ends=_at_tensors_and_nodes)[0]
+                tensors = [each for each in inside if isinstance(each[1], Tensor)]
+                nodes = [each for each in inside if isinstance(each[1], Node)]
+                left += nodes
+                found.append((node, name, tensors, bool(nodes)))
+    meant = {id(x) for x in chosen([x for each in found for x in each[2]], where).values()}
+    changes: dict[int, tuple[Node, set[str]]] = {}
+    for node, name, tensors, mixed in found:
+        which = [id(x) in meant for _, x in tensors]
+        if any(which):
+            if mixed or not all(which):
+                others = ", ".join([path for path, _ in tensors])
+                text = "what a dict or an inner list has is frozen together, and alone"
+                raise AttributeRefused(f"{type(node).__name__}.{name}: {text}: {others}")
+            changes.setdefault(id(node), (node, set()))[1].add(name)
+    for node, names in changes.values():
+        before = [name for name in node._frozen if name not in names]
+        vars(node)[_FROZEN] = tuple(sorted({*before, *names}) if frozen else before)
+
+
+def _at_tensors_and_nodes(part: Any) -> bool | None:
+    return True if isinstance(part, Node) else at_tensors(part)
 
 
 # --- what is made with them ----------------------------------------------------------

@@ -14,20 +14,26 @@ from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
+    MARKS,
     Buffer,
     Copies,
+    Leaves,
     Node,
     Tree,
+    Where,
     assign_buffers_too,
     children,
     containers,
     fields,
+    flatten,
+    freeze,
     holds_tensors,
     load,
     map_to_dicts,
     named_leaves,
     substitute,
 )
+from mlvm.eager.tree import buffer_of
 from mlvm.eager.tree import named_tensors as _named_tensors
 
 T = TypeVar("T")
@@ -70,16 +76,44 @@ class Module(Node):
     def train(self, mode: bool = True) -> Self:
         """Set `training` to `mode`, here and in every Module that this one is made of; return self.
 
-        A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
+        A Module in a buffer is no part of the training: it keeps the mode it has.
         """
         for part in containers(self, buffers=not mode):
-            if isinstance(part, Module):
+            if isinstance(part, Module) and (part._buffer_of is None or not mode):
                 part.training = mode
         return self
 
     def eval(self) -> Self:
         """Set `training` to False in all parts, those in buffers too; return self."""
         return self.train(False)
+
+    def freeze(self, where: Where | None = None) -> Self:
+        """Keep parameters as they are: from now on they are buffers, until `unfreeze`. Return self.
+
+        `where` says which: a pattern of the paths of `named_parameters`, in which `*` matches "/"
+        too, or a function of path and tensor; all of them without one. A pattern that fits the path
+        of a part is for all in it: "blocks_*/mlp". A tensor that occurs twice in the model is
+        frozen in both places. `training` is left alone. Make an optimizer after this, not before.
+
+        Raises `AttributeRefused` where none is meant, and for some of the tensors of a dict.
+
+            >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
+            >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
+            (['layers_1/kernel', 'layers_1/bias'], 4)
+        """
+        freeze(self, where, frozen=True)
+        return self
+
+    def unfreeze(self, where: Where | None = None) -> Self:
+        """Make parameters of what `freeze` has made buffers; return self. `where` as there. What was
+        assigned as an `nn.buffer` stays one.
+
+            >>> model = ml.nn.Linear(2, 3).freeze()
+            >>> list(model.unfreeze("bias").named_parameters())
+            ['bias']
+        """
+        freeze(self, where, frozen=False)
+        return self
 
     def astype(self, dtype: object) -> Self:
         """Another Module with the float parameters in that dtype, and the same buffers: to compute
@@ -176,7 +210,8 @@ class Module(Node):
 def buffer(x: T) -> T:
     """What to assign to a field of a Module for state that is kept with the model and not trained:
     a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are. An
-    array of numpy is copied into a tensor.
+    array of numpy is copied into a tensor. A Module may be put into a list as well, or into a dict:
+    `blocks[0] = ml.nn.buffer(blocks[0])`. `Module.freeze` keeps parameters for a while.
 
         >>> class Centered(ml.nn.Module):
         ...     def __init__(self, features: int) -> None:
@@ -191,13 +226,16 @@ def buffer(x: T) -> T:
         >>> list(layer.named_parameters()), list(layer.named_buffers())
         (['scale'], ['mean'])
 
-    The field has x itself. Whatever is assigned to it later is a buffer too, until the field is
-    deleted. A gradient takes a buffer for a constant, and an optimizer does not see it; `state` has
-    it. A function being differentiated may assign to it, and the Module keeps the new value. Inside
-    an arena that is reset after the step, update it in place as above.
+    The field has x itself, a list another Module with the tensors of x. Whatever is assigned to the
+    field later is a buffer too, until the field is deleted. A gradient takes a buffer for a
+    constant, and an optimizer does not see it; `state` has it. A function being differentiated may
+    assign to it, and the Module keeps the new value. Inside an arena that is reset after the step,
+    update it in place as above.
 
-    Raises `DTypeError` for what holds no tensor.
+    Raises `DTypeError` for what holds no tensor, nor is a Module.
     """
+    if isinstance(x, Module):
+        return x if x._buffer_of is not None else buffer_of(x)
     held = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")

@@ -87,7 +87,7 @@ class _Buckets:
         numbers = {id(x): i for i, x in enumerate(variables)}
         for argument in reversed(arguments):
             scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
-            whole = [numbers[id(x)] for x in parted(argument)[0]][::-1]
+            whole = [numbers[id(x)] for x in parted(argument)[0] if id(x) in numbers][::-1]
             for bucket in shards.buckets([variables[i].type for i in whole]):
                 self._buckets.append((scatters, [whole[i] for i in bucket]))
         self._start(value)
