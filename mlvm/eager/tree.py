@@ -14,7 +14,17 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 import numpy as np
 
@@ -129,9 +139,7 @@ def holds_tensors(value: object) -> bool:
     return any(holds_tensors(x) for x in value)
 
 
-def fields(
-    node: Node, *, buffers: bool = False, frozen: bool = False
-) -> Iterator[tuple[str, Any]]:
+def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
     """A Module's fields by name, in order of assignment; a list of children item by item. Without
     `buffers` those that are none, and not frozen either, unless `frozen`."""
     if node._buffer_of is not None and not buffers:
@@ -156,7 +164,6 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         given = type(tree).__name__
         hint = ""
         if isinstance(tree, Buffer):
-            given = "buffer"
             hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
         raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}{hint}")
     found = [(str(name), child) for name, child in _items(tree, buffers)]
@@ -370,17 +377,18 @@ def fits(where: object, path: str, x: Tensor) -> bool:
     return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
 
 
-def chosen(leaves: Leaves, where: Where | None) -> dict[str, Tensor]:
-    """Those of the tensors that are meant, by path: under all of its paths one that is meant under
-    one. Raises `AttributeRefused` where that is none."""
+def meant(leaves: Leaves, where: Where | None) -> set[int]:
+    """The ids of those tensors that are meant, under one of their paths at least. Raises
+    `AttributeRefused` where that is none."""
     if where is None:
-        return dict(leaves)
-    meant = {id(x) for path, x in leaves if fits(where, path, x)}
-    if not meant:
+        return {id(x) for _, x in leaves}
+    found = {id(x) for path, x in leaves if fits(where, path, x)}
+    if not found:
         paths = ", ".join([path for path, _ in leaves]) or "none"
         name = repr(where) if isinstance(where, str) else "this function"
-        raise AttributeRefused(f"no tensor is meant by {name}; there are: {paths}")
-    return {path: x for path, x in leaves if id(x) in meant}
+        hint = ", with / between names" if isinstance(where, str) and "." in where else ""
+        raise AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {paths}")
+    return found
 
 
 def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:
@@ -411,7 +419,7 @@ def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
     occurs in several places of the tree is frozen in all of them.
 
     Raises `AttributeRefused` for a list within a list, or a dict, of which some would be frozen
-    and some not, and what `chosen` raises. Then nothing has changed.
+    and some not, and what `meant` raises. Then nothing has changed.
     """
     found: list[tuple[Node, str, Leaves, bool]] = []
     left, seen = [("", tree)], set[int]()
@@ -427,10 +435,10 @@ def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
                 nodes = [each for each in inside if isinstance(each[1], Node)]
                 left += nodes
                 found.append((node, name, tensors, bool(nodes)))
-    meant = {id(x) for x in chosen([x for each in found for x in each[2]], where).values()}
+    ids = meant([x for each in found for x in each[2]], where)
     changes: dict[int, tuple[Node, set[str]]] = {}
     for node, name, tensors, mixed in found:
-        which = [id(x) in meant for _, x in tensors]
+        which = [id(x) in ids for _, x in tensors]
         if any(which):
             if mixed or not all(which):
                 others = ", ".join([path for path, _ in tensors])
