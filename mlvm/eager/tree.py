@@ -605,14 +605,8 @@ def require_types(
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
     whose dtype or shape is wrong. `what` says what each is: "gradient", "parameter".
     """
-    missing = [path for path in expected if path not in given]
-    unknown = [path for path in given if path not in expected]
-    if missing or unknown:
-        texts = [
-            f"{word} {what}{'s' * (len(paths) > 1)} {', '.join(map(repr, paths))}"
-            for word, paths in (("missing", missing), ("unknown", unknown))
-            if paths
-        ]
+    texts = differences(expected, given, what)
+    if texts:
         raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
     for path, type in expected.items():
         if given[path].dtype is not type.dtype:
@@ -623,6 +617,18 @@ def require_types(
             )
         if given[path] is not type:
             raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")
+
+
+def differences(expected: Iterable[str], given: Iterable[str], what: str) -> list[str]:
+    """What to say of the paths that are missing among the given ones, and of unknown ones."""
+    left, right = dict.fromkeys(expected), dict.fromkeys(given)
+    missing = [path for path in left if path not in right]
+    unknown = [path for path in right if path not in left]
+    return [
+        f"{word} {what}{'s' * (len(paths) > 1)} {', '.join([repr(path) for path in paths])}"
+        for word, paths in (("missing", missing), ("unknown", unknown))
+        if paths
+    ]
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
@@ -639,7 +645,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     copied = {path: array_for(path, array, what) for path, array in arrays.items()}
     for path, array in copied.items():
         if path in tensors:
-            copied[path] = _exactly(array, tensors[path].dtype)
+            copied[path] = exactly(array, tensors[path].dtype)
     types = {path: TensorType.of(array) for path, array in copied.items()}
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
@@ -659,7 +665,7 @@ def array_for(path: str, array: Any, what: str) -> Array:
         raise DTypeError(f"{what} {path!r}: {error.reason}") from None
 
 
-def _exactly(array: Array, dtype: DType) -> Array:
+def exactly(array: Array, dtype: DType) -> Array:
     """A half as f32, or f32 as a half that has the same values; any other array as it is."""
     own = DType.of(array.dtype)
     if not (own.is_half and dtype is f32) and not (own is f32 and dtype.is_half):

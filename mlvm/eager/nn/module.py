@@ -14,18 +14,16 @@ from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
-    MARKS,
     Buffer,
     Copies,
-    Leaves,
     Node,
     Tree,
     Where,
     assign_buffers_too,
+    buffer_of,
     children,
     containers,
     fields,
-    flatten,
     freeze,
     holds_tensors,
     load,
@@ -33,7 +31,6 @@ from mlvm.eager.tree import (
     named_leaves,
     substitute,
 )
-from mlvm.eager.tree import buffer_of
 from mlvm.eager.tree import named_tensors as _named_tensors
 
 T = TypeVar("T")
@@ -105,8 +102,8 @@ class Module(Node):
         return self
 
     def unfreeze(self, where: Where | None = None) -> Self:
-        """Make parameters of what `freeze` has made buffers; return self. `where` as there. What was
-        assigned as an `nn.buffer` stays one.
+        """Make parameters of what `freeze` has made buffers, by the same `where`; return self. What
+        was assigned as an `nn.buffer` stays one.
 
             >>> model = ml.nn.Linear(2, 3).freeze()
             >>> list(model.unfreeze("bias").named_parameters())

@@ -69,7 +69,7 @@ def test_a_model_is_frozen_by_path(where: Any, left: list[str]) -> None:
     assert list(model.state()) == state
     assert list(model.named_buffers()) == [path for path in state if path not in left]
     if left:
-        value, grads = ml.value_and_grad(loss)(model)
+        _value, grads = ml.value_and_grad(loss)(model)
         assert list(dict.fromkeys(paths(grads))) == [*left, *["tied"] * (ALL[2] in left)]
         ml.optim.SGD(model, 0.1).update(grads)
         for path, x in model.state().items():
@@ -154,7 +154,7 @@ def test_weights_in_parts_may_be_frozen() -> None:
         optimizer = ml.optim.SGD(model, 0.1)
 
         def step(x: ml.Tensor) -> dict[str, Any]:
-            value, grads = ml.parallel.value_and_grad(loss)(model, x)
+            _value, grads = ml.parallel.value_and_grad(loss)(model, x)
             optimizer.update(grads)
             return {path: x.numpy() for path, x in model.state().items()}
 
@@ -185,7 +185,8 @@ def test_a_module_in_a_list_may_be_a_buffer() -> None:
     assert nn.buffer(model.blocks[0]) is model.blocks[0]
     assert list(ml.grad(loss)(model)["blocks_0"]) == []
     model.eval().train()
-    assert not model.blocks[0].training and model.blocks[1].training
+    assert not model.blocks[0].training
+    assert model.blocks[1].training
     assert list(model.unfreeze().named_parameters()) == ALL[2:]
     twin = copy.deepcopy(model)
     assert list(twin.named_parameters()) == ALL[2:]
@@ -297,7 +298,7 @@ def test_gradients_averaged_by_members_may_be_of_some() -> None:
     mean = ml.parallel.value_and_grad(lambda p: ml.sum(p["a"] * p["b"]), where="a")
 
     def member(rank: int, vm: object) -> Any:
-        value, grads = mean({"a": ml.ones(2), "b": ml.ones(2) * rank})
+        _value, grads = mean({"a": ml.ones(2), "b": ml.ones(2) * rank})
         return {name: g.tolist() for name, g in grads.items()}
 
     with ml.parallel.Group(2) as group:
@@ -310,10 +311,13 @@ def test_gradients_averaged_by_members_may_be_of_some() -> None:
 def test_a_sequential_is_a_sequence_of_its_layers() -> None:
     first, last = nn.Linear(3, 4), nn.Linear(4, 2)
     model = nn.Sequential(first, ml.gelu, last)
-    assert len(model) == 3 and list(model) == [first, ml.gelu, last]
-    assert model[0] is first and model[-1] is last
+    assert len(model) == 3
+    assert list(model) == [first, ml.gelu, last]
+    assert model[0] is first
+    assert model[-1] is last
     assert list(model[1:].named_parameters()) == ["layers_1/kernel", "layers_1/bias"]
-    assert model[:2].layers == (first, ml.gelu) and len(model) == 3
+    assert model[:2].layers == (first, ml.gelu)
+    assert len(model) == 3
     model[1] = ml.relu
     x = ml.random.normal((5, 3))
     np.testing.assert_array_equal(model(x).numpy(), last(ml.relu(first(x))).numpy())
@@ -323,7 +327,8 @@ def test_a_sequential_is_a_sequence_of_its_layers() -> None:
     refuses(IndexRefused, "there is no layer 3 among 3", untyped.__getitem__, 3)
     refuses(IndexRefused, "there is no layer 'a' among 3", untyped.__setitem__, "a", ml.relu)
     refuses(AttributeRefused, "layer 1 must be callable", untyped.__setitem__, 1, 3)
-    assert nn.Sequential()[:] is not None and not nn.Sequential()
+    assert nn.Sequential()[:] is not None
+    assert not nn.Sequential()
 
 
 class Lora(nn.Module):
