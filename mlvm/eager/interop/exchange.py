@@ -34,8 +34,9 @@ from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import is_tracked
 from mlvm.eager.tensor.context import arena_on
+from mlvm.eager.tensor.pickling import public_name
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import Tensor
 
 _CPU: Final = (1, 0)  # kDLCPU
 
@@ -198,7 +199,7 @@ def _copy(x: Tensor, memo: object = None, /) -> Tensor:
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
     """A pickle has the values; they load into the arena that is current then."""
-    return from_array, (values_of(x),)
+    return public_name(asarray), (values_of(x),)
 
 
 _OURS: Final = {

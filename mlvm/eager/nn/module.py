@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
+from typing import Any, ClassVar, Final, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
+from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
@@ -194,11 +195,10 @@ class Module(Node):
         vars(copied).update(copy.deepcopy(vars(self), memo))
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a Module cannot be pickled; keep its state() as numpy arrays, "
-            "and load_state(arrays) into a new one"
-        )
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has the values of parameters and buffers; they load into the arena that is
+        current then."""
+        return reduced(self)
 
     def __repr__(self) -> str:
         return "\n".join(_describe(self, ()))

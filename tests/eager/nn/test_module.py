@@ -365,8 +365,25 @@ def test_a_deep_copy_has_parameters_of_its_own() -> None:
     assert model.stem.kernel.numpy().any()
 
 
-def test_pickling_names_what_to_do_instead() -> None:
-    refuses(TypeError, r"a Module cannot be pickled; .* load_state", pickle.dumps, nn.Linear(1, 1))
+def test_a_pickle_has_parameters_buffers_and_what_is_shared() -> None:
+    model = Model()
+    vars(model).update(tied=model.stem, width=3)
+    model.mean = nn.buffer(from_array(np.arange(3.0)))  # type: ignore[attr-defined]
+    model.Block[0].freeze("norm")
+    model.eval()
+    twin = pickle.loads(pickle.dumps(model))
+    assert isinstance(twin, Model)
+    assert repr(twin) == repr(model)
+    assert twin.stem is vars(twin)["tied"]
+    assert twin.Block[1].activation is op.relu
+    assert not twin.Block[0].training
+    assert list(twin.named_parameters()) == list(model.named_parameters())
+    for path, x in model.state().items():
+        np.testing.assert_array_equal(twin.state()[path].numpy(), x.numpy())
+    twin.stem.kernel *= 0
+    assert model.stem.kernel.numpy().any()
+    with Arena(ml.VM(), "elsewhere") as arena:
+        assert pickle.loads(pickle.dumps(model)).stem.kernel.arena is arena
 
 
 def test_a_module_without_call() -> None:
