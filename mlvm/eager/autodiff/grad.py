@@ -166,14 +166,6 @@ def value_and_grad(
     has_aux: Literal[True],
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
-@overload
-def value_and_grad(
-    fn: Callable[P, Any],
-    argnums: int | tuple[int, ...] = 0,
-    *,
-    has_aux: bool,
-    where: Where | None = None,
-) -> Callable[P, tuple[Any, Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
@@ -276,14 +268,6 @@ def grad(
     has_aux: Literal[True],
     where: Where | None = None,
 ) -> Callable[P, tuple[Any, A]]: ...
-@overload
-def grad(
-    fn: Callable[P, Any],
-    argnums: int | tuple[int, ...] = 0,
-    *,
-    has_aux: bool,
-    where: Where | None = None,
-) -> Callable[P, Any]: ...
 def grad(
     fn: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,

@@ -47,14 +47,6 @@ def value_and_grad(
     has_aux: Literal[True],
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
-@overload
-def value_and_grad(
-    fn: Callable[P, Any],
-    argnums: int | tuple[int, ...] = 0,
-    *,
-    has_aux: bool,
-    where: Where | None = None,
-) -> Callable[P, tuple[Any, Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any],
     argnums: int | tuple[int, ...] = 0,
