@@ -830,4 +830,5 @@ def _name_line(planned: Planned, error: Exception) -> None:
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
     line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None
     if line is not None:
-        error.add_note(f"recorded at {line}")
+        layer = getattr(line, "layer", None)  # that of a saved step has none
+        error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))

@@ -283,6 +283,7 @@ def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.local(reason="the members are here")
 @pytest.mark.parametrize("shard", ["optimizer", "all"])
 def test_weights_in_parts_are_saved_whole(tmp_path: Path, shard: Any) -> None:
     def make(vm: object) -> Any:

@@ -148,6 +148,7 @@ def test_an_optimizer_from_before_says_that_a_parameter_is_frozen() -> None:
         optimizer.update(ml.grad(loss)(model))
 
 
+@pytest.mark.local(reason="the members are here")
 def test_weights_in_parts_may_be_frozen() -> None:
     def make(vm: object) -> Any:
         model = Net().freeze("blocks_0").freeze("offsets_0")
@@ -294,6 +295,7 @@ def test_two_optimizers_share_a_gradient() -> None:
     )
 
 
+@pytest.mark.local(reason="the members are here")
 def test_gradients_averaged_by_members_may_be_of_some() -> None:
     mean = ml.parallel.value_and_grad(lambda p: ml.sum(p["a"] * p["b"]), where="a")
 
