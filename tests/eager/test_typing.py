@@ -66,11 +66,12 @@ ml.save("training", training, where="model")
 training["step"] = ml.load("training", into=training)["step"] + 1
 layers = nn.Sequential(nn.Linear(2, 3), ml.gelu)
 layers[1] = ml.relu
+x = ml.ones(1)
 
 reveal_type(ml.value_and_grad(square)(ml.ones(3)))  # tuple[Tensor, Any]
 reveal_type(ml.value_and_grad(lambda x: ml.sum(x * x))(ml.ones(3)))  # tuple[Tensor, Any]
 reveal_type(ml.grad(loss_of))  # def (model: Mlp, x: Tensor, y: Tensor) -> Any
-reveal_type(ml.grad(with_logits, has_aux=True))  # def (model: Mlp, x: Tensor, y: Tensor) -> tuple[Any, list[Tensor]]
+reveal_type(ml.grad(with_logits, has_aux=True)(model, x, x))  # tuple[Any, list[Tensor]]
 reveal_type(step(ml.ones((1, 2)), ml.asarray([1])))  # Tensor
 reveal_type(ml.load("x", into=model))  # Mlp
 reveal_type(ml.load("x"))  # Loaded

@@ -39,7 +39,8 @@ def _owner_of(frame: FrameType) -> Any:
         return None
     variables = frame.f_locals
     owner = variables.get("self")
-    if type(variables) is dict:
+    traced = frame.f_trace is not None or sys.gettrace() is not None
+    if type(variables) is dict and not traced:
         variables.clear()  # a copy, until Python 3.12, which would keep all variables alive
     return owner
 
@@ -58,11 +59,14 @@ def _path_to(outer: Module, inner: Module) -> str | None:
             here = f"{path}/{name}" if path else str(name)
             if child is inner:
                 return here
-            if isinstance(child, (dict, list, tuple, Node)) and id(child) not in seen:
-                if holds_tensors(child):
-                    seen.add(id(child))
-                    left.append((here, child))
+            if id(child) not in seen and _may_hold_layers(child):
+                seen.add(id(child))
+                left.append((here, child))
     return None
+
+
+def _may_hold_layers(part: object) -> bool:
+    return isinstance(part, (dict, list, tuple, Node)) and holds_tensors(part)
 
 
 errors.layer_here = layer_here
