@@ -51,10 +51,9 @@ Each also derives from the built-in exception that is named in brackets.
 
 from __future__ import annotations
 
-import os
 import queue
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
@@ -73,7 +72,6 @@ class MlvmError(Exception):
 
     An error of a program says where it happened: the name of the `function`, the `pc` of the
     instruction, and the `step` of the linked code. A step may stand for several instructions.
-    Inside a model a note has the path of the layer: "in blocks_3/mlp, layers.py:41".
 
         >>> try: ml.ones(2) + ml.ones(3)
         ... except ml.errors.MlvmError as error: print(error)
@@ -83,12 +81,6 @@ class MlvmError(Exception):
     function: str | None = None
     pc: int | None = None
     step: int | None = None
-
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        layer = layer_here()
-        if layer is not None:
-            self.add_note(f"in {layer}, {os.path.basename(user_line() or '')}")
 
 
 class OpError(MlvmError):
@@ -581,29 +573,10 @@ def line_of(place: Place) -> str:
     return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
 
 
-def _no_layer() -> None:
-    return None
-
-
-layer_here: Callable[[], str | None] = _no_layer
-"""The path of the layer of a model whose call led here, if one did. `mlvm.eager.nn` puts its own
-function here."""
-
-
-class Line(str):
-    """`file:line`, and the path of the `layer` whose call led there."""
-
-    layer: str | None
-
-
-def user_line() -> Line | None:
+def user_line() -> str | None:
     """The innermost line of Python outside of mlvm that led here, as `file:line`."""
     place = user_place()
-    if place is None:
-        return None
-    line = Line(line_of(place))
-    line.layer = layer_here()
-    return line
+    return line_of(place) if place is not None else None
 
 
 def locate(

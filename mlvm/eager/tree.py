@@ -344,6 +344,28 @@ def partners(
     return found
 
 
+def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
+    """Each Module of a tree once, those in buffers too, in order, with the first of its paths."""
+    left, seen = [("", tree)], set[int]()
+    while left:
+        path, part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Node):
+            yield path, part
+            named: Any = fields(part, buffers=True)
+        else:
+            named = part.items() if isinstance(part, dict) else enumerate(part)
+        left += reversed(
+            [
+                (_join(path, str(name)), child)
+                for name, child in named
+                if isinstance(child, _CONTAINERS) and holds_tensors(child)
+            ]
+        )
+
+
 def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
     """The dicts, lists, tuples and Modules that a tree is made of, each once."""
     found: dict[int, Any] = {}

@@ -24,7 +24,7 @@ from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tree import Node, Where, fields, fits, flatten, require_live
+from mlvm.eager.tree import Node, Where, fields, fits, flatten, named_nodes, require_live
 
 T = TypeVar("T")
 File: TypeAlias = str | os.PathLike[str]
@@ -223,20 +223,15 @@ def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
 
 def _arrays_in(objects: Mapping[str, Any]) -> Iterator[str]:
     """The paths of numpy's arrays in Modules, which are no part of their state."""
-    seen: set[int] = set()
-    left: list[tuple[str, Any]] = [x for x in objects.items() if isinstance(x[1], Node)]
-    while left:
-        path, part = left.pop()
-        if isinstance(part, np.ndarray):
-            yield path
-        elif id(part) not in seen:
-            seen.add(id(part))
-            held = dict(fields(part, buffers=True))
-            left += reversed(flatten(held, path, ends=_at_arrays_and_modules)[0])
+    for root, model in objects.items():
+        for path, node in named_nodes(model) if isinstance(model, Node) else ():
+            held = dict(fields(node, buffers=True))
+            within = "/".join(filter(None, (root, path)))
+            yield from (place for place, _ in flatten(held, within, ends=_at_arrays)[0])
 
 
-def _at_arrays_and_modules(part: Any) -> bool | None:
-    if isinstance(part, (np.ndarray, Node)):
+def _at_arrays(part: Any) -> bool | None:
+    if isinstance(part, np.ndarray):
         return True
     return None if isinstance(part, (dict, list, tuple)) else False
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections import deque
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
 from types import FrameType
 from typing import Any
 
-from mlvm.core import errors
+from mlvm.core.errors import MlvmError, user_line
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tree import Node, fields, holds_tensors
+from mlvm.eager.recording import lines
+from mlvm.eager.tree import named_nodes
 
 
 def layer_here() -> str | None:
@@ -27,7 +28,7 @@ def layer_here() -> str | None:
         frame = frame.f_back
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):
-        path = _path_to(outer, inner)
+        path = next((path for path, part in named_nodes(outer) if part is inner), None)
         names = [type(inner).__name__] if path is None else [*names, path]
     return "/".join(names) or None
 
@@ -45,28 +46,13 @@ def _owner_of(frame: FrameType) -> Any:
     return owner
 
 
-def _path_to(outer: Module, inner: Module) -> str | None:
-    """The shortest path from a Module to a part of it; None if it is no part."""
-    left: deque[tuple[str, Any]] = deque([("", outer)])
-    seen = {id(outer)}
-    while left:
-        path, part = left.popleft()
-        if isinstance(part, Node):
-            named: Any = fields(part, buffers=True)
-        else:
-            named = part.items() if isinstance(part, dict) else enumerate(part)
-        for name, child in named:
-            here = f"{path}/{name}" if path else str(name)
-            if child is inner:
-                return here
-            if id(child) not in seen and _may_hold_layers(child):
-                seen.add(id(child))
-                left.append((here, child))
-    return None
+def _with_layer(error: MlvmError, *args: object) -> None:
+    """The constructor of errors: one from inside a model has a note with the path of the layer."""
+    super(MlvmError, error).__init__(*args)
+    layer = layer_here()
+    if layer is not None:
+        error.add_note(f"in {layer}, {os.path.basename(user_line() or '')}")
 
 
-def _may_hold_layers(part: object) -> bool:
-    return isinstance(part, (dict, list, tuple, Node)) and holds_tensors(part)
-
-
-errors.layer_here = layer_here
+lines.layer_here = layer_here
+MlvmError.__init__ = _with_layer  # type: ignore[method-assign,assignment]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Final, Self, TypeVar, cast
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
@@ -33,6 +34,7 @@ from mlvm.eager.tree import (
     substitute,
 )
 from mlvm.eager.tree import named_tensors as _named_tensors
+from mlvm.show import html
 
 T = TypeVar("T")
 
@@ -200,8 +202,26 @@ class Module(Node):
         current then."""
         return reduced(self)
 
+    summary: ClassVar[Callable[..., Any]]
+    """A table of the layers: `summary.py` adds it."""
+
     def __repr__(self) -> str:
-        return "\n".join(_describe(self, ()))
+        return "\n".join(_describe(self, (), counted=True))
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the same, which folds."""
+        return html.folded(repr(self).splitlines())
+
+    if not TYPE_CHECKING:  # else a type checker would allow it
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(f"{_a(self)} is not indexed; {_PARTS}")
+
+        def __len__(self) -> NoReturn:
+            raise TypeError(f"{_a(self)} has no len(); {_PARTS}")
+
+        def __bool__(self) -> bool:
+            return type(self).__len__ is Module.__len__ or len(self) > 0
 
 
 def buffer(x: T) -> T:
@@ -239,8 +259,16 @@ def buffer(x: T) -> T:
     return cast(T, Buffer(held))  # to a type checker it is what the field will have
 
 
-def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
-    """A line for a part of a Module, and an indented one for each part of it."""
+_PARTS: Final = "its layers are its fields, and an nn.Sequential or a list is indexed"
+
+
+def _a(module: Module) -> str:
+    return f"a Module such as this {type(module).__name__}"
+
+
+def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
+    """A line for a part of a Module, and an indented one for each part of it. The parameters are
+    `counted`, but for a buffer, which has none."""
     if isinstance(part, Tensor):
         yield repr(part.type)
         return
@@ -248,15 +276,34 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
         yield f"{type(part).__name__}(...)"
         return
     named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
-    buffers = named.keys() - dict(fields(part)).keys() if isinstance(part, Node) else ()
+    kinds = dict.fromkeys(named, "")
+    if isinstance(part, Node) and part._buffer_of is None:
+        trained, kept = dict(fields(part)), dict(fields(part, frozen=True))
+        kinds = {
+            name: "" if name in trained else "frozen " if name in kept else "buffer "
+            for name in named
+        }
     plain = [
         f"{name}={getattr(value, '__name__', None) or repr(value)}"
         for name, value in named.items()
         if not holds_tensors(value) and name != _TRAINING
     ]
-    yield type(part).__name__ + (f"({', '.join(plain)})" if plain else "")
+    count = 0
+    if counted and isinstance(part, Module):
+        with suppress(DTypeError):  # a Module that contains itself
+            count = part.num_parameters()
+    yield "".join(
+        [
+            type(part).__name__,
+            f"({', '.join(plain)})" if plain else "",
+            f", {count:,} parameter{'s' * (count != 1)}" if count else "",
+        ]
+    )
     for name, value in named.items():
         if holds_tensors(value):
-            head, *rest = _describe(value, (*above, part))
-            yield f"  {name}: {'buffer ' if name in buffers else ''}{head}"
+            if isinstance(value, Node) and value._buffer_of is not None:
+                kinds[name] = "buffer "
+            inside = counted and not kinds[name]
+            head, *rest = _describe(value, (*above, part), counted=inside)
+            yield f"  {name}: {kinds[name]}{head}"
             yield from (f"  {line}" for line in rest)
