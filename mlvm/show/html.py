@@ -21,7 +21,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, right: int) -> 
 def _row(kind: str, cells: Sequence[str], right: int) -> str:
     styles = ["right" if i < right else "left" for i in range(len(cells))]
     parts = [
-        f'<{kind} style="text-align:{style};white-space:pre">{escape(cell)}</{kind}>'
+        f'<{kind} style="text-align:{style};white-space:pre;padding:0 .5em">{escape(cell)}</{kind}>'
         for cell, style in zip(cells, styles, strict=True)
     ]
     return f"<tr>{''.join(parts)}</tr>"
@@ -54,4 +54,6 @@ def _depth(line: str) -> int:
 def picture(svg: str, about: str) -> str:
     """An SVG picture as an image: its style sheet is for itself alone."""
     data = b64encode(svg.encode()).decode()
-    return f'<img alt="{escape(about)}" src="data:image/svg+xml;base64,{data}">'
+    return (
+        f'<img style="max-width:100%" alt="{escape(about)}" src="data:image/svg+xml;base64,{data}">'
+    )

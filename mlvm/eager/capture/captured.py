@@ -50,6 +50,7 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
+from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
@@ -377,6 +378,16 @@ class Captured(Generic[P, R]):
         Raises `CaptureError` before the first call, and `OSError`."""
         title = f"Memory of {getattr(self.fn, '__name__', 'a captured function')}"
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the plan of the last call's program, and its picture."""
+        known = self._last
+        if known is None:
+            return html.block(repr(self))
+        text = f"{self!r}: {known.planned.plan}"
+        return html.picture(timeline(known.planned.recording(), title=repr(self)), text) + (
+            html.block(text)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which

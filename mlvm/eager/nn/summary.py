@@ -45,10 +45,13 @@ class Summary:
         self.needed = needed
 
     def _cells(self) -> list[tuple[str, ...]]:
-        cells = []
+        cells, above = [], list[str]()
         for row in self.rows:
-            depth, name = row.path.count("/") + bool(row.path), row.path.rpartition("/")[2]
-            label = "  " * depth + (f"{name}: {row.layer}" if name else row.layer)
+            while above and not row.path.startswith(above[-1]):
+                above.pop()
+            name = row.path.removeprefix(above[-1] if above else "")
+            label = "  " * len(above) + (f"{name}: {row.layer}" if name else row.layer)
+            above.append(f"{row.path}/" if row.path else "")
             calls = len(row.outputs)
             types = ", ".join(map(str, row.outputs[-1])) if calls else ""
             made = f"{sum(x.nbytes for types in row.outputs for x in types):,}" if calls else ""

@@ -327,15 +327,15 @@ def test_load_parameters_is_strict(
 def test_repr_is_the_tree_with_types() -> None:
     model = nn.Sequential(Block(3), op.relu, nn.Sequential())
     assert repr(model).splitlines() == [
-        "Sequential(layers_1=relu)",
-        "  layers_0: Block(activation=relu)",
-        "    norm: LayerNorm(eps=1e-06)",
+        "Sequential(layers_1=relu), 20 parameters",
+        "  layers_0: Block(activation=relu), 20 parameters",
+        "    norm: LayerNorm(eps=1e-06), 6 parameters",
         "      scale: f32[3]",
         "      bias: f32[3]",
-        "    Dense_0: Linear(axis=-1)",
+        "    Dense_0: Linear(axis=-1), 8 parameters",
         "      kernel: f32[3,2]",
         "      bias: f32[2]",
-        "    Dense_1: Linear(axis=-1, bias=None)",
+        "    Dense_1: Linear(axis=-1, bias=None), 6 parameters",
         "      kernel: f32[2,3]",
         "  layers_2: Sequential(layers=())",
     ]
@@ -528,7 +528,7 @@ def test_buffers_are_kept_with_the_model_and_are_no_parameters() -> None:
     assert model.num_parameters() == 5
     assert set(model.parameters()["layers_0"]) == {"scale"}
     assert repr(model).splitlines()[1:5] == [
-        "  layers_0: Centered(replaced=False)",
+        "  layers_0: Centered(replaced=False), 2 parameters",
         "    scale: f64[2]",
         "    mean: buffer f64[2]",
         "    calls: buffer i64[]",
