@@ -188,8 +188,8 @@ def state() -> Array:
 
 @public
 def set_state(state: Array | Tensor) -> None:
-    """Continue the current VM's global keys from what `state` returned earlier, or from a tensor of
-    that, as `ml.load` gives it.
+    """Continue the current VM's global keys from what `state` returned earlier: a numpy array,
+    u64[2], or the tensor that `ml.load` makes of it.
 
     Raises `ShapeError` for anything else than a u64 array of 2 elements.
 
