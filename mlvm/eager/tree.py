@@ -385,7 +385,7 @@ Where: TypeAlias = str | Callable[[str, Tensor], bool]
 too, or a function of path and tensor. A pattern that fits the path of a part is for all in it."""
 
 
-def fits(where: object, path: str, x: Tensor) -> bool:
+def fits(where: object, path: str, x: Any) -> bool:
     """Whether `where` is for the tensor of that path. Raises `AttributeRefused` for what is no
     `Where`."""
     if callable(where):

@@ -45,7 +45,8 @@ class Summary:
         self.needed = needed
 
     def _cells(self) -> list[tuple[str, ...]]:
-        cells, above = [], list[str]()
+        cells: list[tuple[str, ...]] = []
+        above: list[str] = []
         for row in self.rows:
             while above and not row.path.startswith(above[-1]):
                 above.pop()

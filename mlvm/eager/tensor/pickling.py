@@ -52,4 +52,5 @@ def with_public_names(fields: Any) -> Any:
 
 def reduced(x: Any) -> tuple[Any, ...]:
     """What `__reduce__` returns for an object with fields and nothing else."""
-    return object.__new__, (public_name(type(x)),), with_public_names(x.__getstate__())
+    kind: Any = type(x)
+    return object.__new__, (public_name(kind),), with_public_names(x.__getstate__())

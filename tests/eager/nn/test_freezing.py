@@ -12,6 +12,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, IndexRefused
 from mlvm.eager import nn
+from mlvm.eager.tree import named_leaves
 from tests.brief import cases, refuses
 
 
@@ -44,7 +45,7 @@ def loss(model: Any, x: ml.Tensor = X) -> ml.Tensor:
 
 
 def paths(grads: Any) -> list[str]:
-    return [path for path, _ in ml.tree.__wrapped__.named_leaves(grads)]
+    return [path for path, _ in named_leaves(grads)]
 
 
 # --- freeze and unfreeze -------------------------------------------------------------
@@ -104,7 +105,7 @@ def test_a_frozen_tensor_that_is_assigned_stays_frozen_until_the_field_is_delete
 
 def test_freezing_leaves_the_mode_alone_and_a_buffer_a_buffer() -> None:
     model = nn.Sequential(nn.BatchNorm(2), nn.Dropout(0.5)).freeze()
-    assert all(part.training for part in (model, *model))  # type: ignore[attr-defined]
+    assert all(part.training for part in (model, *model))
     assert list(model.unfreeze().named_parameters()) == ["layers_0/scale", "layers_0/bias"]
 
 
@@ -165,7 +166,7 @@ def test_weights_in_parts_may_be_frozen() -> None:
     for shard in ("optimizer", "all"):
         with ml.parallel.Group(2) as group:
             both = ml.asarray(np.concatenate([X.numpy()] * 2))
-            found = ml.parallel.data_parallel(make, group, shard=shard)(both)  # type: ignore[arg-type]
+            found = ml.parallel.data_parallel(make, group, shard=shard)(both)
         for path, x in alone.items():
             np.testing.assert_allclose(found[path], x, rtol=1e-12)
 
@@ -233,11 +234,11 @@ def test_a_tensor_in_a_list_is_no_buffer() -> None:
 @cases("where", "blocks_1", "*bias", lambda path, x: x.ndim == 2)
 def test_a_gradient_of_some_is_that_part_of_the_whole_one(where: Any) -> None:
     model = Net()
-    whole = dict(ml.tree.__wrapped__.named_leaves(ml.grad(loss)(model)))
+    whole = dict(named_leaves(ml.grad(loss)(model)))
     value, some = ml.value_and_grad(loss, where=where)(model)
     assert 0 < len(paths(some)) < len(whole)
     assert float(value) == float(loss(model))
-    for path, g in ml.tree.__wrapped__.named_leaves(some):
+    for path, g in named_leaves(some):
         np.testing.assert_array_equal(g.numpy(), whole[path].numpy())
     captured = ml.capture(lambda: ml.grad(loss, where=where)(model))()
     assert paths(captured) == paths(some)
@@ -363,7 +364,8 @@ def test_a_projection_of_attention_may_be_another_module(rotary_base: float | No
     def loss(layer: nn.MultiHeadAttention) -> ml.Tensor:
         return ml.sum(ml.square(layer(x, causal=True)))
 
-    layer.query.up.kernel += 0.1
+    adapted: Any = layer.query
+    adapted.up.kernel += 0.1
     ml.testing.check_gradients(loss, layer)
     refuses(ml.errors.ShapeError, r"x must be \[batch, time, 8\]", layer, ml.ones((2, 5, 6)))
 

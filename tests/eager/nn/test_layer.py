@@ -59,7 +59,7 @@ class Tree(nn.Module):
         net = Net()
         self.words, self.blocks, self.teacher = net.words, net.blocks, nn.buffer(net.teacher)
 
-    __call__ = Net.__call__
+    __call__: Any = Net.__call__
 
 
 def line_in(function: Any, text: str) -> str:
