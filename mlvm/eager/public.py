@@ -115,6 +115,7 @@ __all__ = sorted({*PLACES, *SHOWN})
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
     (Arena, "report", "mlvm.show.report"),
+    (Arena, "_repr_html_", "mlvm.show.picture"),
     (VM, "trace", "mlvm.show.trace"),
     (VM, "on_device", "mlvm.machines.gpu"),
 ]

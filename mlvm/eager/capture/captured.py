@@ -52,6 +52,7 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
+from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
@@ -396,6 +397,16 @@ class Captured(Generic[P, R]):
         Raises `CaptureError` before the first call, and `OSError`."""
         title = f"Memory of {getattr(self.fn, '__name__', 'a captured function')}"
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the plan of the last call's program, and its picture."""
+        known = self._last
+        if known is None:
+            return html.block(repr(self))
+        text = f"{self!r}: {known.planned.plan}"
+        return html.picture(timeline(known.planned.recording(), title=repr(self)), text) + (
+            html.block(text)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
@@ -849,4 +860,5 @@ def _name_line(planned: Planned, error: Exception) -> None:
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
     line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None
     if line is not None:
-        error.add_note(f"recorded at {line}")
+        layer = getattr(line, "layer", None)  # that of a saved step has none
+        error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))

@@ -33,7 +33,9 @@ _GATES: Final = (
     "see model.named_parameters(): input_kernel, hidden_kernel and bias of each cell, kernels "
     "being the transpose of PyTorch's"
 )
-_AFFINE: Final = "scale and bias begin at 1 and 0, and ml.nn.buffer(layer) keeps them there"
+_FIELDS: Final = "the parts of a model are its fields"
+_HOOKS: Final = "put a Module of your own in the place of the layer, which calls it"
+_AFFINE: Final = "scale and bias begin at 1 and 0, and layer.freeze() keeps them there"
 
 METHODS: Final = {
     "add_": "use x += y",
@@ -102,29 +104,54 @@ METHODS: Final = {
 
 OF_MODULES: Final = {
     "add_module": "assign it to a field, or put it in a list or dict that is one",
-    "apply": "see model.named_parameters() and load_parameters",
+    "append": "make an nn.Sequential of all its layers, or keep them in a list that is a field",
+    "apply": "see model.named_parameters() and load_parameters; a call is model(x)",
     "bfloat16": _WIDE.format("ml.bfloat16"),
     "bias_hh_l0": _GATES,
     "bias_ih_l0": _GATES,
-    "children": "the parts of a model are its fields",
+    "buffers": "use model.named_buffers()",
+    "build": "a layer has its parameters as soon as it is made",
+    "children": _FIELDS,
+    "compile": "use ml.capture of the step, with its gradients and update",
+    "count_params": "use model.num_parameters()",
     "cpu": "model.state() has its tensors, and x.numpy() copies one out",
     "cuda": _MODEL_DEVICE,
+    "device": "see x.device of its tensors, in model.state()",
     "double": _WIDE.format("ml.float64"),
+    "dtype": "see x.dtype of its tensors, in model.state()",
+    "extra_repr": "numbers, texts and functions in fields are printed as they are",
+    "fit": "write the loop: ml.value_and_grad, and optimizer.update(gradients)",
     "flatten_parameters": "the kernels of all gates are one, and lie together",
     "float": _WIDE.format("ml.float32"),
+    "forward": "a call is model(x), and __call__ is what a class of yours defines",
+    "get_parameter": "use model.named_parameters()[path], with / in the path",
+    "get_submodule": _FIELDS,
     "half": _WIDE.format("ml.float16"),
+    "init": "a layer draws its parameters when it is made, with key=",
     "load_state_dict": "use model.load_state(arrays)",
-    "modules": "the parts of a model are its fields",
-    "named_children": "the parts of a model are its fields",
-    "named_modules": "the parts of a model are its fields; model.named_parameters() has the paths",
+    "load_weights": "use ml.load(file, into=model)",
+    "modules": _FIELDS,
+    "named_children": _FIELDS,
+    "named_modules": f"{_FIELDS}; model.summary() lists them",
+    "predict": "a call is model(x), after model.eval()",
+    "register_forward_hook": _HOOKS,
+    "register_full_backward_hook": _HOOKS,
     "register_parameter": "assign a tensor to a field",
-    "requires_grad_": "a gradient is taken of what ml.grad is given; ml.nn.buffer(part) freezes it",
+    "requires_grad": "use model.freeze(), and model.named_parameters() has what is not frozen",
+    "requires_grad_": "use model.freeze(), and model.unfreeze()",
     "register_buffer": "assign ml.nn.buffer(x) to a field",
+    "save": "use ml.save(file, model)",
+    "save_weights": "use ml.save(file, model)",
     "state_dict": "use model.state()",
     "to": f"for a dtype use model.astype(dtype); {_MODEL_DEVICE}",
+    "trainable": "use model.freeze(), and model.unfreeze()",
+    "trainable_variables": "use model.named_parameters()",
+    "trainable_weights": "use model.named_parameters()",
+    "variables": "use model.state()",
     "weight": "see model.named_parameters(): of a Linear it is kernel, the transpose of PyTorch's",
     "weight_hh_l0": _GATES,
     "weight_ih_l0": _GATES,
+    "weights": "use model.state()",
     "zero_grad": "gradients are values, see ml.value_and_grad",
 }
 """What to write for methods and fields of other libraries' models."""
@@ -134,6 +161,7 @@ OF_OPTIMIZERS: Final = {
     "load_state_dict": "use optimizer.load_state(arrays)",
     "lr": "use optimizer.learning_rate, which may be assigned",
     "param_groups": "use optimizer.groups; optimizer.learning_rate may be assigned",
+    "set_state": "use optimizer.load_state(arrays), or ml.load(file, into=optimizer)",
     "state_dict": "use optimizer.state()",
     "step": "use optimizer.update(gradients), with those of ml.value_and_grad",
     "zero_grad": "gradients are values, see ml.value_and_grad",
@@ -176,7 +204,7 @@ KEYWORDS: Final = {
 
 _NO_KEYWORDS: Final = {
     "affine": _AFFINE,
-    "bias": "a layer has one, which begins at 0; ml.nn.buffer(layer.bias) keeps it there",
+    "bias": 'a layer has one, which begins at 0; layer.freeze("bias") keeps it there',
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "dampening": "momentum takes each gradient whole",
     "device": f"it is where the arena is that it is made in: {_NO_DEVICE.partition(': ')[2]}",

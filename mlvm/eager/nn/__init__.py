@@ -10,6 +10,8 @@ Parameters are allocated in the current arena. They are drawn with `key`, a u64[
 beside weights that are halves; beside f32 weights, an x of halves is widened.
 """
 
+from mlvm.eager.nn import layer as _names_the_layer_in_errors  # noqa: F401
+from mlvm.eager.nn import summary as _gives_modules_summary  # noqa: F401
 from mlvm.eager.nn.activation import (
     ELU,
     GELU,

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import f32
+from mlvm.core.types import DType, f32
 from mlvm.eager.functions import attention, creation, elements, random, shapes
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
@@ -17,6 +17,7 @@ from mlvm.eager.nn.parameters import sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.eager.tree import among_others, flatten
 
 Cache: TypeAlias = tuple[Tensor, ...]
 """Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]; with
@@ -34,16 +35,17 @@ class MultiHeadAttention(Module):
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
     `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
-    divide `embed_dim`.
+    divide `embed_dim`. Another Module may stand for each of the four, such as a Linear with an
+    adapter: what it makes of x has `embed_dim` features.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), causal=True).type
         f32[2,5,16]
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
+    query: Linear | Any
+    key: Linear | Any
+    value: Linear | Any
+    out: Linear | Any
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class MultiHeadAttention(Module):
                 f"{name}: heads that are turned have an even number of features, "
                 f"not {width // heads}"
             )
-        self.num_heads, self.head_dim = heads, width // heads
+        self.num_heads, self.head_dim, self.memory_dim = heads, width // heads, memory_width
         self.rotary_base = rotary_base
         self.dropout = Dropout(dropout)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
@@ -139,8 +141,8 @@ class MultiHeadAttention(Module):
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """A cache for sequences of at most `max_length`, with nothing in it."""
         batch, length = sizes("init_cache", batch=batch, max_length=max_length)
-        shape, dtype = (batch, self.num_heads, length, self.head_dim), self.query.kernel.dtype
-        keys, values = (creation.zeros(shape, dtype=dtype) for _ in range(2))
+        shape = (batch, self.num_heads, length, self.head_dim)
+        keys, values = (creation.zeros(shape, dtype=self._dtype) for _ in range(2))
         if self.rotary_base is None:
             return keys, values
         return keys, values, *self._turns(length, self.rotary_base)
@@ -148,7 +150,14 @@ class MultiHeadAttention(Module):
     def _turns(self, length: int, base: float) -> list[Tensor]:
         """Cosines and sines for positions 0 .. length - 1."""
         positions = creation.arange(length)
-        return [*attention.rotary_table(positions, self.head_dim, base, self.query.kernel.dtype)]
+        return [*attention.rotary_table(positions, self.head_dim, base, self._dtype)]
+
+    @property
+    def _dtype(self) -> DType:
+        """That of queries and keys: of the widest weight that makes them."""
+        weights, _ = flatten([self.query, self.key], ends=among_others, buffers=True)
+        floats = [x.dtype for _, x in weights if x.dtype.is_float]
+        return max(floats, key=lambda dtype: dtype.itemsize, default=f32)
 
     def _heads(self, x: Tensor) -> Tensor:
         """f[batch, time, embed_dim] -> f[batch, num_heads, time, head_dim]"""
@@ -157,10 +166,10 @@ class MultiHeadAttention(Module):
 
     def _require(self, x: Tensor, memory: Tensor | None, cache: Any, position: Any) -> None:
         """Raise for operands that do not go together."""
-        name, width = "MultiHeadAttention", self.query.kernel.shape[0]
+        name, width = "MultiHeadAttention", self.num_heads * self.head_dim
         if x.ndim != 3 or x.shape[2] != width:
             raise ShapeError(f"{name}: x must be [batch, time, {width}], given {x.type}")
-        width = self.key.kernel.shape[0]
+        width = self.memory_dim
         source = x if memory is None else memory
         if source.ndim != 3 or source.shape[::2] != (x.shape[0], width):
             raise ShapeError(

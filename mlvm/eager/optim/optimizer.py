@@ -7,7 +7,6 @@ may have are all derived from them. `rules` has the classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from inspect import Parameter, Signature, formatannotation, get_annotations, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
@@ -24,11 +23,20 @@ from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
-from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
+from mlvm.eager.tree import (
+    Tree,
+    Where,
+    fits,
+    load,
+    meant,
+    named_leaves,
+    named_tensors,
+    require_live,
+    require_types,
+)
 
-Groups: TypeAlias = Sequence[tuple[str | Callable[[str, Tensor], bool], Mapping[str, Any]]]
-"""Pairs of which parameters are meant, and the hyperparameters that these have of their own. The
-first is a pattern of paths, in which `*` matches "/" too, or a function of path and parameter."""
+Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
+"""Pairs of which parameters are meant, and the hyperparameters that these have of their own."""
 
 Tensors: TypeAlias = Sequence[Tensor]
 
@@ -122,13 +130,14 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         learning_rate: float | Schedule,
         *,
         groups: Groups = (),
+        where: Where | None = None,
         **given: Any,
     ) -> None:
         for name in given:
             if name not in defaults:
                 text = f"got an unexpected keyword argument {name!r}"
                 raise TypeError(f"{constructor.__qualname__}() {text}")
-        self._begin(params, groups, {"learning_rate": learning_rate, **defaults, **given})
+        self._begin(params, groups, where, {"learning_rate": learning_rate, **defaults, **given})
 
     defaults = {name: getattr(cls, name) for name in fields}
     plain = get_type_hints(cls)
@@ -136,9 +145,9 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         Parameter(name, Parameter.KEYWORD_ONLY, default=x, annotation=formatannotation(plain[name]))
         for name, x in defaults.items()
     ]
-    *first, groups, _ = signature(constructor).parameters.values()
+    *first, groups, where, _ = signature(constructor).parameters.values()
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
-    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups])
+    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups, where])
     return constructor
 
 
@@ -158,7 +167,9 @@ class Optimizer(_OfFields):
 
     `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
     have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
-    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
+    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter,
+    as in `Module.freeze`. With `where`, one of these, the optimizer is for those parameters alone,
+    and the gradients of others are left alone.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
@@ -176,6 +187,7 @@ class Optimizer(_OfFields):
         _tree: Tree = _argument(alias="params", kw_only=False)
         learning_rate: float | Schedule = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
+        _where: Where | None = _argument(alias="where", default=None)
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if cls is Optimizer:
@@ -183,7 +195,9 @@ class Optimizer(_OfFields):
         require_arguments(cls, args, given)
         return super().__new__(cls)
 
-    def _begin(self, params: Tree, groups: Groups, options: dict[str, Any]) -> None:
+    def _begin(
+        self, params: Tree, groups: Groups, where: Where | None, options: dict[str, Any]
+    ) -> None:
         """Check everything, and make the state. `options` are the hyperparameters that count
         wherever a group has none of its own."""
         try:
@@ -193,6 +207,11 @@ class Optimizer(_OfFields):
             raise
         self._options = tuple(options)
         self._tree = params
+        self._elsewhere = frozenset[str]()
+        if where is not None:
+            leaves = named_leaves(params)
+            ids = meant(leaves, where)
+            self._elsewhere = frozenset(path for path, x in leaves if id(x) not in ids)
         self._read_tree()
         for path, x in self._params.items():
             if not x.dtype.is_float:
@@ -225,9 +244,13 @@ class Optimizer(_OfFields):
         return Whole()
 
     def _read_tree(self) -> None:
-        self._leaves = dict(named_leaves(self._tree))
-        self._params = named_tensors(self._tree)
+        self._leaves = self._own(named_leaves(self._tree))
+        self._params = self._own(named_tensors(self._tree).items())
         self._types = {path: x.type for path, x in self._leaves.items()}
+
+    def _own(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Those that this optimizer is for, by path."""
+        return {path: x for path, x in tensors if path not in self._elsewhere}
 
     def _zeros_beside(self, x: Tensor) -> Tensor:
         with x.arena.hosting():
@@ -241,7 +264,7 @@ class Optimizer(_OfFields):
             unknown = [name for name in options if name not in known]
             if unknown:
                 raise _unknown(f"{self._name}: the group {which!r}", unknown[0], known)
-            paths = tuple([path for path, x in rest.items() if _is_in(which, path, x)])
+            paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
                 raise AttributeRefused(
                     f"{self._name}: no parameter is in the group {which!r}; "
@@ -375,7 +398,7 @@ class Optimizer(_OfFields):
                         f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
                         f"hyperparameters took none when the optimizer was made; make another one"
                     )
-        gradients = dict(named_leaves(grads))
+        gradients = self._own(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
@@ -397,9 +420,14 @@ class Optimizer(_OfFields):
 
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
-        current = dict(named_leaves(self._tree))
+        current = self._own(named_leaves(self._tree))
         for path in self._leaves | current:
             if current.get(path) is not self._leaves.get(path):
+                if path not in current and path in dict(named_leaves(self._tree, buffers=True)):
+                    raise DTypeError(
+                        f"{self._name}: parameter {path!r} was frozen after the optimizer was "
+                        f"made; make another one, with where= for a part of the parameters"
+                    )
                 raise DTypeError(
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
@@ -427,17 +455,6 @@ def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
     if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
         return value
     return checked(where, name, value, kind)
-
-
-def _is_in(which: object, path: str, x: Tensor) -> bool:
-    """Whether a group that is for `which` is for this parameter."""
-    if callable(which):
-        return bool(which(path, x))
-    if not isinstance(which, str):
-        raise AttributeRefused(
-            f"a group is for a pattern of paths, or a function of path and parameter, not {which!r}"
-        )
-    return fnmatchcase(path, which)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

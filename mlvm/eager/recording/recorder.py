@@ -17,13 +17,14 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError, user_line
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants

@@ -146,9 +146,10 @@ class Tensor(Methods, Allocation):
     __dlpack__: ClassVar[Callable[..., Any]]
     __dlpack_device__: ClassVar[Callable[[Tensor], tuple[int, int]]]
     __copy__: ClassVar[Callable[[Tensor], Tensor]]
+    _repr_html_: ClassVar[Callable[[Tensor], str]]
     __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
     to_device: ClassVar[Callable[..., Tensor]]
-    """Ways to other libraries, copies and pickles: `mlvm.eager.interop` adds them."""
+    """Ways to other libraries and notebooks, copies and pickles: `mlvm.eager.interop` adds them."""
 
     __pos__: ClassVar[Callable[[Tensor], Tensor]]
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]

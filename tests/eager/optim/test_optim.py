@@ -513,7 +513,8 @@ def test_hyperparameters_that_are_refused(make: Callable[[], object], message: s
 def test_a_constructor_takes_the_fields_of_its_class() -> None:
     assert str(inspect.signature(optim.AdamW)) == (
         "(params: 'Tree', learning_rate: 'float | Schedule', *, betas: 'tuple[float, float]' = "
-        "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, groups: 'Groups' = ())"
+        "(0.9, 0.999), eps: 'float' = 1e-08, weight_decay: 'float' = 0.01, groups: 'Groups' = (), "
+        "where: 'Where | None' = None)"
     )
     make: Any = optim.SGD
     for name, message in [
@@ -768,7 +769,7 @@ def test_a_group_follows_the_optimizer_but_in_what_is_its_own() -> None:
         ([("bias", {"nesterov": 1.0})], "SGD: nesterov must be True or False, given 1.0"),
         (
             [(3, {})],
-            "a group is for a pattern of paths, or a function of path and parameter, not 3",
+            "tensors are named by a pattern of paths, or a function of path and tensor, not 3",
         ),
         ([(lambda path, x: False, {})], "no parameter is in the group <function"),
     ],
