@@ -45,22 +45,33 @@ BASES = {"nn.Module", "optim.Group"}
 ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
 GOOD = """
+ml.adaptive_avg_pool(images, 2)
+ml.adaptive_max_pool(images, 2)
 ml.astype(x, "f32")
+ml.avg_pool1d(sequences, 2)
+ml.avg_pool3d(volumes, 2)
 ml.binary_cross_entropy_with_logits(x, half)
 ml.clip(v, v, v)
 ml.concat([v, v])
 ml.conv1d(sequences, ml.ones((2, 2, 3)))
+ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)))
+ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)))
 ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)))
+ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)))
 ml.cumulative_prod(v)
 ml.dropout(x, 0.5)
 ml.einsum("ij,jk->ik", x, x)
 ml.expand_dims(x, 0)
+ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 3)
 ml.full_like(v, 1.0)
 ml.kl_divergence(x, half)
+ml.max_pool1d(sequences, 2)
+ml.max_pool3d(volumes, 2)
 ml.meshgrid(v, v)
 ml.moveaxis(x, 0, 1)
 ml.one_hot(ints, 3)
 ml.outer(v, v)
+ml.prelu(x, ml.ones(4))
 ml.repeat(v, 2)
 ml.rotary_encoding(x)
 ml.searchsorted(v, v)
@@ -71,6 +82,7 @@ ml.stack([v, v])
 ml.take_along_axis(v, ints)
 ml.tile(v, 2)
 ml.topk(v, 1)
+ml.unfold(images, 2)
 ml.vecdot(v, v)
 ml.linalg.cross(ml.ones(3), ml.ones(3))
 ml.linalg.matrix_power(x, 2)
@@ -87,36 +99,61 @@ first case of an op has. From each are made wrong ones: with another dtype or sh
 and with an axis that there is not."""
 
 LAYERS = """
+ml.nn.AdaptiveAvgPool(2) of images
+ml.nn.AdaptiveMaxPool(2) of images
+ml.nn.AvgPool1d(2) of sequences
 ml.nn.AvgPool2d(2) of images
+ml.nn.AvgPool3d(2) of volumes
 ml.nn.BatchNorm(4) of x
+ml.nn.CELU() of x
 ml.nn.Conv1d(2, 3, 2) of sequences
 ml.nn.Conv2d(2, 3, 2) of images
+ml.nn.Conv3d(2, 3, 2) of volumes
+ml.nn.ConvTranspose1d(2, 3, 2) of sequences
 ml.nn.ConvTranspose2d(2, 3, 2) of images
+ml.nn.ConvTranspose3d(2, 3, 2) of volumes
 ml.nn.Dropout(0.5) of x
 ml.nn.ELU() of x
 ml.nn.Embedding(5, 3) of ints
 ml.nn.GELU() of x
+ml.nn.GLU() of x
 ml.nn.GRU(2, 8) of sequences
 ml.nn.GRUCell(4, 8) of x
 ml.nn.GlobalAvgPool() of images
+ml.nn.GlobalMaxPool() of images
 ml.nn.GroupNorm(1, 2) of images
+ml.nn.Hardshrink() of x
+ml.nn.Hardsigmoid() of x
+ml.nn.Hardswish() of x
+ml.nn.Hardtanh() of x
 ml.nn.LSTM(2, 8) of sequences
 ml.nn.LSTMCell(4, 8) of x
 ml.nn.LayerNorm(4) of x
 ml.nn.LeakyReLU() of x
 ml.nn.Linear(4, 2) of x
+ml.nn.LogSigmoid() of x
+ml.nn.LogSoftmax() of x
+ml.nn.MaxPool1d(2) of sequences
 ml.nn.MaxPool2d(2) of images
+ml.nn.MaxPool3d(2) of volumes
+ml.nn.Mish() of x
 ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.PReLU(4) of x
 ml.nn.RMSNorm(4) of x
 ml.nn.RNN(2, 8) of sequences
 ml.nn.RNNCell(4, 8) of x
 ml.nn.ReLU() of x
+ml.nn.ReLU6() of x
+ml.nn.SELU() of x
 ml.nn.Sequential(ml.tanh) of x
 ml.nn.SiLU() of x
 ml.nn.Sigmoid() of x
 ml.nn.Softmax() of x
 ml.nn.Softplus() of x
+ml.nn.Softshrink() of x
+ml.nn.Softsign() of x
 ml.nn.Tanh() of x
+ml.nn.Tanhshrink() of x
 """
 """A layer of each kind, and what it takes: likewise."""
 
@@ -139,6 +176,8 @@ DTypeError ml.TensorType("f99")
 ShapeError ml.TensorType("f32", (-1,))
 MachineError ml.VM(threads=2, native=False)
 UnknownFunction ml.VM(kernels={"nothing": None})
+AttributeRefused ml.adaptive_avg_pool(images, 0)
+AttributeRefused ml.adaptive_max_pool(images, 0)
 AttributeRefused ml.arange(0, 3, 0)
 AttributeRefused ml.arange(300, dtype="u8")
 DTypeError ml.arange(3, dtype="bool")
@@ -146,7 +185,9 @@ CopyRefused ml.asarray([1.0], copy=False)
 DTypeError ml.asarray("text")
 OperandValueError ml.asarray([300], dtype="u8")
 ShapeError ml.asarray([[1.0], [1.0, 2.0]])
+AttributeRefused ml.avg_pool1d(sequences, 0)
 AttributeRefused ml.avg_pool2d(images, 0)
+AttributeRefused ml.avg_pool3d(volumes, 0)
 AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
 ShapeError ml.broadcast_shapes((2,), (3,))
 AttributeRefused ml.call("doubled", v, how=object())
@@ -166,8 +207,11 @@ AddressError ml.connect("nowhere")
 ConnectionLost ml.connect("unix:nowhere")
 AttributeRefused ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)
 AttributeRefused ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)
+AttributeRefused ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)
+AttributeRefused ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)), stride=0)
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))
+AttributeRefused ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)), stride=0)
 DTypeError ml.cumulative_prod(v, dtype="bool")
 DTypeError ml.cumulative_sum(v, dtype="bool")
 AttributeRefused ml.diff(v, n=-1)
@@ -184,6 +228,7 @@ DTypeError ml.empty_like(v, dtype="f99")
 DTypeError ml.eye(2, dtype="f99")
 ShapeError ml.eye(-2)
 DTypeError ml.finfo(ml.int64)
+AttributeRefused ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)
 DTypeError ml.fori_loop(0.0, 3, lambda i, x: x, v)
 ShapeError ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)
 CopyRefused ml.from_dlpack(np.ones(2), copy=False)
@@ -210,7 +255,9 @@ DTypeError ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))
 PathError ml.load("layer", into=ml.nn.Dropout(0.5))
 ShapeError ml.load("layer", into=ml.nn.Linear(2, 4))
 WeightsError ml.load("damaged")
+AttributeRefused ml.max_pool1d(sequences, 0)
 AttributeRefused ml.max_pool2d(images, 0)
+AttributeRefused ml.max_pool3d(volumes, 0)
 AttributeRefused ml.mean_squared_error(x, half, reduction="most")
 CaptureError ml.measure(lambda x: float(x), ml.TensorType("f32"))
 AttributeRefused ml.meshgrid(v, indexing="yx")
@@ -259,6 +306,7 @@ AttributeRefused ml.take(x, ints)
 AxisRefused ml.tensordot(x, x, axes=((5,), (0,)))
 AttributeRefused ml.tile(v, -1)
 AttributeRefused ml.topk(v, 9)
+AttributeRefused ml.unfold(images, 0)
 MachineError ml.use("cpu")
 DTypeError ml.value_and_grad(ml.sum)(ints)
 GradientError ml.value_and_grad(lambda x: x)(v)
@@ -302,8 +350,19 @@ LinAlgError ml.linalg.svdvals(nans)
 AxisRefused ml.linalg.tensordot(x, x, axes=((5,), (0,)))
 DTypeError ml.linalg.trace(x, dtype="bool")
 AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
+AttributeRefused ml.nn.AdaptiveAvgPool(0)
+AttributeRefused ml.nn.AdaptiveMaxPool(0)
+AttributeRefused ml.nn.AvgPool1d(0)
 AttributeRefused ml.nn.AvgPool2d(0)
+AttributeRefused ml.nn.AvgPool3d(0)
 AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.CELU(0.0)
+AttributeRefused ml.nn.Conv3d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose1d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose3d(2, 3, 0)
+AxisRefused ml.nn.GLU(9)(v)
+AttributeRefused ml.nn.Hardshrink("1")
+AttributeRefused ml.nn.Hardtanh("1")
 AttributeRefused ml.nn.LeakyReLU("1")
 AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
 AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
@@ -320,13 +379,18 @@ AttributeRefused ml.nn.LSTMCell(0, 8)
 AttributeRefused ml.nn.LayerNorm(4, eps=0.0)
 AttributeRefused ml.nn.Linear(0, 2)
 DTypeError ml.nn.Linear(4, 2, dtype=ml.float16)(ml.ones(4))
+AxisRefused ml.nn.LogSoftmax(9)(v)
+AttributeRefused ml.nn.MaxPool1d(0)
 AttributeRefused ml.nn.MaxPool2d(0)
+AttributeRefused ml.nn.MaxPool3d(0)
 AttributeRefused ml.nn.MultiHeadAttention(4, 3)
+AttributeRefused ml.nn.PReLU(0)
 AttributeRefused ml.nn.RMSNorm(4, eps=0.0)
 AttributeRefused ml.nn.RNN(2, 8, num_layers=0)
 AttributeRefused ml.nn.RNNCell(0, 8)
 DTypeError ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))
 AxisRefused ml.nn.Softmax(9)(v)
+AttributeRefused ml.nn.Softshrink("1")
 DTypeError ml.nn.buffer(5)
 AttributeRefused ml.optim.Adam(v, -1.0)
 AttributeRefused ml.optim.AdamW(v, -1.0)
@@ -445,6 +509,7 @@ def named() -> dict[str, Any]:
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
+    volumes = ml.ones((1, 2, 2, 2, 2))
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 

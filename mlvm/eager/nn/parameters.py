@@ -7,10 +7,10 @@ import operator
 from typing import Any, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError
-from mlvm.core.ops.neural import Pair
 from mlvm.core.types import DType
 from mlvm.eager.functions import random
-from mlvm.eager.functions.arguments import pair
+from mlvm.eager.functions.arguments import Ints, each_of
+from mlvm.eager.functions.windows import KINDS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -60,10 +60,10 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
     return tuple(map(_size, sizes.values()))
 
 
-def window_of(layer: str, name: str, value: int | tuple[int, int]) -> Pair:
-    """A pair of ints >= 1; one int stands for both. Raises `AttributeRefused`."""
+def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
+    """An int >= 1 for each axis; one stands for all. Raises `AttributeRefused`."""
     try:
-        return pair(value, name)
+        return each_of(value, axes, name)
     except AttributeRefused as error:
         raise error.at(layer, ()) from None
 
@@ -76,14 +76,12 @@ def _size(value: Any) -> int:
         return 0
 
 
-def checked_padding(
-    layer: str, padding: str | P, explicit: str = "((top, bottom), (left, right))"
-) -> str | P:
+def checked_padding(layer: str, padding: str | P, axes: int) -> str | P:
     """The padding. Raises `AttributeRefused` for an unknown word, and for one number."""
     if isinstance(padding, (int, float)) or (
         isinstance(padding, str) and padding not in ("SAME", "VALID")
     ):
         raise AttributeRefused(
-            f'{layer}: padding must be "SAME", "VALID" or {explicit}, given {padding!r}'
+            f'{layer}: padding must be "SAME", "VALID" or {KINDS[axes][2]}, given {padding!r}'
         )
     return padding
