@@ -61,9 +61,12 @@ ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)))
 ml.cumulative_prod(v)
 ml.dropout(x, 0.5)
 ml.einsum("ij,jk->ik", x, x)
+ml.embedding_bag(x, ints)
 ml.expand_dims(x, 0)
 ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 3)
 ml.full_like(v, 1.0)
+ml.grid_sample(images, ml.ones((1, 2, 2, 2)))
+ml.interpolate(images, 2)
 ml.kl_divergence(x, half)
 ml.max_pool1d(sequences, 2)
 ml.max_pool3d(volumes, 2)
@@ -71,6 +74,8 @@ ml.meshgrid(v, v)
 ml.moveaxis(x, 0, 1)
 ml.one_hot(ints, 3)
 ml.outer(v, v)
+ml.pixel_shuffle(ml.ones((1, 2, 2, 4)), 2)
+ml.pixel_unshuffle(images, 2)
 ml.prelu(x, ml.ones(4))
 ml.repeat(v, 2)
 ml.rotary_encoding(x)
@@ -115,6 +120,8 @@ ml.nn.ConvTranspose3d(2, 3, 2) of volumes
 ml.nn.Dropout(0.5) of x
 ml.nn.ELU() of x
 ml.nn.Embedding(5, 3) of ints
+ml.nn.EmbeddingBag(5, 3) of ints
+ml.nn.Flatten(1) of x
 ml.nn.GELU() of x
 ml.nn.GLU() of x
 ml.nn.GRU(2, 8) of sequences
@@ -126,6 +133,8 @@ ml.nn.Hardshrink() of x
 ml.nn.Hardsigmoid() of x
 ml.nn.Hardswish() of x
 ml.nn.Hardtanh() of x
+ml.nn.Identity() of x
+ml.nn.InstanceNorm(2) of images
 ml.nn.LSTM(2, 8) of sequences
 ml.nn.LSTMCell(4, 8) of x
 ml.nn.LayerNorm(4) of x
@@ -138,6 +147,8 @@ ml.nn.MaxPool2d(2) of images
 ml.nn.MaxPool3d(2) of volumes
 ml.nn.Mish() of x
 ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.PixelShuffle(1) of images
+ml.nn.PixelUnshuffle(2) of images
 ml.nn.PReLU(4) of x
 ml.nn.RMSNorm(4) of x
 ml.nn.RNN(2, 8) of sequences
@@ -154,12 +165,20 @@ ml.nn.Softshrink() of x
 ml.nn.Softsign() of x
 ml.nn.Tanh() of x
 ml.nn.Tanhshrink() of x
+ml.nn.Upsample(2) of images
 """
 """A layer of each kind, and what it takes: likewise."""
 
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
 ArenaError ml.Arena(5, "a")
+PositionRefused ml.embedding_bag(ml.ones((1, 2)), ints)
+AttributeRefused ml.embedding_bag(x, ints, mode="most")
+DTypeError ml.embedding_bag(x, x)
+AttributeRefused ml.grid_sample(images, ml.ones((1, 2, 2, 2)), mode="most")
+AttributeRefused ml.interpolate(images)
+AttributeRefused ml.pixel_shuffle(images, 0)
+AttributeRefused ml.pixel_unshuffle(images, 0)
 ArenaBusy Arena: busy.mark()
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
@@ -171,6 +190,18 @@ OutOfMemory ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)
 ShapeError ml.QueueTensor(vm, ["f32[-2]"], 1)
 ArenaError ml.ScratchPad(vm, -1)
 OutOfMemory ml.ScratchPad(vm, 2**60)
+AttributeRefused ml.nn.Bilinear(0, 2, 3)
+DTypeError ml.nn.Bilinear(4, 4, 2, dtype=ml.float16)(x, x)
+ShapeError ml.nn.Bilinear(4, 4, 3)(v, v)
+AttributeRefused ml.nn.EmbeddingBag(0, 3)
+PositionRefused ml.nn.EmbeddingBag(1, 3)(ints)
+ShapeError ml.nn.EmbeddingBag(5, 3)(ints[0])
+AttributeRefused ml.nn.Flatten(-1)
+AttributeRefused ml.nn.InstanceNorm(0)
+AttributeRefused ml.nn.PixelShuffle(0)
+ShapeError ml.nn.PixelShuffle(2)(images)
+AttributeRefused ml.nn.PixelUnshuffle(0)
+AttributeRefused ml.nn.Upsample()
 StaleTensor Tensor: stale + 1.0
 DTypeError ml.TensorType("f99")
 ShapeError ml.TensorType("f32", (-1,))
@@ -478,6 +509,7 @@ NEVER = {
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
     "Transform": "a protocol",
+    "nn.Identity": "it gives back what it is given",
     "nn.Module": "what is made of it raises, and its methods",
     "nn.Sequential": "its layers raise",
     "nn.Tanh": "every tensor has one",

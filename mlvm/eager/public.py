@@ -98,6 +98,7 @@ from mlvm.eager.functions.elements import (
     take_along_axis,
     where,
 )
+from mlvm.eager.functions.images import grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
 from mlvm.eager.functions.losses import (
     binary_cross_entropy_with_logits,
     huber,
@@ -106,7 +107,7 @@ from mlvm.eager.functions.losses import (
     mean_squared_error,
     softmax_cross_entropy,
 )
-from mlvm.eager.functions.neural import dropout
+from mlvm.eager.functions.neural import dropout, embedding_bag
 from mlvm.eager.functions.pooling import (
     adaptive_avg_pool,
     adaptive_max_pool,
@@ -254,6 +255,7 @@ __all__ = [
     "e",
     "einsum",
     "elu",
+    "embedding_bag",
     "empty",
     "empty_like",
     "errors",
@@ -272,6 +274,7 @@ __all__ = [
     "function",
     "glu",
     "grad",
+    "grid_sample",
     "hard_sigmoid",
     "hard_swish",
     "hard_tanh",
@@ -283,6 +286,7 @@ __all__ = [
     "int16",
     "int32",
     "int64",
+    "interpolate",
     "isdtype",
     "isin",
     "kl_divergence",
@@ -315,6 +319,8 @@ __all__ = [
     "parallel",
     "permute_dims",
     "pi",
+    "pixel_shuffle",
+    "pixel_unshuffle",
     "positive",
     "prelu",
     "program_of",

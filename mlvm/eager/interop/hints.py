@@ -161,6 +161,7 @@ KEYWORDS: Final = {
     "ddof": "correction",
     "dim": "axis",
     "dims": "axis",
+    "downscale_factor": "factor",
     "embedding_dim": "features",
     "keepdim": "keepdims",
     "kernel_size": "window",
@@ -175,7 +176,11 @@ KEYWORDS: Final = {
     "num_parameters": "channels",
     "output_size": "size",
     "p": "rate",
+    "per_sample_weights": "weights",
+    "scale_factor": "scale",
+    "start_dim": "start",
     "unbiased": "correction",
+    "upscale_factor": "factor",
 }
 """The keywords of other libraries, and what they are called here."""
 
@@ -236,6 +241,7 @@ _OTHER_NAMES: Final = {
     "hard_tanh": "hardtanh",
     "int32": "int",
     "int64": "int_ long intp",
+    "interpolate": "upsample resize",
     "less": "lt",
     "less_equal": "le",
     "linalg.cholesky": "cholesky",
@@ -339,6 +345,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "get_default_dtype": _DEFAULT_DTYPE,
         "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
         "half": "see ml.float16",
+        "image": "see ml.interpolate, ml.grid_sample and ml.nn.Upsample",
         "inference_mode": _NO_TAPE,
         "is_complex": 'use ml.isdtype(x.dtype, "complex floating")',
         "is_floating_point": 'use x.dtype.is_float, or ml.isdtype(x.dtype, "real floating")',
@@ -371,6 +378,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
         "BatchNorm1d": "use ml.nn.BatchNorm",
         "BatchNorm2d": "use ml.nn.BatchNorm",
+        "BatchNorm3d": "use ml.nn.BatchNorm",
         **{
             f"Adaptive{kind}Pool{n}d": f"use ml.nn.Adaptive{kind}Pool, of any number of axes"
             for kind in ("Avg", "Max")
@@ -379,9 +387,10 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "CrossEntropyLoss": "use ml.softmax_cross_entropy",
         "Dense": "use ml.nn.Linear",
         "Fold": "use ml.fold",
-        "Flatten": "use lambda x: x.flatten(1)",
-        "Identity": "use lambda x: x",
         "MSELoss": "use ml.mean_squared_error",
+        **dict.fromkeys(
+            ("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), "use ml.nn.InstanceNorm"
+        ),
         "ModuleDict": "a dict of Modules in a field is part of the tree",
         "ModuleList": "a list of Modules in a field is part of the tree",
         "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
@@ -389,6 +398,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "TransformerDecoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerEncoder": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerEncoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
+        "UpsamplingBilinear2d": 'use ml.nn.Upsample(..., mode="bilinear", align_corners=True)',
+        "UpsamplingNearest2d": "use ml.nn.Upsample",
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
         "init": "see ml.random for draws, and load_parameters",
         "relu": "use ml.relu",

@@ -46,9 +46,10 @@ from mlvm.eager.nn.convolution import (
     ConvTranspose3d,
 )
 from mlvm.eager.nn.dropout import Dropout
-from mlvm.eager.nn.linear import Embedding, Linear
+from mlvm.eager.nn.images import PixelShuffle, PixelUnshuffle, Upsample
+from mlvm.eager.nn.linear import Bilinear, Embedding, EmbeddingBag, Linear
 from mlvm.eager.nn.module import Module, buffer
-from mlvm.eager.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
+from mlvm.eager.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
 from mlvm.eager.nn.pooling import (
     AdaptiveAvgPool,
     AdaptiveMaxPool,
@@ -62,7 +63,7 @@ from mlvm.eager.nn.pooling import (
     MaxPool3d,
 )
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from mlvm.eager.nn.sequential import Sequential
+from mlvm.eager.nn.sequential import Flatten, Identity, Sequential
 
 __all__ = [
     "CELU",
@@ -79,6 +80,7 @@ __all__ = [
     "AvgPool2d",
     "AvgPool3d",
     "BatchNorm",
+    "Bilinear",
     "Conv1d",
     "Conv2d",
     "Conv3d",
@@ -87,6 +89,8 @@ __all__ = [
     "ConvTranspose3d",
     "Dropout",
     "Embedding",
+    "EmbeddingBag",
+    "Flatten",
     "GRUCell",
     "GlobalAvgPool",
     "GlobalMaxPool",
@@ -95,6 +99,8 @@ __all__ = [
     "Hardsigmoid",
     "Hardswish",
     "Hardtanh",
+    "Identity",
+    "InstanceNorm",
     "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
@@ -108,6 +114,8 @@ __all__ = [
     "Module",
     "MultiHeadAttention",
     "PReLU",
+    "PixelShuffle",
+    "PixelUnshuffle",
     "RMSNorm",
     "RNNCell",
     "ReLU",
@@ -121,5 +129,6 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Tanhshrink",
+    "Upsample",
     "buffer",
 ]

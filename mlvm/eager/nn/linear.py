@@ -1,10 +1,10 @@
-"""Layers of one product or one lookup: Linear, Embedding."""
+"""Layers of a product or a lookup: Linear, Bilinear, Embedding, EmbeddingBag."""
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import f32
-from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions import contraction, creation, neural, shapes
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
@@ -60,6 +60,51 @@ class Linear(Module):
         return y if bias is None else y + shapes.expand_dims(bias, axis=-1)
 
 
+class Bilinear(Module):
+    """z_k = x kernel_k y + bias_k along the last axes: [..., in_features], [..., other_features] ->
+    [..., out_features]. The kernel is LeCun normal, the bias zero.
+
+    Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
+    `AttributeRefused` for a size below 1.
+
+        >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
+        f32[5,2]
+    """
+
+    kernel: Tensor  # [in_features, other_features, out_features]
+    bias: Tensor | None  # [out_features]
+
+    def __init__(
+        self,
+        in_features: int,
+        other_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        shape = sizes(
+            "Bilinear",
+            in_features=in_features,
+            other_features=other_features,
+            out_features=out_features,
+        )
+        self.kernel = lecun_normal("Bilinear", shape, shape[0] * shape[1], key, dtype)
+        self.bias = creation.zeros(shape[2:], dtype=dtype) if bias else None
+
+    @public
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = (matched("Bilinear", each, self.kernel) for each in (x, y))
+        if (x.shape[-1:], y.shape[-1:]) != (self.kernel.shape[:1], self.kernel.shape[1:2]):
+            raise ShapeError(
+                f"Bilinear: x and y must be [..., {self.kernel.shape[0]}] and "
+                f"[..., {self.kernel.shape[1]}], given {x.type} and {y.type}"
+            )
+        z = contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y)
+        return z if self.bias is None else z + self.bias
+
+
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
     variance 1 / features. As in an index, -1 is the last row.
@@ -82,3 +127,36 @@ class Embedding(Module):
     @public
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)
+
+
+class EmbeddingBag(Embedding):
+    """The sum, mean or max of the rows of `embedding` that each bag of integers names:
+    i[..., L] -> [..., features], or bags one behind the other, i[L] and offsets i[B] -> [B,
+    features]; see `embedding_bag`. The rows are normal of variance 1 / features.
+
+    Raises `PositionRefused` for an integer out of range, `ShapeError` for other shapes,
+    `DTypeError` for what is no integers, `AttributeRefused` for a size below 1, and what
+    `embedding_bag` refuses.
+
+        >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
+        f32[1,4]
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        mode: neural.Reduction = "mean",
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        super().__init__(num_embeddings, features, key=key, dtype=dtype)
+        self.mode = mode
+
+    @public
+    def __call__(
+        self, indices: Tensor, offsets: Tensor | None = None, *, weights: Tensor | None = None
+    ) -> Tensor:
+        options = {"mode": self.mode, "weights": weights}
+        return neural.embedding_bag(self.embedding, indices, offsets, **options)

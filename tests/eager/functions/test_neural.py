@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,28 +14,7 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.types import Array
 from tests.brief import cases, refuses
-
-RNG = np.random.default_rng(8)
-
-
-def normal(*shape: int) -> Array:
-    return RNG.standard_normal(shape)
-
-
-class Row(NamedTuple):
-    """A function, its operands, what numpy gives for them, and what PyTorch does, which is given
-    its `functional`."""
-
-    ours: Callable[..., ml.Tensor]
-    operands: tuple[Array, ...]
-    numpy: Callable[..., Any]
-    theirs: Callable[..., Any] | None = None
-
-
-def channels_first(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of PyTorch's that takes x and gives its result with channels last."""
-    return lambda F, x, *rest: function(F, x.movedim(-1, 1), *rest).movedim(1, -1)
-
+from tests.eager.functions.rows import CHECKS, Row, channels_first, normal, t
 
 # --- plain numpy ------------------------------------------------------------------------
 
@@ -378,67 +357,10 @@ for i, (window, stride, dilation, padding, whole) in enumerate(
     )
 
 
-def t(x: Array, dtype: Any = None) -> ml.Tensor:
-    return ml.asarray(x, dtype=dtype)
-
-
+@cases("check", *CHECKS)
 @pytest.mark.parametrize("name", ROWS)
-def test_beside_numpy(name: str) -> None:
-    row = ROWS[name]
-    expected = row.numpy(*row.operands)
-    result = row.ours(*map(t, row.operands))
-    assert result.dtype is ml.float64
-    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-10, atol=1e-12)
-    for dtype, tolerance in ((ml.float32, 2e-5), (ml.float16, 1e-3), (ml.bfloat16, 8e-3)):
-        narrow = [t(x, dtype) for x in row.operands]
-        result = row.ours(*narrow)
-        expected = row.numpy(*[ml.astype(x, ml.float64).numpy() for x in narrow])
-        assert (result.dtype, result.shape) == (dtype, expected.shape)
-        np.testing.assert_allclose(
-            ml.astype(result, ml.float64).numpy(),
-            expected,
-            rtol=tolerance,
-            atol=tolerance / 20 * max(np.abs(expected).max(initial=0), 1),
-        )
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_gradients(name: str) -> None:
-    row = ROWS[name]
-    ml.testing.check_gradients(row.ours, *map(t, row.operands))
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_captured_it_is_the_same(name: str) -> None:
-    row = ROWS[name]
-
-    def step(*xs: ml.Tensor) -> Any:
-        y, pullback = ml.vjp(row.ours, *xs)
-        return y, pullback(ml.cos(y))
-
-    for dtype in (ml.float32, ml.bfloat16):
-        captured = ml.capture(step, fuse=False)
-        for sign in (1, -1, 1):
-            xs = [t(sign * x, dtype) for x in row.operands]
-            (y, slopes), (again, same) = step(*xs), captured(*xs)
-            for one, other in zip((y, *slopes), (again, *same), strict=True):
-                np.testing.assert_array_equal(one.numpy(), other.numpy())
-
-
-@pytest.mark.parametrize("name", [name for name, row in ROWS.items() if row.theirs])
-def test_beside_torch(name: str) -> None:
-    torch = pytest.importorskip("torch")
-    row = ROWS[name]
-    assert row.theirs is not None
-    leaves = [torch.tensor(x, requires_grad=True) for x in row.operands]
-    y = row.theirs(torch.nn.functional, *leaves)
-    ours, pullback = ml.vjp(row.ours, *map(t, row.operands))
-    np.testing.assert_allclose(ours.numpy(), y.detach().numpy(), rtol=1e-10, atol=1e-12)
-    cotangent = normal(*y.shape)
-    y.backward(torch.tensor(cotangent))
-    for slope, leaf in zip(pullback(t(cotangent)), leaves, strict=True):
-        # 1/6 is an f32 in PyTorch's slope of hardsigmoid
-        np.testing.assert_allclose(slope.numpy(), leaf.grad.numpy(), rtol=1e-7, atol=1e-11)
+def test_rows(name: str, check: Any) -> None:
+    check(ROWS[name])
 
 
 # --- at the edges -------------------------------------------------------------------------
