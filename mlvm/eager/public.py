@@ -100,12 +100,22 @@ from mlvm.eager.functions.elements import (
 )
 from mlvm.eager.functions.images import grid_sample, interpolate, pixel_shuffle, pixel_unshuffle
 from mlvm.eager.functions.losses import (
+    binary_cross_entropy,
     binary_cross_entropy_with_logits,
+    cosine_embedding,
+    cosine_similarity,
+    gaussian_nll,
+    hinge,
     huber,
     kl_divergence,
     l1,
+    margin_ranking,
     mean_squared_error,
+    nll,
+    poisson_nll,
+    smooth_l1,
     softmax_cross_entropy,
+    triplet_margin,
 )
 from mlvm.eager.functions.neural import dropout, embedding_bag
 from mlvm.eager.functions.pooling import (
@@ -182,6 +192,7 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
     from mlvm.eager.files.checkpoints import load, save
     from mlvm.eager.functions import fft, linalg
     from mlvm.eager.functions.linalg import tensordot, vecdot
+    from mlvm.eager.nn.ctc import ctc
     from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
     from mlvm.eager.recording.listing import program_of
     from mlvm.input.batches import Dataset, Transform
@@ -221,6 +232,7 @@ __all__ = [
     "avg_pool2d",
     "avg_pool3d",
     "bfloat16",
+    "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "bool",
     "broadcast_arrays",
@@ -243,7 +255,10 @@ __all__ = [
     "conv_transpose1d",
     "conv_transpose2d",
     "conv_transpose3d",
+    "cosine_embedding",
+    "cosine_similarity",
     "count_nonzero",
+    "ctc",
     "cumulative_prod",
     "cumulative_sum",
     "default_arena",
@@ -272,6 +287,7 @@ __all__ = [
     "full",
     "full_like",
     "function",
+    "gaussian_nll",
     "glu",
     "grad",
     "grid_sample",
@@ -279,6 +295,7 @@ __all__ = [
     "hard_swish",
     "hard_tanh",
     "hardshrink",
+    "hinge",
     "huber",
     "iinfo",
     "inf",
@@ -297,6 +314,7 @@ __all__ = [
     "load",
     "log_sigmoid",
     "map",
+    "margin_ranking",
     "matrix_transpose",
     "max_pool1d",
     "max_pool2d",
@@ -308,6 +326,7 @@ __all__ = [
     "moveaxis",
     "nan",
     "newaxis",
+    "nll",
     "nn",
     "nonzero",
     "one_hot",
@@ -321,6 +340,7 @@ __all__ = [
     "pi",
     "pixel_shuffle",
     "pixel_unshuffle",
+    "poisson_nll",
     "positive",
     "prelu",
     "program_of",
@@ -339,6 +359,7 @@ __all__ = [
     "selu",
     "silu",
     "sinusoidal_encoding",
+    "smooth_l1",
     "soft_sign",
     "softmax_cross_entropy",
     "softplus",
@@ -358,6 +379,7 @@ __all__ = [
     "tile",
     "topk",
     "tree",
+    "triplet_margin",
     "uint8",
     "uint16",
     "uint32",
@@ -404,6 +426,7 @@ _ROOMS: Final = {
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
     "mlvm.eager.files.checkpoints": "load save",
     "mlvm.eager.functions.linalg": "tensordot vecdot",
+    "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
     "mlvm.input.batches": "Dataset Transform",
