@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import mlvm.eager as ml
+from mlvm.eager import public
 from mlvm.eager.tensor import primitives
 
 ROOT: Final = Path(__file__).resolve().parent.parent
@@ -111,9 +112,9 @@ def reference() -> dict[str, str]:
     for name in dir(ml):
         value = getattr(ml, name)
         if inspect.isclass(value) or inspect.isroutine(value):
-            room = "primitives" if name in primitives.__all__ else "public"
             page = "classes" if isinstance(value, type) else "functions"
-            names[page].append((f"mlvm.eager.{room}.{name}", f"ml.{name}"))
+            op = (primitives.__name__, name)
+            names[page].append((".".join(public.PLACES.get(name, op)), f"ml.{name}"))
     for module in _MODULES:
         shown = getattr(ml, module)
         names[module] = [
