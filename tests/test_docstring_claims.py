@@ -177,6 +177,7 @@ ml.nn.Softshrink() of x
 ml.nn.Softsign() of x
 ml.nn.Tanh() of x
 ml.nn.Tanhshrink() of x
+ml.nn.TransformerEncoderLayer(2, 1) of sequences
 ml.nn.Upsample(2) of images
 """
 """A layer of each kind, and what it takes: likewise."""
@@ -226,6 +227,10 @@ AttributeRefused ml.nn.InstanceNorm(0)
 AttributeRefused ml.nn.PixelShuffle(0)
 ShapeError ml.nn.PixelShuffle(2)(images)
 AttributeRefused ml.nn.PixelUnshuffle(0)
+DTypeError ml.nn.TransformerDecoderLayer(2, 1)(ml.ones((1, 4, 2), dtype="c64"), sequences)
+ShapeError ml.nn.TransformerDecoderLayer(4, 2)(x, x)
+AttributeRefused ml.nn.TransformerDecoderLayer(4, 3)
+AttributeRefused ml.nn.TransformerEncoderLayer(4, 3)
 AttributeRefused ml.nn.Upsample()
 StaleTensor Tensor: stale + 1.0
 DTypeError ml.TensorType("f99")

@@ -64,6 +64,7 @@ from mlvm.eager.nn.pooling import (
 )
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from mlvm.eager.nn.sequential import Flatten, Identity, Sequential
+from mlvm.eager.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
     "CELU",
@@ -129,6 +130,8 @@ __all__ = [
     "Softsign",
     "Tanh",
     "Tanhshrink",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
     "Upsample",
     "buffer",
 ]
