@@ -165,7 +165,9 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
-        setattr(shown, each, getattr(module, each))
+        value = getattr(module, each)
+        inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else value
+        setattr(shown, each, inner)
     vars(shown).update(
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),

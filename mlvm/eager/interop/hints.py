@@ -159,6 +159,7 @@ OF_DTYPES: Final = {
 
 KEYWORDS: Final = {
     "attn_mask": "mask",
+    "b_init": "bias_init",
     "causal": "is_causal",
     "d_model": "embed_dim",
     "ddof": "correction",
@@ -177,6 +178,7 @@ KEYWORDS: Final = {
     "max_val": "max",
     "min_val": "min",
     "nhead": "num_heads",
+    "nonlinearity": "negative_slope",
     "norm_first": "pre_norm",
     "normalized_shape": "features",
     "num_channels": "channels",
@@ -189,9 +191,12 @@ KEYWORDS: Final = {
     "scale_factor": "scale",
     "src_mask": "mask",
     "start_dim": "start",
+    "stddev": "std",
     "tgt_mask": "mask",
     "unbiased": "correction",
     "upscale_factor": "factor",
+    "w_init": "kernel_init",
+    "weight_init": "kernel_init",
 }
 """The keywords of other libraries, and what they are called here."""
 
@@ -437,10 +442,27 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "UpsamplingBilinear2d": 'use ml.nn.Upsample(..., mode="bilinear", align_corners=True)',
         "UpsamplingNearest2d": "use ml.nn.Upsample",
         "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
-        "init": "see ml.random for draws, and load_parameters",
         "relu": "use ml.relu",
         "Unfold": "use ml.unfold",
         "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
+    },
+    "mlvm.eager.nn.init": {
+        **{
+            f"{other}_{kind}": f"use ml.nn.init.{name}_{kind}"
+            for other, name in (("glorot", "xavier"), ("he", "kaiming"))
+            for kind in ("normal", "uniform")
+        },
+        "constant_": "use kernel_init=ml.nn.init.constant(value)",
+        "trunc_normal_": "use kernel_init=ml.nn.init.truncated_normal",
+        **{
+            f"{name}_": f"use kernel_init=ml.nn.init.{name}"
+            for kind in ("normal", "uniform")
+            for name in (kind, f"kaiming_{kind}", f"xavier_{kind}")
+        },
+        **{
+            f"{name}_": f"use kernel_init=ml.nn.init.{name}"
+            for name in ("ones", "orthogonal", "zeros")
+        },
     },
     "mlvm.eager.optim": {
         "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",

@@ -10,6 +10,7 @@ Parameters are allocated in the current arena. They are drawn with `key`, a u64[
 beside weights that are halves; beside f32 weights, an x of halves is widened.
 """
 
+from mlvm.eager.nn import init
 from mlvm.eager.nn.activation import (
     CELU,
     ELU,
@@ -134,4 +135,5 @@ __all__ = [
     "TransformerEncoderLayer",
     "Upsample",
     "buffer",
+    "init",
 ]

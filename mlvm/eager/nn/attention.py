@@ -13,7 +13,7 @@ from mlvm.eager.functions import attention, creation, elements, random, shapes
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import sizes
+from mlvm.eager.nn.parameters import Init, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -56,6 +56,8 @@ class MultiHeadAttention(Module):
         bias: bool = True,
         dropout: float = 0.0,
         rotary_base: float | None = None,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -84,8 +86,10 @@ class MultiHeadAttention(Module):
         keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
         narrow = shared * self.head_dim
         inputs, outputs = (width, memory_width, memory_width, width), (width, narrow, narrow, width)
+        options: dict[str, Any] = {"bias": bias, "dtype": dtype}
+        options |= {"kernel_init": kernel_init, "bias_init": bias_init}
         self.query, self.key, self.value, self.out = (
-            Linear(*features, bias=bias, key=each, dtype=dtype)
+            Linear(*features, key=each, **options)
             for *features, each in zip(inputs, outputs, keys, strict=True)
         )
 

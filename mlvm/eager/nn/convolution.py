@@ -7,11 +7,19 @@ from collections.abc import Callable
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import f32
-from mlvm.eager.functions import convolution, creation
+from mlvm.eager.functions import convolution, shapes
 from mlvm.eager.functions.arguments import Ints
 from mlvm.eager.functions.windows import Sides
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes, window_of
+from mlvm.eager.nn.parameters import (
+    Init,
+    bias_of,
+    checked_padding,
+    kernel_of,
+    matched,
+    sizes,
+    window_of,
+)
 from mlvm.eager.tensor.tensor import Tensor
 
 
@@ -37,6 +45,8 @@ class _Convolution(Module):
         dilation: Ints = 1,
         groups: int = 1,
         bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -59,8 +69,10 @@ class _Convolution(Module):
         if self._transposed:
             fan_in = max(fan_in // math.prod(self.stride), 1)
             channels = (outputs // parts, inputs)
-        self.kernel = lecun_normal(name, (*shape, *channels), fan_in, key, dtype)
-        self.bias = creation.zeros(outputs, dtype=dtype) if bias else None
+            if kernel_init is not None:
+                kernel_init = _transpose_of(kernel_init)
+        self.kernel = kernel_of(name, kernel_init, (*shape, *channels), fan_in, key, dtype)
+        self.bias = bias_of(name, bias_init, outputs, key, dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         x, bias = matched(type(self).__name__, x, self.kernel), self.bias
@@ -75,13 +87,25 @@ class _Convolution(Module):
         return y if bias is None else y + bias
 
 
+def _transpose_of(init: Init) -> Init:
+    """An initialiser of kernels [*window, channels out, channels in], of one of the others."""
+
+    def made(shape: tuple[int, ...], *, key: Tensor | None, dtype: object) -> Tensor:
+        *window, outputs, inputs = shape
+        kernel = init((*window, inputs, outputs), key=key, dtype=dtype)
+        return shapes.moveaxis(kernel, -1, -2)
+
+    return made
+
+
 class Conv2d(_Convolution):
     """y = x * kernel + bias, cross-correlated: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
 
     `window`, `stride` and `dilation` are numbers, or (vertical, horizontal). `padding` is "SAME",
     "VALID" or ((top, bottom), (left, right)) zeros. Places of the window are `dilation` apart in x.
     Each of the `groups` of results sees only its group of the channels of x; as many groups as
-    channels make the convolution depthwise. The kernel is LeCun normal, the bias zero.
+    channels make the convolution depthwise. The kernel is LeCun normal, the bias zero, unless
+    `kernel_init` and `bias_init` make others: see `ml.nn.init`.
 
     Raises `ShapeError` for other channels, and for a window larger than the padded image,
     `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
@@ -144,7 +168,7 @@ class ConvTranspose2d(_Convolution):
     OH is H stride with the padding "SAME", and (H - 1) stride + the span of the window with
     "VALID", less top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal,
     where as many elements of it as meet in one result, on average, count as its inputs; the bias is
-    zero.
+    zero; unless `kernel_init` and `bias_init` make others.
 
     Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
     numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import f32
-from mlvm.eager.functions import contraction, creation, neural, shapes
+from mlvm.eager.functions import contraction, neural, shapes
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
+from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -17,7 +17,8 @@ class Linear(Module):
 
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
-    The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
+    The kernel is LeCun normal, the bias zero, unless `kernel_init` and `bias_init` make others: see
+    `ml.nn.init`.
 
     Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
     `AttributeRefused` for a size below 1.
@@ -37,7 +38,8 @@ class Linear(Module):
         *,
         bias: bool = True,
         axis: int = -1,
-        zeros: bool = False,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -45,11 +47,8 @@ class Linear(Module):
         if axis not in (-1, -2):
             raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
         self.axis = axis
-        if zeros:
-            self.kernel = creation.zeros(shape, dtype=require_float("Linear", dtype))
-        else:
-            self.kernel = lecun_normal("Linear", shape, shape[0], key, dtype)
-        self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
+        self.kernel = kernel_of("Linear", kernel_init, shape, shape[0], key, dtype)
+        self.bias = bias_of("Linear", bias_init, shape[1], key, dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         bias, x = self.bias, matched("Linear", x, self.kernel)
@@ -62,7 +61,8 @@ class Linear(Module):
 
 class Bilinear(Module):
     """z_k = x kernel_k y + bias_k along the last axes: [..., in_features], [..., other_features] ->
-    [..., out_features]. The kernel is LeCun normal, the bias zero.
+    [..., out_features]. The kernel is LeCun normal, the bias zero, unless `kernel_init` and
+    `bias_init` make others: see `ml.nn.init`.
 
     Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
     `AttributeRefused` for a size below 1.
@@ -81,6 +81,8 @@ class Bilinear(Module):
         out_features: int,
         *,
         bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -90,8 +92,9 @@ class Bilinear(Module):
             other_features=other_features,
             out_features=out_features,
         )
-        self.kernel = lecun_normal("Bilinear", shape, shape[0] * shape[1], key, dtype)
-        self.bias = creation.zeros(shape[2:], dtype=dtype) if bias else None
+        fan_in = shape[0] * shape[1]
+        self.kernel = kernel_of("Bilinear", kernel_init, shape, fan_in, key, dtype)
+        self.bias = bias_of("Bilinear", bias_init, shape[2], key, dtype) if bias else None
 
     @public
     def __call__(self, x: Tensor, y: Tensor) -> Tensor:
@@ -107,7 +110,8 @@ class Bilinear(Module):
 
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. As in an index, -1 is the last row.
+    variance 1 / features, unless an `embedding_init` makes others: see `ml.nn.init`. As in an
+    index, -1 is the last row.
 
     Raises `OperandValueError` for an integer out of range, `DTypeError` for what is no integers,
     `AttributeRefused` for a size below 1.
@@ -119,10 +123,19 @@ class Embedding(Module):
     embedding: Tensor  # [num_embeddings, features]
 
     def __init__(
-        self, num_embeddings: int, features: int, *, key: Tensor | None = None, dtype: object = f32
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        embedding_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
     ) -> None:
-        shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
-        self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
+        name = type(self).__name__
+        shape = sizes(name, num_embeddings=num_embeddings, features=features)
+        self.embedding = kernel_of(
+            name, embedding_init, shape, shape[1], key, dtype, name="embedding_init"
+        )
 
     @public
     def __call__(self, indices: Tensor) -> Tensor:
@@ -148,10 +161,13 @@ class EmbeddingBag(Embedding):
         features: int,
         *,
         mode: neural.Reduction = "mean",
+        embedding_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        super().__init__(num_embeddings, features, key=key, dtype=dtype)
+        super().__init__(
+            num_embeddings, features, embedding_init=embedding_init, key=key, dtype=dtype
+        )
         self.mode = mode
 
     @public

@@ -12,7 +12,7 @@ from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.norm import LayerNorm
-from mlvm.eager.nn.parameters import sizes
+from mlvm.eager.nn.parameters import Init, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -42,6 +42,8 @@ class _TransformerLayer(Module):
         rotary_base: float | None = None,
         eps: float = 1e-6,
         bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -50,6 +52,7 @@ class _TransformerLayer(Module):
         [inner] = sizes(name, hidden_dim=4 * width if hidden_dim is None else hidden_dim)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
         common: dict[str, Any] = {"bias": bias, "dtype": dtype}
+        common |= {"kernel_init": kernel_init, "bias_init": bias_init}
         heads = {**common, "num_kv_heads": num_kv_heads, "dropout": dropout}
         self.attention = MultiHeadAttention(
             width, num_heads, rotary_base=rotary_base, key=keys[0], **heads

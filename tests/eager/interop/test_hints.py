@@ -26,6 +26,7 @@ from tests.brief import refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
+NAMESPACES["nn.init"] = ml.nn.init
 HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
 HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
 HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
@@ -242,7 +243,8 @@ def test_a_namespace_lists_what_is_public(name: str) -> None:
     module = NAMESPACES[name] if name else ml
     assert sorted(dir(module)) == sorted(module.__all__)
     for each in dir(module):
-        assert not isinstance(getattr(module, each), ModuleType) or each in NAMESPACES
+        path = f"{name}.{each}" if name else each
+        assert not isinstance(getattr(module, each), ModuleType) or path in NAMESPACES
 
 
 def test_modules_of_the_package_are_still_found() -> None:
