@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.rules import is_real, require
@@ -104,7 +104,7 @@ def _counts(
     if size is not None:
         counts = each_of(size, axes, "size")
         return counts, [n / count for n, count in zip(places, counts, strict=True)]
-    scales = list(scale) if isinstance(scale, (tuple, list)) else [scale] * axes
+    scales: list[Any] = list(scale) if isinstance(scale, (tuple, list)) else [scale] * axes
     if len(scales) != axes or not all(is_real(each) and each > 0 for each in scales):
         raise AttributeRefused(f"scale is one number > 0, or {axes}, not {brief(scale)}")
     counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))

@@ -159,7 +159,8 @@ def folded(
     (top, _), (left, _) = sides
     shape = (windows.shape[0], *size, windows.shape[5])
     if dilation == (1, 1):
-        return op.unpatches(windows, shape=shape, stride=stride, padding=sides)
+        steps, padding = cast(Pair, stride), cast(Padding, sides)
+        return op.unpatches(windows, shape=shape, stride=steps, padding=padding)
     window, places = windows.shape[3:5], windows.shape[1:3]
     x = reshape(windows, (*windows.shape[:3], math.prod(windows.shape[3:])))
     x = _spaced(x, stride)

@@ -39,8 +39,9 @@ class Upsample(Module):
         self.mode, self.align_corners = mode, align_corners
 
     def __call__(self, x: Tensor) -> Tensor:
-        options = {"mode": self.mode, "align_corners": self.align_corners}
-        return images.interpolate(x, self.size, scale=self.scale, **options)
+        return images.interpolate(
+            x, self.size, scale=self.scale, mode=self.mode, align_corners=self.align_corners
+        )
 
 
 class PixelShuffle(Module):

@@ -174,5 +174,6 @@ class EmbeddingBag(Embedding):
     def __call__(
         self, indices: Tensor, offsets: Tensor | None = None, *, weights: Tensor | None = None
     ) -> Tensor:
-        options = {"mode": self.mode, "weights": weights}
-        return neural.embedding_bag(self.embedding, indices, offsets, **options)
+        return neural.embedding_bag(
+            self.embedding, indices, offsets, mode=self.mode, weights=weights
+        )

@@ -319,14 +319,14 @@ untyped: Any = ml
     (
         ml.errors.AttributeRefused,
         "a max is of bags of one length",
-        lambda: ml.embedding_bag(rows, [0, 1], [0], mode="max"),
+        lambda: untyped.embedding_bag(rows, [0, 1], [0], mode="max"),
     ),
     (
         ml.errors.AttributeRefused,
         "not of a max",
-        lambda: ml.embedding_bag(rows, [0, 1], mode="max", weights=ml.ones(2)),
+        lambda: untyped.embedding_bag(rows, [0, 1], mode="max", weights=ml.ones(2)),
     ),
-    (ml.errors.PositionRefused, "5", lambda: ml.embedding_bag(rows, [0, 5])),
+    (ml.errors.PositionRefused, "5", lambda: untyped.embedding_bag(rows, [0, 5])),
     (ml.errors.ShapeError, "Bilinear: x and y", lambda: nn.Bilinear(2, 3, 4)(rows, rows)),
     (ml.errors.ShapeError, "Flatten: x must have 1", lambda: nn.Flatten()(ml.ones(()))),
     (ml.errors.AttributeRefused, "Upsample: give", lambda: nn.Upsample()),

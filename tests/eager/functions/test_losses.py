@@ -518,8 +518,8 @@ def test_weights_beside_torch() -> None:
     labels, ignored = torch.tensor(LABELS), torch.tensor([2, -1, 1, -1])
     every, x, p = torch.tensor(WEIGHT), torch.tensor(X), torch.tensor(P)
     of_logits = ml.binary_cross_entropy_with_logits
-    given = {"weight": t(CLASS_WEIGHT), "reduction": "mean"}
-    some = {"ignore_index": -1, **given}
+    given: dict[str, Any] = {"weight": t(CLASS_WEIGHT), "reduction": "mean"}
+    some: dict[str, Any] = {"ignore_index": -1, **given}
     for ours, theirs in (
         (
             of_logits(t(X), t(BITS), weight=t(WEIGHT), pos_weight=t(CLASS_WEIGHT)),

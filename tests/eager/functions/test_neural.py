@@ -208,7 +208,7 @@ ROWS: dict[str, Row] = {
     ),
 }
 
-CONVOLUTIONS = [
+CONVOLUTIONS: list[tuple[Any, Any, dict[str, Any], Any]] = [
     # the lengths of x, the kernel, options, and padding as PyTorch has it, where it can
     ((7,), (3, 2, 4), {"dilation": 2}, 0),
     ((7,), (2, 1, 4), {"dilation": 3, "groups": 2, "stride": 2, "padding": (1, 1)}, 1),
@@ -220,7 +220,7 @@ CONVOLUTIONS = [
     ((5, 4, 3), (2, 2, 2, 2, 3), {"dilation": (2, 1, 2), "padding": ((1, 1),) * 3}, 1),
 ]
 
-TRANSPOSES = [
+TRANSPOSES: list[tuple[Any, Any, dict[str, Any], Any]] = [
     ((3,), (3, 4, 2), {"stride": 2, "padding": (1, 1)}, 1),
     ((4,), (2, 1, 2), {"groups": 2, "dilation": 3, "stride": 2}, 0),
     ((2, 3), (2, 3, 2, 4), {"groups": 2, "stride": (2, 1)}, 0),

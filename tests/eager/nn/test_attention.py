@@ -57,7 +57,7 @@ def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
     q, k, v = normal(2, 6, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 2)
     seen = RNG.random((2, 6, 4, 4)) < 0.6 if masked else np.ones((4, 4), bool)
     expected = attention(q, k.repeat(2, axis=1), v.repeat(2, axis=1), seen & np.tri(4, dtype=bool))
-    operands = [ml.asarray(x) for x in (q, k, v)]
+    operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
     mask = ml.asarray(seen) if masked else None
     found = ml.scaled_dot_product_attention(*operands, mask, is_causal=True)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)

@@ -152,6 +152,7 @@ def test_draws_of_a_layer_come_from_its_key() -> None:
 
 
 untyped: Any = nn
+missing: Any = ml.nn.init
 
 
 @cases(
@@ -189,8 +190,8 @@ untyped: Any = nn
         "there is no weight_init=; use kernel_init=",
         lambda: untyped.Linear(2, 3, weight_init=1),
     ),
-    (AttributeError, "use ml.nn.init.kaiming_uniform", lambda: ml.nn.init.he_uniform),
-    (AttributeError, "use kernel_init=ml.nn.init.zeros", lambda: ml.nn.init.zeros_),
+    (AttributeError, "use ml.nn.init.kaiming_uniform", lambda: missing.he_uniform),
+    (AttributeError, "use kernel_init=ml.nn.init.zeros", lambda: missing.zeros_),
 )
 def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     refuses(error, text, call)

@@ -64,7 +64,11 @@ def test_decoder_layers(pre: bool) -> None:
     assert layer.hidden.kernel.shape == (6, 24)
     w, x, memory = randomized(layer), normal(2, 4, 6), normal(2, 3, 4)
     mask = np.array([[True, True, False]])
-    for causal, seen in (({}, TRI), ({"is_causal": False}, np.ones((4, 4), bool))):
+    options: tuple[tuple[dict[str, Any], Array], ...] = (
+        ({}, TRI),
+        ({"is_causal": False}, np.ones((4, 4), bool)),
+    )
+    for causal, seen in options:
         y = layer(ml.asarray(x), ml.asarray(memory), memory_mask=ml.asarray(mask), **causal)
         wanted = expected(w, x, memory, seen, np.broadcast_to(mask, (4, 3)), pre)
         np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-9, atol=1e-12)
