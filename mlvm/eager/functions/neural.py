@@ -71,28 +71,30 @@ def embedding_bag(
         raise AttributeRefused(f"mode is one of 'sum', 'mean', 'max', not {mode!r}")
     if embedding.ndim != 2 or not type_of(indices).ndim:
         raise ShapeError("an embedding has two axes, and a bag of indices one")
-    rows = op.take(embedding, indices, axis=0)
     if weights is not None:
         require("float", type_of(weights))
-        if mode == "max" or weights.shape != indices.shape:
-            if mode == "max":
-                raise AttributeRefused("weights are of a sum or a mean, not of a max")
+        if mode == "max":
+            raise AttributeRefused("weights are of a sum or a mean, not of a max")
+        if weights.shape != indices.shape:
             raise ShapeError("weights have the shape of the indices")
+    if offsets is not None:
+        require("integer", type_of(offsets))
+        if offsets.ndim != 1 or indices.ndim != 1:
+            raise ShapeError("with offsets, these and the indices have one axis each")
+        if mode == "max":
+            raise AttributeRefused("a max is of bags of one length, without offsets")
+    rows = op.take(embedding, indices, axis=0)
+    if weights is not None:
         rows = rows * expand_dims(weights, axis=-1)
     if offsets is None:
         if not indices.shape[-1]:
             return zeros((*indices.shape[:-1], embedding.shape[1]), dtype=embedding.dtype)
         return {"sum": op.sum, "mean": op.mean, "max": op.max}[mode](rows, axis=-2)
-    require("integer", type_of(offsets))
-    if offsets.ndim != 1 or indices.ndim != 1:
-        raise ShapeError("with offsets, these and the indices have one axis each")
-    if mode == "max":
-        raise AttributeRefused("a max is of bags of one length, without offsets")
-    bags = searchsorted(offsets, arange(indices.shape[0], dtype=offsets.dtype), side="right")
-    bags_and_rest, count = offsets.shape[0] + 1, indices.shape[0]
-    y = op.scatter_add(rows, bags, axis=0, length=bags_and_rest)
+    count = offsets.shape[0] + 1  # bag 0 is what stands before the first offset
+    places = arange(indices.shape[0], dtype=offsets.dtype)
+    bags = searchsorted(offsets, places, side="right")
+    y = op.scatter_add(rows, bags, axis=0, length=count)
     if mode == "mean":
-        ones_ = ones((count, 1), dtype=rows.dtype)
-        sizes = op.scatter_add(ones_, bags, axis=0, length=bags_and_rest)
-        y = y / op.maximum(sizes, 1.0)
-    return part(y, 0, range(1, bags_and_rest))
+        once = ones((indices.shape[0], 1), dtype=rows.dtype)
+        y = y / op.maximum(op.scatter_add(once, bags, axis=0, length=count), 1.0)
+    return part(y, 0, range(1, count))

@@ -319,14 +319,14 @@ untyped: Any = ml
     (
         ml.errors.AttributeRefused,
         "a max is of bags of one length",
-        lambda: untyped.embedding_bag(rows, [0, 1], [0], mode="max"),
+        lambda: ml.embedding_bag(rows, T_LINE, T_OFFSETS, mode="max"),
     ),
     (
         ml.errors.AttributeRefused,
         "not of a max",
-        lambda: untyped.embedding_bag(rows, [0, 1], mode="max", weights=ml.ones(2)),
+        lambda: ml.embedding_bag(rows, T_OFFSETS, mode="max", weights=ml.ones(4)),
     ),
-    (ml.errors.PositionRefused, "5", lambda: untyped.embedding_bag(rows, [0, 5])),
+    (ml.errors.OperandValueError, "index 4", lambda: ml.embedding_bag(rows, T_LINE)),
     (ml.errors.ShapeError, "Bilinear: x and y", lambda: nn.Bilinear(2, 3, 4)(rows, rows)),
     (ml.errors.ShapeError, "Flatten: x must have 1", lambda: nn.Flatten()(ml.ones(()))),
     (ml.errors.AttributeRefused, "Upsample: give", lambda: nn.Upsample()),

@@ -623,7 +623,7 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     (
         lambda: ml.nll(t(LOG_P), t(LABELS - 1)),
         ml.errors.OperandValueError,
-        "nll.*index -1",
+        "index -1",
     ),
     (lambda: ml.nll(t(LOG_P), t(LABELS[:2])), ml.errors.ShapeError, "labels must have"),
     (
@@ -654,12 +654,12 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: ml.ctc(t(STEPS), t(WORDS - 2), t(STEP_COUNTS), t(WORD_COUNTS)),
-        ml.errors.PositionRefused,
+        ml.errors.OperandValueError,
         "5",
     ),
     (
         lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS - 2)),
-        ml.errors.PositionRefused,
+        ml.errors.OperandValueError,
         "out of range",
     ),
     (
