@@ -66,8 +66,8 @@ class RMSNorm(Module):
 class GroupNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
     channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
-    1803.08494). `groups` divides `channels`; with one group for each channel it is instance
-    normalisation. The scale begins at one, the bias at zero.
+    1803.08494). `groups` divides `channels`; with one group for each channel it is an
+    `InstanceNorm`. The scale begins at one, the bias at zero.
 
     Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless groups
     divide the channels and eps > 0.
