@@ -45,32 +45,61 @@ BASES = {"nn.Module", "optim.Group"}
 ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
 GOOD = """
+ml.adaptive_avg_pool(images, 2)
+ml.adaptive_max_pool(images, 2)
 ml.astype(x, "f32")
+ml.avg_pool1d(sequences, 2)
+ml.avg_pool3d(volumes, 2)
+ml.binary_cross_entropy(half, half)
 ml.binary_cross_entropy_with_logits(x, half)
 ml.clip(v, v, v)
 ml.concat([v, v])
 ml.conv1d(sequences, ml.ones((2, 2, 3)))
+ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)))
+ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)))
 ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)))
+ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)))
+ml.cosine_embedding(x, half, v[0] * ml.ones(4))
+ml.cosine_similarity(x, half)
+ml.ctc(ml.log(ml.full((4, 2, 3), 0.5)), ml.asarray([[1], [2]]), ints + 3, ml.asarray([1, 1]))
 ml.cumulative_prod(v)
 ml.dropout(x, 0.5)
 ml.einsum("ij,jk->ik", x, x)
+ml.embedding_bag(x, ints)
 ml.expand_dims(x, 0)
+ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 3)
 ml.full_like(v, 1.0)
+ml.gaussian_nll(x, half, half)
+ml.grid_sample(images, ml.ones((1, 2, 2, 2)))
+ml.hinge(x, half)
+ml.interpolate(images, 2)
 ml.kl_divergence(x, half)
+ml.margin_ranking(x, half, half)
+ml.max_pool1d(sequences, 2)
+ml.max_pool3d(volumes, 2)
 ml.meshgrid(v, v)
 ml.moveaxis(x, 0, 1)
+ml.nll(x, ml.asarray([0, 1, 2, 3]))
 ml.one_hot(ints, 3)
 ml.outer(v, v)
+ml.pixel_shuffle(ml.ones((1, 2, 2, 4)), 2)
+ml.pixel_unshuffle(images, 2)
+ml.poisson_nll(x, half)
+ml.prelu(x, ml.ones(4))
 ml.repeat(v, 2)
 ml.rotary_encoding(x)
 ml.searchsorted(v, v)
 ml.sinusoidal_encoding(ints, 4)
+ml.smooth_l1(x, half)
+ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]))
 ml.split(ml.arange(4), 2)
 ml.squeeze(ml.ones((1, 2)), 0)
 ml.stack([v, v])
 ml.take_along_axis(v, ints)
 ml.tile(v, 2)
 ml.topk(v, 1)
+ml.triplet_margin(x, half, half)
+ml.unfold(images, 2)
 ml.vecdot(v, v)
 ml.linalg.cross(ml.ones(3), ml.ones(3))
 ml.linalg.matrix_power(x, 2)
@@ -88,42 +117,95 @@ first case of an op has. From each are made wrong ones: with another dtype or sh
 and with an axis that there is not."""
 
 LAYERS = """
+ml.nn.AdaptiveAvgPool(2) of images
+ml.nn.AdaptiveMaxPool(2) of images
+ml.nn.AvgPool1d(2) of sequences
 ml.nn.AvgPool2d(2) of images
+ml.nn.AvgPool3d(2) of volumes
 ml.nn.BatchNorm(4) of x
+ml.nn.CELU() of x
 ml.nn.Conv1d(2, 3, 2) of sequences
 ml.nn.Conv2d(2, 3, 2) of images
+ml.nn.Conv3d(2, 3, 2) of volumes
+ml.nn.ConvTranspose1d(2, 3, 2) of sequences
 ml.nn.ConvTranspose2d(2, 3, 2) of images
+ml.nn.ConvTranspose3d(2, 3, 2) of volumes
 ml.nn.Dropout(0.5) of x
 ml.nn.ELU() of x
 ml.nn.Embedding(5, 3) of ints
+ml.nn.EmbeddingBag(5, 3) of ints
+ml.nn.Flatten(1) of x
 ml.nn.GELU() of x
+ml.nn.GLU() of x
 ml.nn.GRU(2, 8) of sequences
 ml.nn.GRUCell(4, 8) of x
 ml.nn.GlobalAvgPool() of images
+ml.nn.GlobalMaxPool() of images
 ml.nn.GroupNorm(1, 2) of images
+ml.nn.Hardshrink() of x
+ml.nn.Hardsigmoid() of x
+ml.nn.Hardswish() of x
+ml.nn.Hardtanh() of x
+ml.nn.Identity() of x
+ml.nn.InstanceNorm(2) of images
 ml.nn.LSTM(2, 8) of sequences
 ml.nn.LSTMCell(4, 8) of x
 ml.nn.LayerNorm(4) of x
 ml.nn.LeakyReLU() of x
 ml.nn.Linear(4, 2) of x
+ml.nn.LogSigmoid() of x
+ml.nn.LogSoftmax() of x
+ml.nn.MaxPool1d(2) of sequences
 ml.nn.MaxPool2d(2) of images
+ml.nn.MaxPool3d(2) of volumes
+ml.nn.Mish() of x
 ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.PixelShuffle(1) of images
+ml.nn.PixelUnshuffle(2) of images
+ml.nn.PReLU(4) of x
 ml.nn.RMSNorm(4) of x
 ml.nn.RNN(2, 8) of sequences
 ml.nn.RNNCell(4, 8) of x
 ml.nn.ReLU() of x
+ml.nn.ReLU6() of x
+ml.nn.SELU() of x
 ml.nn.Sequential(ml.tanh) of x
 ml.nn.SiLU() of x
 ml.nn.Sigmoid() of x
 ml.nn.Softmax() of x
 ml.nn.Softplus() of x
+ml.nn.Softshrink() of x
+ml.nn.Softsign() of x
 ml.nn.Tanh() of x
+ml.nn.Tanhshrink() of x
+ml.nn.TransformerEncoderLayer(2, 1) of sequences
+ml.nn.Upsample(2) of images
 """
 """A layer of each kind, and what it takes: likewise."""
 
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
 ArenaError ml.Arena(5, "a")
+AttributeRefused ml.binary_cross_entropy(half, half, reduction="most")
+AttributeRefused ml.cosine_embedding(x, half, ml.ones(4), reduction="most")
+AttributeRefused ml.cosine_similarity(x, half, eps=0.0)
+AttributeRefused ml.ctc(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)
+PositionRefused ml.ctc(ml.zeros((4, 1, 2)), [[5]], [3], [1])
+PositionRefused ml.embedding_bag(ml.ones((1, 2)), ints)
+AttributeRefused ml.embedding_bag(x, ints, mode="most")
+DTypeError ml.embedding_bag(x, x)
+AttributeRefused ml.gaussian_nll(x, half, half, eps=0.0)
+AttributeRefused ml.grid_sample(images, ml.ones((1, 2, 2, 2)), mode="most")
+AttributeRefused ml.hinge(x, half, reduction="most")
+AttributeRefused ml.interpolate(images)
+AttributeRefused ml.margin_ranking(x, half, half, reduction="most")
+AttributeRefused ml.nll(x, ml.asarray([0, 1, 2, 3]), reduction="most")
+OperandValueError ml.nll(x, ml.asarray([0, 1, 2, 9]))
+AttributeRefused ml.pixel_shuffle(images, 0)
+AttributeRefused ml.pixel_unshuffle(images, 0)
+AttributeRefused ml.poisson_nll(x, half, reduction="most")
+AttributeRefused ml.smooth_l1(x, half, beta=0.0)
+AttributeRefused ml.triplet_margin(x, half, half, p=0.0)
 ArenaBusy Arena: busy.mark()
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
@@ -136,11 +218,66 @@ OutOfMemory ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)
 ShapeError ml.QueueTensor(vm, ["f32[-2]"], 1)
 ArenaError ml.ScratchPad(vm, -1)
 OutOfMemory ml.ScratchPad(vm, 2**60)
+AttributeRefused ml.nn.Bilinear(0, 2, 3)
+DTypeError ml.nn.Bilinear(4, 4, 2, dtype=ml.float16)(x, x)
+ShapeError ml.nn.Bilinear(4, 4, 3)(v, v)
+AttributeRefused ml.nn.EmbeddingBag(0, 3)
+PositionRefused ml.nn.EmbeddingBag(1, 3)(ints)
+ShapeError ml.nn.EmbeddingBag(5, 3)(ints[0])
+AttributeRefused ml.nn.Flatten(-1)
+AttributeRefused ml.nn.init.constant("1", 2)
+ShapeError ml.nn.init.constant(1.0, -2)
+DTypeError ml.nn.init.constant(1.0, 2, dtype="i64")
+DTypeError ml.nn.init.kaiming_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.kaiming_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.kaiming_normal(2)
+DTypeError ml.nn.init.kaiming_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.kaiming_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.kaiming_uniform(2)
+DTypeError ml.nn.init.lecun_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.lecun_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.lecun_normal(2)
+DTypeError ml.nn.init.lecun_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.lecun_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.lecun_uniform(2)
+DTypeError ml.nn.init.normal(2, dtype="i64")
+ShapeError ml.nn.init.normal(2, key=v)
+AttributeRefused ml.nn.init.normal(2, std="1")
+ShapeError ml.nn.init.ones(-2)
+DTypeError ml.nn.init.ones(2, dtype="i64")
+DTypeError ml.nn.init.orthogonal((2, 2), dtype="i64")
+ShapeError ml.nn.init.orthogonal((2, 2), key=v)
+AttributeRefused ml.nn.init.orthogonal(2)
+DTypeError ml.nn.init.truncated_normal(2, dtype="i64")
+ShapeError ml.nn.init.truncated_normal(2, key=v)
+AttributeRefused ml.nn.init.truncated_normal(2, lower=3.0)
+DTypeError ml.nn.init.uniform(2, dtype="i64")
+ShapeError ml.nn.init.uniform(2, key=v)
+AttributeRefused ml.nn.init.uniform(2, low=2.0)
+DTypeError ml.nn.init.xavier_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.xavier_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.xavier_normal(2)
+DTypeError ml.nn.init.xavier_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.xavier_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.xavier_uniform(2)
+ShapeError ml.nn.init.zeros(-2)
+DTypeError ml.nn.init.zeros(2, dtype="i64")
+AttributeRefused ml.nn.InstanceNorm(0)
+AttributeRefused ml.nn.PixelShuffle(0)
+ShapeError ml.nn.PixelShuffle(2)(images)
+AttributeRefused ml.nn.PixelUnshuffle(0)
+DTypeError ml.nn.TransformerDecoderLayer(2, 1)(ml.ones((1, 4, 2), dtype="c64"), sequences)
+ShapeError ml.nn.TransformerDecoderLayer(4, 2)(x, x)
+AttributeRefused ml.nn.TransformerDecoderLayer(4, 3)
+AttributeRefused ml.nn.TransformerEncoderLayer(4, 3)
+AttributeRefused ml.nn.Upsample()
 StaleTensor Tensor: stale + 1.0
 DTypeError ml.TensorType("f99")
 ShapeError ml.TensorType("f32", (-1,))
 MachineError ml.VM(threads=2, native=False)
 UnknownFunction ml.VM(kernels={"nothing": None})
+AttributeRefused ml.adaptive_avg_pool(images, 0)
+AttributeRefused ml.adaptive_max_pool(images, 0)
 AttributeRefused ml.arange(0, 3, 0)
 AttributeRefused ml.arange(300, dtype="u8")
 DTypeError ml.arange(3, dtype="bool")
@@ -148,7 +285,9 @@ CopyRefused ml.asarray([1.0], copy=False)
 DTypeError ml.asarray("text")
 OperandValueError ml.asarray([300], dtype="u8")
 ShapeError ml.asarray([[1.0], [1.0, 2.0]])
+AttributeRefused ml.avg_pool1d(sequences, 0)
 AttributeRefused ml.avg_pool2d(images, 0)
+AttributeRefused ml.avg_pool3d(volumes, 0)
 AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
 ShapeError ml.broadcast_shapes((2,), (3,))
 AttributeRefused ml.call("doubled", v, how=object())
@@ -168,8 +307,11 @@ AddressError ml.connect("nowhere")
 ConnectionLost ml.connect("unix:nowhere")
 AttributeRefused ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)
 AttributeRefused ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)
+AttributeRefused ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)
+AttributeRefused ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)), stride=0)
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))
+AttributeRefused ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)), stride=0)
 DTypeError ml.cumulative_prod(v, dtype="bool")
 DTypeError ml.cumulative_sum(v, dtype="bool")
 AttributeRefused ml.diff(v, n=-1)
@@ -186,6 +328,7 @@ DTypeError ml.empty_like(v, dtype="f99")
 DTypeError ml.eye(2, dtype="f99")
 ShapeError ml.eye(-2)
 DTypeError ml.finfo(ml.int64)
+AttributeRefused ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)
 DTypeError ml.fori_loop(0.0, 3, lambda i, x: x, v)
 ShapeError ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)
 CopyRefused ml.from_dlpack(np.ones(2), copy=False)
@@ -212,7 +355,9 @@ DTypeError ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))
 PathError ml.load("layer", into=ml.nn.Dropout(0.5))
 ShapeError ml.load("layer", into=ml.nn.Linear(2, 4))
 WeightsError ml.load("damaged")
+AttributeRefused ml.max_pool1d(sequences, 0)
 AttributeRefused ml.max_pool2d(images, 0)
+AttributeRefused ml.max_pool3d(volumes, 0)
 AttributeRefused ml.mean_squared_error(x, half, reduction="most")
 CaptureError ml.measure(lambda x: float(x), ml.TensorType("f32"))
 AttributeRefused ml.meshgrid(v, indexing="yx")
@@ -262,6 +407,7 @@ AttributeRefused ml.take(x, ints)
 AxisRefused ml.tensordot(x, x, axes=((5,), (0,)))
 AttributeRefused ml.tile(v, -1)
 AttributeRefused ml.topk(v, 9)
+AttributeRefused ml.unfold(images, 0)
 MachineError ml.use("cpu")
 AttributeRefused ml.value_and_grad(ml.sum, where="w")(x)
 DTypeError ml.value_and_grad(ml.sum)(ints)
@@ -306,8 +452,19 @@ LinAlgError ml.linalg.svdvals(nans)
 AxisRefused ml.linalg.tensordot(x, x, axes=((5,), (0,)))
 DTypeError ml.linalg.trace(x, dtype="bool")
 AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
+AttributeRefused ml.nn.AdaptiveAvgPool(0)
+AttributeRefused ml.nn.AdaptiveMaxPool(0)
+AttributeRefused ml.nn.AvgPool1d(0)
 AttributeRefused ml.nn.AvgPool2d(0)
+AttributeRefused ml.nn.AvgPool3d(0)
 AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.CELU(0.0)
+AttributeRefused ml.nn.Conv3d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose1d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose3d(2, 3, 0)
+AxisRefused ml.nn.GLU(9)(v)
+AttributeRefused ml.nn.Hardshrink("1")
+AttributeRefused ml.nn.Hardtanh("1")
 AttributeRefused ml.nn.LeakyReLU("1")
 AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
 AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
@@ -324,13 +481,18 @@ AttributeRefused ml.nn.LSTMCell(0, 8)
 AttributeRefused ml.nn.LayerNorm(4, eps=0.0)
 AttributeRefused ml.nn.Linear(0, 2)
 DTypeError ml.nn.Linear(4, 2, dtype=ml.float16)(ml.ones(4))
+AxisRefused ml.nn.LogSoftmax(9)(v)
+AttributeRefused ml.nn.MaxPool1d(0)
 AttributeRefused ml.nn.MaxPool2d(0)
+AttributeRefused ml.nn.MaxPool3d(0)
 AttributeRefused ml.nn.MultiHeadAttention(4, 3)
+AttributeRefused ml.nn.PReLU(0)
 AttributeRefused ml.nn.RMSNorm(4, eps=0.0)
 AttributeRefused ml.nn.RNN(2, 8, num_layers=0)
 AttributeRefused ml.nn.RNNCell(0, 8)
 DTypeError ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))
 AxisRefused ml.nn.Softmax(9)(v)
+AttributeRefused ml.nn.Softshrink("1")
 DTypeError ml.nn.buffer(5)
 AttributeRefused ml.optim.Adam(v, -1.0)
 AttributeRefused ml.optim.AdamW(v, -1.0)
@@ -420,6 +582,7 @@ NEVER = {
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
     "Transform": "a protocol",
+    "nn.Identity": "it gives back what it is given",
     "nn.Module": "what is made of it raises, and its methods",
     "nn.Sequential": "its layers raise",
     "nn.Tanh": "every tensor has one",
@@ -451,6 +614,7 @@ def named() -> dict[str, Any]:
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
+    volumes = ml.ones((1, 2, 2, 2, 2))
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 

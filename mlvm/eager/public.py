@@ -31,23 +31,31 @@ AT_ONCE: Final = {
         f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64
         u8:uint8 u16:uint16 u32:uint32 u64:uint64""",
     "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
+    "mlvm.eager.functions.activations": """celu elu glu hard_sigmoid hard_swish hard_tanh hardshrink
+        leaky_relu log_sigmoid mish prelu relu6 selu silu soft_sign softplus softshrink
+        tanhshrink""",
     "mlvm.eager.functions.attention": """rotary_encoding scaled_dot_product_attention
         sinusoidal_encoding""",
     "mlvm.eager.functions.contraction": "einsum",
+    "mlvm.eager.functions.convolution": """conv1d conv2d conv3d conv_transpose1d conv_transpose2d
+        conv_transpose3d""",
     "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
     "mlvm.eager.functions.elements": """astype clip count_nonzero dynamic_update nonzero one_hot
         positive stop_gradient take take_along_axis where""",
-    "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
-        mean_squared_error softmax_cross_entropy""",
-    "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
-        leaky_relu max_pool2d silu softplus""",
+    "mlvm.eager.functions.losses": """binary_cross_entropy binary_cross_entropy_with_logits
+        cosine_embedding cosine_similarity gaussian_nll hinge huber kl_divergence l1 margin_ranking
+        mean_squared_error nll poisson_nll smooth_l1 softmax_cross_entropy triplet_margin""",
+    "mlvm.eager.functions.neural": "dropout embedding_bag",
+    "mlvm.eager.functions.pooling": """adaptive_avg_pool adaptive_max_pool avg_pool1d avg_pool2d
+        avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
         expand_dims matrix_transpose meshgrid moveaxis pad permute_dims repeat reshape roll split
         squeeze stack tile unstack""",
     "mlvm.eager.functions.sorting": """argsort isin searchsorted sort topk unique_all unique_counts
         unique_inverse unique_values""",
     "mlvm.eager.functions.sums": "cumulative_prod cumulative_sum diff outer std",
+    "mlvm.eager.functions.windows": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.context": "default_arena default_vm use",
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
@@ -69,7 +77,9 @@ WHEN_ASKED: Final = {
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
     "mlvm.eager.files.checkpoints": "load save",
+    "mlvm.eager.functions.images": "grid_sample interpolate pixel_shuffle pixel_unshuffle",
     "mlvm.eager.functions.linalg": "tensordot vecdot",
+    "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
     "mlvm.input.batches": "Transform",
@@ -159,7 +169,9 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
-        setattr(shown, each, getattr(module, each))
+        value = getattr(module, each)
+        inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else value
+        setattr(shown, each, inner)
     vars(shown).update(
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),

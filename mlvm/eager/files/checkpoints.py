@@ -164,7 +164,7 @@ def load(
     `PathError` for names that are missing or unknown, `DTypeError` and `ShapeError` for another
     dtype or shape. Each names the file.
 
-        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3, zeros=True))
+        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
     """

@@ -225,7 +225,7 @@ def test_without_a_key_the_global_one_is_used() -> None:
 
 def test_a_kernel_of_zeros_draws_nothing() -> None:
     before = random.state()
-    assert not nn.Linear(2, 3, zeros=True).kernel.numpy().any()
+    assert not nn.Linear(2, 3, kernel_init=nn.init.zeros).kernel.numpy().any()
     np.testing.assert_array_equal(random.state(), before)
 
 
