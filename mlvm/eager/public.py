@@ -177,6 +177,7 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
         lerp,
         logit,
         nan_to_num,
+        polygamma,
         xlogy,
     )
     from mlvm.eager.functions.linalg import cross, tensordot, vecdot
@@ -368,6 +369,7 @@ __all__ = [
     "percentile",
     "permute_dims",
     "pi",
+    "polygamma",
     "positive",
     "program_of",
     "ptp",
@@ -461,7 +463,7 @@ _ROOMS: Final = {
     "mlvm.eager.files.checkpoints": "load save",
     "mlvm.eager.functions.linalg": "cross tensordot vecdot",
     "mlvm.eager.functions.comparing": (
-        "allclose array_equal fmod i0 isclose lerp logit nan_to_num xlogy"
+        "allclose array_equal fmod i0 isclose lerp logit nan_to_num polygamma xlogy"
     ),
     "mlvm.eager.functions.products": (
         "cdist diag diagonal dot inner kron trace tril_indices triu_indices vdot"

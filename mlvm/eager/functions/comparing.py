@@ -1,5 +1,5 @@
 """Elementwise functions of a few ops each: near equality, what stands for nan, interpolation, and
-logarithms that have a value at 0."""
+special functions beside those that are ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from mlvm.core.rules import require
 from mlvm.core.types import bool_
-from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32
@@ -150,7 +150,7 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
     return op.where(op.less(x, 0), -rest, rest)
 
 
-# --- logarithms ----------------------------------------------------------------------
+# --- special functions ----------------------------------------------------------------------
 
 
 @public
@@ -173,6 +173,21 @@ def xlogy(x: Tensor, y: Operand, /) -> Tensor:
     logarithm = op.logical_or(op.logical_and(op.greater(y, 0.0), op.isfinite(y)), op.isnan(y))
     none = op.logical_and(op.equal(x, 0.0), op.logical_not(logarithm))
     return x * op.log(op.where(none, constant(1.0, y.dtype), y))
+
+
+@public
+def polygamma(n: int, x: Tensor, /) -> Tensor:
+    """The n-th derivative of `digamma`, which is itself that of `lgamma`. At 0, -1, -2, ... it is
+    inf for an odd n, else nan.
+
+    x: [...], any dtype but complex; integers and bools as f32 -> f[...]. Raises `AttributeRefused`
+    for an n that is not 0 .. 100, `DTypeError` for complex numbers.
+
+        >>> ml.polygamma(1, ml.asarray([1.0]))
+        Tensor([1.644934], f32[1])
+    """
+    type_of(x)
+    return op.polygamma(x, n=integer(n, "n"))
 
 
 @public

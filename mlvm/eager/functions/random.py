@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -421,8 +421,9 @@ def truncated_normal(
     drawn = _drawn_shape(given, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
     first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
-    x = rounded(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
-    return op.clip(x, low, high)
+    y = op.erfinv(first + u * (last - first))
+    most = float(np.finfo(y.dtype.numpy.name).max)
+    return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), wanted), low, high)
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -431,38 +432,6 @@ def _bound(x: float | Tensor, dtype: DType) -> Tensor:
     if not is_real(x):
         raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}")
     return full((), float(x), dtype=dtype)
-
-
-_CENTRAL: Final = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-_TAIL: Final = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
-
-
-def _erfinv(y: Tensor) -> Tensor:
-    """The inverse of erf: in f32 to about 1e-6, by Giles (GPU Computing Gems 2, 2011, ch. 10); in
-    f64 with two steps of Newton's method."""
-    most = 1.0 - float(np.finfo(y.dtype.numpy.name).epsneg)
-    y = op.clip(y, -most, most)
-    w = -op.log((1.0 - y) * (1.0 + y))
-    near = op.less(w, 5.0)
-    w = op.where(near, w - 2.5, op.sqrt(w) - 3.0)
-    x = y * op.where(near, _polynomial(_CENTRAL, w), _polynomial(_TAIL, w))
-    if y.dtype is f64:
-        for _ in range(2):
-            x = x - (op.erf(x) - y) * op.exp(op.square(x)) * (math.sqrt(math.pi) / 2)
-    return x
-
-
-def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    result = x * coefficients[0] + coefficients[1]
-    for each in coefficients[2:]:
-        result = result * x + each
-    return result
 
 
 def _wide_dtype(dtype: DType) -> DType:
