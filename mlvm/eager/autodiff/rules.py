@@ -655,6 +655,7 @@ VJPS: Final[dict[str, Rules]] = {
     "avg_pool2d": {"x": _avg_pool2d},
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
+    **_none("gamma poisson binomial multinomial"),
 }
 
 _HOLOMORPHIC: Final = (

@@ -328,11 +328,11 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "rfft2": "use ml.fft.rfftn(x, axes=(-2, -1))",
     },
     "mlvm.eager.linalg": {
+        "cho_solve": "use ml.linalg.cholesky_solve",
         "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
-        "expm": "there is none; write scipy.linalg.expm(x.numpy())",
         "inverse": "use ml.linalg.inv",
         "kron": "use ml.kron",
-        "solve_triangular": "use ml.linalg.solve(x, y)",
+        "matrix_exp": "use ml.linalg.expm",
         "multi_dot": "use x @ y @ z, or ml.einsum",
     },
     "mlvm.eager.nn": {
@@ -369,13 +369,17 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager.random": {
         "PRNGKey": "use ml.random.key",
         "default_rng": "use ml.random.key, and give it to the draw",
-        "gumbel": "use ml.random.categorical for a draw by logits",
         "manual_seed": "use ml.random.seed",
         "rand": "use ml.random.uniform",
         "randn": "use ml.random.normal",
         "random": "use ml.random.uniform",
         "shuffle": "use ml.random.permutation",
+        "standard_cauchy": "use ml.random.cauchy",
+        "standard_exponential": "use ml.random.exponential",
+        "standard_gamma": "use ml.random.gamma",
         "standard_normal": "use ml.random.normal",
+        "standard_t": "use ml.random.student_t",
+        "t": "use ml.random.student_t",
     },
 }
 """What to write for functions of other libraries, by the module in which they are looked for."""
