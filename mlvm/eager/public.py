@@ -200,6 +200,7 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
         segment_prod,
         segment_sum,
     )
+    from mlvm.eager.functions.signal import hamming, hanning, istft, stft
     from mlvm.eager.functions.statistics import (
         average,
         bincount,
@@ -316,6 +317,8 @@ __all__ = [
     "full_like",
     "function",
     "grad",
+    "hamming",
+    "hanning",
     "histogram",
     "huber",
     "i0",
@@ -330,6 +333,7 @@ __all__ = [
     "isclose",
     "isdtype",
     "isin",
+    "istft",
     "kl_divergence",
     "kron",
     "l1",
@@ -401,6 +405,7 @@ __all__ = [
     "squeeze",
     "stack",
     "std",
+    "stft",
     "stop_gradient",
     "switch",
     "take",
@@ -468,6 +473,7 @@ _ROOMS: Final = {
     "mlvm.eager.functions.products": (
         "cdist diag diagonal dot inner kron trace tril_indices triu_indices vdot"
     ),
+    "mlvm.eager.functions.signal": "hamming hanning istft stft",
     "mlvm.eager.functions.statistics": (
         "average bincount corrcoef cov digitize histogram median nanmax nanmean nanmin "
         "nanstd nansum nanvar percentile ptp quantile"

@@ -222,6 +222,8 @@ _OTHER_NAMES: Final = {
     "grad": "backward autograd",
     "greater": "gt",
     "greater_equal": "ge",
+    "hamming": "hamming_window",
+    "hanning": "hann_window",
     "histogram": "histc",
     "int32": "int",
     "int64": "int_ long intp",
