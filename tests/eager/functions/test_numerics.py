@@ -440,7 +440,7 @@ def test_a_gradient_flows_into_unique_rows() -> None:
     (lambda: untyped.quantile(t(V), 0.5, method="most"), ValueError, "method is one of linear,"),
     (lambda: ml.median(ml.zeros(0)), ml.errors.ShapeError, "no elements"),
     (lambda: ml.median(t([1j])), ml.errors.DTypeError, "c64"),
-    (lambda: ml.bincount(t([-1])), IndexError, r"bincount\(i64\[1\]\)"),
+    (lambda: ml.bincount(t([-1])), IndexError, "out of range"),
     (lambda: ml.bincount(t([3]), length=2), IndexError, "index 3"),
     (lambda: ml.histogram(t(V), 0), ValueError, "no bins"),
     (lambda: ml.histogram(t(V), 3, (1.0, 0.0)), ValueError, "low <= high"),
