@@ -1,4 +1,4 @@
-"""The names of `mlvm.eager`. Those of the ops are in `primitives`.
+"""The names of `mlvm.eager`, by the modules that define them. Those of the ops are in `primitives`.
 
 What many programs do not use is imported when it is first asked for: `LATER` says from where.
 """
@@ -10,136 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from mlvm.arena.arena import Arena
-from mlvm.core import errors
-from mlvm.core.types import TensorType
-from mlvm.core.types import bf16 as bfloat16
-from mlvm.core.types import bool_ as bool
-from mlvm.core.types import c64 as complex64
-from mlvm.core.types import c128 as complex128
-from mlvm.core.types import f16 as float16
-from mlvm.core.types import f32 as float32
-from mlvm.core.types import f64 as float64
-from mlvm.core.types import i8 as int8
-from mlvm.core.types import i16 as int16
-from mlvm.core.types import i32 as int32
-from mlvm.core.types import i64 as int64
-from mlvm.core.types import u8 as uint8
-from mlvm.core.types import u16 as uint16
-from mlvm.core.types import u32 as uint32
-from mlvm.core.types import u64 as uint64
-from mlvm.eager import tree
-from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
-from mlvm.eager.functions import halves, random
+from mlvm.eager.functions import halves
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager.functions.attention import (
-    rotary_encoding,
-    scaled_dot_product_attention,
-    sinusoidal_encoding,
-)
-from mlvm.eager.functions.contraction import einsum
-from mlvm.eager.functions.creation import (
-    arange,
-    asarray,
-    e,
-    empty,
-    empty_like,
-    eye,
-    full,
-    full_like,
-    inf,
-    linspace,
-    nan,
-    newaxis,
-    ones,
-    ones_like,
-    pi,
-    zeros,
-    zeros_like,
-)
-from mlvm.eager.functions.elements import (
-    argwhere,
-    astype,
-    clip,
-    count_nonzero,
-    dynamic_update,
-    flatnonzero,
-    nonzero,
-    one_hot,
-    positive,
-    stop_gradient,
-    take,
-    take_along_axis,
-    where,
-)
-from mlvm.eager.functions.indexing import scatter_add
-from mlvm.eager.functions.losses import (
-    binary_cross_entropy_with_logits,
-    huber,
-    kl_divergence,
-    l1,
-    mean_squared_error,
-    softmax_cross_entropy,
-)
-from mlvm.eager.functions.neural import (
-    avg_pool2d,
-    conv1d,
-    conv2d,
-    conv_transpose2d,
-    dropout,
-    elu,
-    leaky_relu,
-    max_pool2d,
-    silu,
-    softplus,
-)
-from mlvm.eager.functions.shapes import (
-    broadcast_arrays,
-    broadcast_shapes,
-    broadcast_to,
-    concat,
-    expand_dims,
-    matrix_transpose,
-    meshgrid,
-    moveaxis,
-    pad,
-    permute_dims,
-    repeat,
-    reshape,
-    roll,
-    rot90,
-    split,
-    squeeze,
-    stack,
-    tile,
-    unstack,
-)
-from mlvm.eager.functions.sorting import (
-    argsort,
-    interp,
-    isin,
-    searchsorted,
-    sort,
-    topk,
-    unique,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
-from mlvm.eager.functions.sums import (
-    cummax,
-    cummin,
-    cumulative_prod,
-    cumulative_sum,
-    diff,
-    logcumsumexp,
-    outer,
-    std,
-    trapezoid,
-)
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager.interop.exchange import from_dlpack
 from mlvm.eager.interop.hints import (
     OF_LOSS_SCALES,
     OF_MODULES,
@@ -149,298 +23,73 @@ from mlvm.eager.interop.hints import (
     missing,
 )
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
-from mlvm.eager.tensor.context import default_arena, default_vm, use
-from mlvm.eager.tensor.dtypes import can_cast, finfo, iinfo, isdtype, result_type
-from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.local import LocalVM as VM
 
-if TYPE_CHECKING:  # at run time these are imported when they are first asked for: see `LATER`
-    from mlvm.arena.recording import Recording
-    from mlvm.core.program.assembly import disassemble
-    from mlvm.eager import nn, optim, parallel
-    from mlvm.eager.autodiff import testing
-    from mlvm.eager.autodiff.host_call import call
-    from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-    from mlvm.eager.capture.guards.changing import RecompilationWarning
-    from mlvm.eager.control.branches import cond, switch
-    from mlvm.eager.control.checkpoint import checkpoint
-    from mlvm.eager.control.functions import function
-    from mlvm.eager.control.loops import fori_loop, map, scan, while_loop
-    from mlvm.eager.files.checkpoints import load, save
-    from mlvm.eager.functions import fft, linalg
-    from mlvm.eager.functions.comparing import (
-        allclose,
-        array_equal,
-        fmod,
-        i0,
-        isclose,
-        lerp,
-        logit,
-        nan_to_num,
-        polygamma,
-        xlogy,
-    )
-    from mlvm.eager.functions.linalg import cross, tensordot, vecdot
-    from mlvm.eager.functions.products import (
-        cdist,
-        diag,
-        diagonal,
-        dot,
-        inner,
-        kron,
-        trace,
-        tril_indices,
-        triu_indices,
-        vdot,
-    )
-    from mlvm.eager.functions.segments import (
-        segment_max,
-        segment_mean,
-        segment_min,
-        segment_prod,
-        segment_sum,
-    )
-    from mlvm.eager.functions.signal import hamming, hanning, istft, stft
-    from mlvm.eager.functions.statistics import (
-        average,
-        bincount,
-        corrcoef,
-        cov,
-        digitize,
-        histogram,
-        median,
-        nanmax,
-        nanmean,
-        nanmin,
-        nanstd,
-        nansum,
-        nanvar,
-        percentile,
-        ptp,
-        quantile,
-    )
-    from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
-    from mlvm.eager.recording.listing import program_of
-    from mlvm.input.batches import Dataset, Transform
-    from mlvm.input.pipeline import PipelineState, PipelineStats
-    from mlvm.input.sampling import SampleRandom
-    from mlvm.machines.dry import DryVM
-    from mlvm.machines.remote.client import RemoteVM
-    from mlvm.machines.remote.connect import connect
-    from mlvm.show.record import record
+AT_ONCE: Final = {
+    "mlvm.arena.arena": "Arena",
+    "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
+        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64
+        u8:uint8 u16:uint16 u32:uint32 u64:uint64""",
+    "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
+    "mlvm.eager.functions.attention": """rotary_encoding scaled_dot_product_attention
+        sinusoidal_encoding""",
+    "mlvm.eager.functions.contraction": "einsum",
+    "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
+        linspace nan newaxis ones ones_like pi zeros zeros_like""",
+    "mlvm.eager.functions.elements": """argwhere astype clip count_nonzero dynamic_update
+        flatnonzero nonzero one_hot positive stop_gradient take take_along_axis where""",
+    "mlvm.eager.functions.indexing": "scatter_add",
+    "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
+        mean_squared_error softmax_cross_entropy""",
+    "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
+        leaky_relu max_pool2d silu softplus""",
+    "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
+        expand_dims matrix_transpose meshgrid moveaxis pad permute_dims repeat reshape roll rot90
+        split squeeze stack tile unstack""",
+    "mlvm.eager.functions.sorting": """argsort interp isin searchsorted sort topk unique unique_all
+        unique_counts unique_inverse unique_values""",
+    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff logcumsumexp
+        outer std trapezoid""",
+    "mlvm.eager.interop.exchange": "from_dlpack",
+    "mlvm.eager.tensor.context": "default_arena default_vm use",
+    "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
+    "mlvm.eager.tensor.tensor": "Tensor",
+    "mlvm.machines.local": "LocalVM:VM",
+}
+"""What `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in `ml`."""
 
-__all__ = [
-    "VM",
-    "Arena",
-    "Captured",
-    "Dataset",
-    "DryVM",
-    "Measured",
-    "Pipeline",
-    "PipelineState",
-    "PipelineStats",
-    "QueueTensor",
-    "RecompilationWarning",
-    "Recording",
-    "RemoteVM",
-    "SampleRandom",
-    "ScratchPad",
-    "Tensor",
-    "TensorType",
-    "Transform",
-    "allclose",
-    "arange",
-    "argsort",
-    "argwhere",
-    "array_equal",
-    "asarray",
-    "astype",
-    "average",
-    "avg_pool2d",
-    "bfloat16",
-    "binary_cross_entropy_with_logits",
-    "bincount",
-    "bool",
-    "broadcast_arrays",
-    "broadcast_shapes",
-    "broadcast_to",
-    "call",
-    "can_cast",
-    "capture",
-    "cdist",
-    "checkpoint",
-    "clip",
-    "complex64",
-    "complex128",
-    "concat",
-    "cond",
-    "connect",
-    "conv1d",
-    "conv2d",
-    "conv_transpose2d",
-    "corrcoef",
-    "count_nonzero",
-    "cov",
-    "cross",
-    "cummax",
-    "cummin",
-    "cumulative_prod",
-    "cumulative_sum",
-    "default_arena",
-    "default_vm",
-    "diag",
-    "diagonal",
-    "diff",
-    "digitize",
-    "disassemble",
-    "dot",
-    "dropout",
-    "dynamic_update",
-    "e",
-    "einsum",
-    "elu",
-    "empty",
-    "empty_like",
-    "errors",
-    "expand_dims",
-    "eye",
-    "fft",
-    "finfo",
-    "flatnonzero",
-    "float16",
-    "float32",
-    "float64",
-    "fmod",
-    "fori_loop",
-    "from_dlpack",
-    "full",
-    "full_like",
-    "function",
-    "grad",
-    "hamming",
-    "hanning",
-    "histogram",
-    "huber",
-    "i0",
-    "iinfo",
-    "inf",
-    "inner",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "interp",
-    "isclose",
-    "isdtype",
-    "isin",
-    "istft",
-    "kl_divergence",
-    "kron",
-    "l1",
-    "leaky_relu",
-    "lerp",
-    "linalg",
-    "linspace",
-    "load",
-    "logcumsumexp",
-    "logit",
-    "map",
-    "matrix_transpose",
-    "max_pool2d",
-    "mean_squared_error",
-    "measure",
-    "median",
-    "meshgrid",
-    "moveaxis",
-    "nan",
-    "nan_to_num",
-    "nanmax",
-    "nanmean",
-    "nanmin",
-    "nanstd",
-    "nansum",
-    "nanvar",
-    "newaxis",
-    "nn",
-    "nonzero",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "optim",
-    "outer",
-    "pad",
-    "parallel",
-    "percentile",
-    "permute_dims",
-    "pi",
-    "polygamma",
-    "positive",
-    "program_of",
-    "ptp",
-    "quantile",
-    "random",
-    "record",
-    "repeat",
-    "reshape",
-    "result_type",
-    "roll",
-    "rot90",
-    "rotary_encoding",
-    "save",
-    "scaled_dot_product_attention",
-    "scan",
-    "scatter_add",
-    "searchsorted",
-    "segment_max",
-    "segment_mean",
-    "segment_min",
-    "segment_prod",
-    "segment_sum",
-    "silu",
-    "sinusoidal_encoding",
-    "softmax_cross_entropy",
-    "softplus",
-    "sort",
-    "split",
-    "squeeze",
-    "stack",
-    "std",
-    "stft",
-    "stop_gradient",
-    "switch",
-    "take",
-    "take_along_axis",
-    "tensordot",
-    "testing",
-    "tile",
-    "topk",
-    "trace",
-    "trapezoid",
-    "tree",
-    "tril_indices",
-    "triu_indices",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "unique",
-    "unique_all",
-    "unique_counts",
-    "unique_inverse",
-    "unique_values",
-    "unstack",
-    "use",
-    "value_and_grad",
-    "vdot",
-    "vecdot",
-    "vjp",
-    "where",
-    "while_loop",
-    "xlogy",
-    "zeros",
-    "zeros_like",
-]
-
+WHEN_ASKED: Final = {
+    "mlvm.arena.recording": "Recording",
+    "mlvm.core.program.assembly": "disassemble",
+    "mlvm.eager.autodiff.host_call": "call",
+    "mlvm.eager.capture.captured": "Captured Measured capture measure",
+    "mlvm.eager.capture.guards.changing": "RecompilationWarning",
+    "mlvm.eager.control.branches": "cond switch",
+    "mlvm.eager.control.checkpoint": "checkpoint",
+    "mlvm.eager.control.functions": "function",
+    "mlvm.eager.control.loops": "fori_loop map scan while_loop",
+    "mlvm.eager.files.checkpoints": "load save",
+    "mlvm.eager.functions.linalg": "cross tensordot vecdot",
+    "mlvm.eager.functions.products": """cdist diag diagonal dot inner kron trace tril_indices
+        triu_indices vdot""",
+    "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
+        segment_sum""",
+    "mlvm.eager.functions.signal": "hamming hanning istft stft",
+    "mlvm.eager.functions.special": """allclose array_equal fmod i0 isclose lerp logit nan_to_num
+        polygamma xlogy""",
+    "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram median
+        nanmax nanmean nanmin nanstd nansum nanvar percentile ptp quantile""",
+    "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
+    "mlvm.eager.recording.listing": "program_of",
+    "mlvm.input.batches": "Dataset Transform",
+    "mlvm.input.pipeline": "PipelineState PipelineStats",
+    "mlvm.input.sampling": "SampleRandom",
+    "mlvm.machines.dry": "DryVM",
+    "mlvm.machines.remote.client": "RemoteVM",
+    "mlvm.machines.remote.connect": "connect",
+    "mlvm.show.record": "record",
+}
+"""What is imported when it is first asked for: what many programs do not use."""
 
 SHOWN: Final = {
     "errors": "mlvm.core.errors",
@@ -455,45 +104,21 @@ SHOWN: Final = {
 }
 """The modules of which `ml` has the public names, by their names there."""
 
-_ROOMS: Final = {
-    "mlvm.arena.recording": "Recording",
-    "mlvm.core.program.assembly": "disassemble",
-    "mlvm.eager.autodiff.host_call": "call",
-    "mlvm.eager.capture.captured": "Captured Measured capture measure",
-    "mlvm.eager.capture.guards.changing": "RecompilationWarning",
-    "mlvm.eager.control.branches": "cond switch",
-    "mlvm.eager.control.checkpoint": "checkpoint",
-    "mlvm.eager.control.functions": "function",
-    "mlvm.eager.control.loops": "fori_loop map scan while_loop",
-    "mlvm.eager.files.checkpoints": "load save",
-    "mlvm.eager.functions.linalg": "cross tensordot vecdot",
-    "mlvm.eager.functions.comparing": (
-        "allclose array_equal fmod i0 isclose lerp logit nan_to_num polygamma xlogy"
-    ),
-    "mlvm.eager.functions.products": (
-        "cdist diag diagonal dot inner kron trace tril_indices triu_indices vdot"
-    ),
-    "mlvm.eager.functions.signal": "hamming hanning istft stft",
-    "mlvm.eager.functions.statistics": (
-        "average bincount corrcoef cov digitize histogram median nanmax nanmean nanmin "
-        "nanstd nansum nanvar percentile ptp quantile"
-    ),
-    "mlvm.eager.functions.segments": (
-        "segment_max segment_mean segment_min segment_prod segment_sum"
-    ),
-    "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
-    "mlvm.eager.recording.listing": "program_of",
-    "mlvm.input.batches": "Dataset Transform",
-    "mlvm.input.pipeline": "PipelineState PipelineStats",
-    "mlvm.input.sampling": "SampleRandom",
-    "mlvm.machines.dry": "DryVM",
-    "mlvm.machines.remote.client": "RemoteVM",
-    "mlvm.machines.remote.connect": "connect",
-    "mlvm.show.record": "record",
-}
-"""What is imported when it is first asked for, by its module: what many programs do not use."""
 
-LATER: Final = {name: room for room, names in _ROOMS.items() for name in names.split()} | SHOWN
+def _places(rooms: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The module that defines each name, and what it is called there."""
+    listed = [
+        (room, *word.partition(":")) for room, words in rooms.items() for word in words.split()
+    ]
+    return {name or there: (room, there) for room, there, _, name in listed}
+
+
+PLACES: Final = _places(AT_ONCE) | _places(WHEN_ASKED)
+LATER: Final = {name: PLACES[name][0] for name in _places(WHEN_ASKED)} | SHOWN
+PRESENT: Final[dict[str, Any]] = {
+    name: getattr(import_module(room), there) for name, (room, there) in _places(AT_ONCE).items()
+}
+__all__ = sorted({*PLACES, *SHOWN})
 
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
@@ -521,8 +146,7 @@ def functions() -> list[str]:
     return [
         name
         for name in __all__
-        if name not in SHOWN
-        and (name[0].islower() if name in LATER else isfunction(globals()[name]))
+        if name not in SHOWN and (name[0].islower() if name in LATER else isfunction(PRESENT[name]))
     ]
 
 
