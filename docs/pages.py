@@ -42,9 +42,10 @@ _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
 _GROUPS: Final = {
     "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
     "elementwise": ("Elementwise functions", "elementwise elements special"),
-    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting"),
+    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting segments"),
     "reductions": ("Sums and statistics", "reduction sums statistics"),
-    "products": ("Products", "contraction linalg matrices"),
+    "products": ("Products", "contraction linalg matrices products"),
+    "signals": ("Signals", "signal"),
     "neural": (
         "Layers as functions, losses",
         "neural activations convolution pooling windows images attention losses ctc",

@@ -43,8 +43,9 @@ class Tensor(Methods, Allocation):
     What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
     views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
     `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
-    squeeze repeat take nonzero argsort`. What is left of it along an axis: `sum mean var std prod
-    min max argmin argmax all any`. All other functions are those of `ml` alone.
+    squeeze repeat take nonzero argsort`, with other elements `at`. What is left of it along an
+    axis: `sum mean var std prod min max argmin argmax all any`. All other functions are those of
+    `ml` alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()

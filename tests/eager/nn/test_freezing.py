@@ -341,7 +341,9 @@ class Lora(nn.Module):
         width, features = inner.kernel.shape
         self.inner = nn.buffer(inner)
         self.down = nn.Linear(width, rank, bias=False, key=key, dtype=inner.kernel.dtype)
-        self.up = nn.Linear(rank, features, bias=False, zeros=True, dtype=inner.kernel.dtype)
+        self.up = nn.Linear(
+            rank, features, bias=False, kernel_init=nn.init.zeros, dtype=inner.kernel.dtype
+        )
 
     def __call__(self, x: ml.Tensor) -> ml.Tensor:
         return self.inner(x) + self.up(self.down(x))
@@ -351,10 +353,10 @@ class Lora(nn.Module):
 def test_a_projection_of_attention_may_be_another_module(rotary_base: float | None) -> None:
     layer = nn.MultiHeadAttention(8, 2, rotary_base=rotary_base, dtype=ml.float64)
     x = ml.random.normal((2, 5, 8), dtype=ml.float64)
-    expected = layer(x, causal=True).numpy()
+    expected = layer(x, is_causal=True).numpy()
     for i, name in enumerate(("query", "key", "value", "out")):
         setattr(layer, name, Lora(getattr(layer, name), 2, ml.random.key(i)))
-    np.testing.assert_allclose(layer(x, causal=True).numpy(), expected, rtol=1e-12)
+    np.testing.assert_allclose(layer(x, is_causal=True).numpy(), expected, rtol=1e-12)
     assert all("down" in path or "up" in path for path in layer.named_parameters())
     cache = layer.init_cache(2, 5)
     y, _ = layer(x, cache=cache, position=0)
@@ -362,7 +364,7 @@ def test_a_projection_of_attention_may_be_another_module(rotary_base: float | No
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-12)
 
     def loss(layer: nn.MultiHeadAttention) -> ml.Tensor:
-        return ml.sum(ml.square(layer(x, causal=True)))
+        return ml.sum(ml.square(layer(x, is_causal=True)))
 
     adapted: Any = layer.query
     adapted.up.kernel += 0.1
