@@ -13,19 +13,40 @@ Groups give some parameters hyperparameters of their own; a parameter is in the 
 """
 
 from mlvm.eager.optim.gradients import LossScale, all_finite, clip_by_global_norm, global_norm
+from mlvm.eager.optim.layerwise import LBFGS, Adafactor, Lamb, Muon
 from mlvm.eager.optim.optimizer import Group, Groups, Optimizer
-from mlvm.eager.optim.rules import SGD, Adam, AdamW, Lion, RMSProp
+from mlvm.eager.optim.rules import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSProp,
+)
 from mlvm.eager.optim.schedules import Schedule, constant, cosine, one_cycle
 
 __all__ = [
+    "LBFGS",
     "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Group",
     "Groups",
+    "Lamb",
     "Lion",
     "LossScale",
+    "Muon",
+    "NAdam",
     "Optimizer",
+    "RAdam",
     "RMSProp",
     "Schedule",
     "all_finite",

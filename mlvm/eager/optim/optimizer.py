@@ -31,6 +31,9 @@ first is a pattern of paths, in which `*` matches "/" too, or a function of path
 
 Tensors: TypeAlias = Sequence[Tensor]
 
+Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
+"""A parameter, its gradient, its state and the scalars of its group."""
+
 _SCALAR = TensorType(f32)
 
 
@@ -106,7 +109,8 @@ class _OfFields:
 
     def __init_subclass__(cls) -> None:
         own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
-        if own and "_step" in vars(cls) and "__init__" not in vars(cls):
+        has_rule = "_step" in vars(cls) or "_step_all" in vars(cls)
+        if own and has_rule and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
             cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
@@ -209,29 +213,27 @@ class Optimizer(_OfFields):
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
-            self._held = self._hold(params)
+            self._held = self._hold(params, None if self._by_element else self._name)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                state = {path: self._zeros_beside(self._params[path]) for path in group.paths}
-                self._state.setdefault(name, {}).update(state)
+            hyper = self._hyper(group)
+            for path in group.paths:
+                x = self._params[path]
+                for name, type in self._state_types(hyper, x.type).items():
+                    self._state.setdefault(name, {})[path] = _zeros_beside(x, type)
 
     @staticmethod
-    def _hold(params: Tree) -> Whole:
-        """What this one has of the parameters. `ml.parallel` puts another function here."""
+    def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
+        """What this one has of the parameters. `ml.parallel` puts another function here, which
+        raises `AttributeRefused` for parts where an optimizer of that name needs all of them."""
         return Whole()
 
     def _read_tree(self) -> None:
         self._leaves = dict(named_leaves(self._tree))
         self._params = named_tensors(self._tree)
         self._types = {path: x.type for path, x in self._leaves.items()}
-
-    def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.hosting():
-            type = self._held.state_type(x.type)
-            return creation.zeros(type.shape, dtype=type.dtype)
 
     def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
         """The given groups, and one with all parameters that are in none of them."""
@@ -296,10 +298,12 @@ class Optimizer(_OfFields):
         }
         self.count += 1
         for i, group in enumerate(self.groups):
-            names = self._state_of(hypers[i])
+            updates = []
             for path in group.paths:
-                p, state = params[path], [self._state[name][path] for name in names]
-                self._step(hypers[i], p, gradients[path], state, scalars[i, p.dtype])
+                p, names = params[path], self._state_types(hypers[i], self._types[path])
+                state = [self._state[name][path] for name in names]
+                updates.append((p, gradients[path], state, scalars[i, p.dtype]))
+            self._step_all(hypers[i], updates)
         self._held.gather(self._params, params)
 
     def _hyper(self, group: Group) -> Any:
@@ -307,6 +311,12 @@ class Optimizer(_OfFields):
         options = {name: vars(self)[name] for name in self._options}
         own = {name: x for name, x in vars(group).items() if name in options}
         return SimpleNamespace(**{**options, **own})
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update: what a schedule gives for `count`, else
+        `learning_rate`. A group may have another."""
+        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
@@ -343,9 +353,18 @@ class Optimizer(_OfFields):
     def _require(self, hyper: Any) -> None:
         """Raise `AttributeRefused` for hyperparameters that may not be together."""
 
+    _by_element: ClassVar[bool] = True
+    """Whether an element is updated by its own gradient and state alone, also in pieces."""
+
     def _state_of(self, hyper: Any) -> Sequence[str]:
         """The names of the state, zero at first, that a parameter has for these."""
         raise NotImplementedError
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        """The state of a parameter of this type by name; as the parameter, if a rule says no more
+        than the names."""
+        kept = self._held.state_type(type)
+        return dict.fromkeys(self._state_of(hyper), kept)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """The scalars that this update needs for the parameters of rate's dtype with these
@@ -356,18 +375,26 @@ class Optimizer(_OfFields):
         """Update one parameter and its state in place."""
         raise NotImplementedError
 
+    def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
+        """Update the parameters of one group and their state: one by one, unless a rule is about
+        all of them."""
+        for update in updates:
+            self._step(hyper, *update)
+
     # --- checks --------------------------------------------------------------------------
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
         for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                if group.paths[0] not in self._state.get(name, ()):
-                    raise AttributeRefused(
-                        f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
-                        f"hyperparameters took none when the optimizer was made; make another one"
-                    )
+            hyper = self._hyper(group)
+            for path in group.paths:
+                for name in self._state_types(hyper, self._types[path]):
+                    if path not in self._state.get(name, ()):
+                        raise AttributeRefused(
+                            f"{self._name}: there is no {name!r} for {path!r}, as its "
+                            f"hyperparameters took none when this was made; make another one"
+                        )
         gradients = dict(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
@@ -406,6 +433,11 @@ class Optimizer(_OfFields):
         public = {name: vars(self)[name] for name in self._options}
         groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
+
+
+def _zeros_beside(x: Tensor, type: TensorType) -> Tensor:
+    with x.arena.hosting():
+        return creation.zeros(type.shape, dtype=type.dtype)
 
 
 def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:

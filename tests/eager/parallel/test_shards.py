@@ -31,6 +31,8 @@ OPTIMIZERS: Optimizers = {
     "adamw": lambda model: ml.optim.AdamW(
         model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.1, groups=NO_DECAY
     ),
+    "radam": lambda model: ml.optim.RAdam(model, 1e-2),
+    "adamax": lambda model: ml.optim.Adamax(model, 1e-2),
     "lion": lambda model: ml.optim.Lion(
         model, 1e-3, weight_decay=0.1, groups=[("*bias", {"betas": (0.8, 0.9)})]
     ),
@@ -268,6 +270,13 @@ def test_what_is_refused() -> None:
 
     def step() -> None:
         x = {"x": ml.ones((3,))}
+        for shard in ("optimizer", "all"):
+            layer = nn.Linear(3, 5, key=ml.random.key(0))
+            for make in (ml.optim.Lamb, ml.optim.Adafactor, ml.optim.Muon, ml.optim.LBFGS):
+                message = f"{make.__name__} looks at whole parameters, .* shard='{shard}'"
+                with shards.sharding(shard), pytest.raises(AttributeRefused, match=message):
+                    make(layer, 0.1)
+            assert layer.kernel.shape == (3, 5)
         with shards.sharding("all"), pytest.raises(AttributeRefused, match="by a Module"):
             ml.optim.SGD(x, 0.1)
         with shards.sharding("optimizer"):
