@@ -12,6 +12,7 @@ Groups give some parameters hyperparameters of their own; a parameter is in the 
     AdamW(model, 1e-3, groups=[("*/bias", {"weight_decay": 0.0}), ("head/*", {"eps": 1e-6})])
 """
 
+from mlvm.eager.optim.averages import EMA, MultiSteps
 from mlvm.eager.optim.gradients import LossScale, all_finite, clip_by_global_norm, global_norm
 from mlvm.eager.optim.layerwise import LBFGS, Adafactor, Lamb, Muon
 from mlvm.eager.optim.optimizer import Group, Groups, Optimizer
@@ -27,9 +28,20 @@ from mlvm.eager.optim.rules import (
     RAdam,
     RMSProp,
 )
-from mlvm.eager.optim.schedules import Schedule, constant, cosine, one_cycle
+from mlvm.eager.optim.schedules import (
+    Plateau,
+    Schedule,
+    constant,
+    cosine,
+    cosine_restarts,
+    exponential,
+    one_cycle,
+    step,
+    warmup,
+)
 
 __all__ = [
+    "EMA",
     "LBFGS",
     "SGD",
     "Adadelta",
@@ -43,9 +55,11 @@ __all__ = [
     "Lamb",
     "Lion",
     "LossScale",
+    "MultiSteps",
     "Muon",
     "NAdam",
     "Optimizer",
+    "Plateau",
     "RAdam",
     "RMSProp",
     "Schedule",
@@ -53,6 +67,10 @@ __all__ = [
     "clip_by_global_norm",
     "constant",
     "cosine",
+    "cosine_restarts",
+    "exponential",
     "global_norm",
     "one_cycle",
+    "step",
+    "warmup",
 ]

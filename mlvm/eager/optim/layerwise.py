@@ -76,7 +76,7 @@ class Adafactor(Optimizer):
     p -= max(eps[1], rms(p)) * min(rate, 1 / sqrt(t)) * u
 
     The paper's rate is 0.01. The last two axes are rows and columns; a vector's v is whole.
-    `weight_decay` is decoupled: besides, p -= rate * weight_decay * p, before that p is updated.
+    `weight_decay` is decoupled: p -= rate * weight_decay * p comes first.
 
     Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
 

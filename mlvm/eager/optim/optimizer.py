@@ -222,7 +222,7 @@ class Optimizer(_OfFields):
             for path in group.paths:
                 x = self._params[path]
                 for name, type in self._state_types(hyper, x.type).items():
-                    self._state.setdefault(name, {})[path] = _zeros_beside(x, type)
+                    self._state.setdefault(name, {})[path] = zeros_beside(x, type)
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
@@ -435,7 +435,8 @@ class Optimizer(_OfFields):
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
 
 
-def _zeros_beside(x: Tensor, type: TensorType) -> Tensor:
+def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
+    """Zeros of this type in the arena of x."""
     with x.arena.hosting():
         return creation.zeros(type.shape, dtype=type.dtype)
 
