@@ -147,12 +147,14 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
     from mlvm.eager.capture.captured import Captured, Measured, capture, measure
     from mlvm.eager.capture.guards.changing import RecompilationWarning
     from mlvm.eager.control.branches import cond, switch
+    from mlvm.eager.control.checking import check
     from mlvm.eager.control.checkpoint import checkpoint
     from mlvm.eager.control.functions import function
     from mlvm.eager.control.loops import fori_loop, map, scan, while_loop
     from mlvm.eager.files.checkpoints import load, save
     from mlvm.eager.functions import fft, linalg
     from mlvm.eager.functions.linalg import tensordot, vecdot
+    from mlvm.eager.recording import debug
     from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
     from mlvm.eager.recording.listing import program_of
     from mlvm.input.batches import Dataset, Transform
@@ -196,6 +198,7 @@ __all__ = [
     "call",
     "can_cast",
     "capture",
+    "check",
     "checkpoint",
     "clip",
     "complex64",
@@ -209,6 +212,7 @@ __all__ = [
     "count_nonzero",
     "cumulative_prod",
     "cumulative_sum",
+    "debug",
     "default_arena",
     "default_vm",
     "diff",
@@ -321,6 +325,7 @@ __all__ = [
 
 
 SHOWN: Final = {
+    "debug": "mlvm.eager.recording.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
@@ -340,6 +345,7 @@ _ROOMS: Final = {
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.control.branches": "cond switch",
+    "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
