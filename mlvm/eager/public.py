@@ -164,6 +164,7 @@ if TYPE_CHECKING:  # at run time these are imported when they are first asked fo
     from mlvm.machines.remote.client import RemoteVM
     from mlvm.machines.remote.connect import connect
     from mlvm.show.record import record
+    from mlvm.show.scalars import ScalarLog
 
 __all__ = [
     "VM",
@@ -180,6 +181,7 @@ __all__ = [
     "Recording",
     "RemoteVM",
     "SampleRandom",
+    "ScalarLog",
     "ScratchPad",
     "Tensor",
     "TensorType",
@@ -360,6 +362,7 @@ _ROOMS: Final = {
     "mlvm.machines.remote.client": "RemoteVM",
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",
+    "mlvm.show.scalars": "ScalarLog",
 }
 """What is imported when it is first asked for, by its module: what many programs do not use."""
 

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.errors import CheckFailed
+from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.types import Array
 from mlvm.core.vm import VM
@@ -22,7 +23,7 @@ def register(vm: VM) -> None:
     read = vm.memory.read
 
     def check(frame: Frame) -> None:
-        condition = read(frame.param(0))
+        [condition] = map(read, filter(is_tensor, [frame.param(0)]))
         if not condition.all():
             raise CheckFailed(f"{frame.attributes['message']}{_where(condition)}")
 

@@ -81,7 +81,7 @@ class EMA:
         for parameters of other paths or types, `AttributeRefused` inside `swapped()`, and
         `GradientError` inside a differentiated function."""
         params = self._checked("update")
-        part = 1 - self.decay
+        part: float | Tensor = 1 - self.decay
         if self.warmup:
             part = op.maximum(9 / (self.count + 10), part)
         for path, average in self._averages.items():
@@ -172,7 +172,7 @@ class MultiSteps:
         for total, g in {id(total): (total, g) for total, g in sums}.values():
             total += g * (1.0 / self.every)
         self.count += 1
-        is_full = self.count >= self.every
+        is_full: Tensor = self.count >= self.every
         means = unflatten(flatten(grads)[1], [total for total, _ in sums])
 
         def improve() -> None:

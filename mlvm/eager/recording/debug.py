@@ -145,12 +145,12 @@ class _Bad(NamedTuple):
     infinite."""
 
     value: complex
-    index: list[int]
+    place: list[int]
     is_nan: bool
     is_infinite: bool
 
     def __str__(self) -> str:
-        return f"{self.value} at {self.index}"
+        return f"{self.value} at {self.place}"
 
 
 class _Started(NamedTuple):

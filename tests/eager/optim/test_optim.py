@@ -407,7 +407,8 @@ def lbfgs(start: dict[str, Array], steps: int, rate: float, size: int) -> list[d
         pieces = zip(SHAPES.items(), np.split(x, ends), strict=False)
         return {name: piece.reshape(shape) for (name, shape), piece in pieces}
 
-    x, pairs, found = flat(start), [], [start]
+    x, found = flat(start), [start]
+    pairs: list[tuple[Array, Array]] = []
     before: Any = None
     for step in range(steps):
         g = flat(slopes(parts(x)))
@@ -505,7 +506,9 @@ def test_a_schedule_is_asked_for_each_update() -> None:
 
 def test_the_rate_now_is_a_number() -> None:
     params = tensors({"w": np.zeros(())})
-    for rate, expected in [(0.5, [0.5, 0.5]), (optim.cosine(0.5, 2), [0.5, 0.25])]:
+    rates: list[tuple[Any, list[float]]]
+    rates = [(0.5, [0.5, 0.5]), (optim.cosine(0.5, 2), [0.5, 0.25])]
+    for rate, expected in rates:
         optimizer = optim.SGD(params, rate)
         for each in expected:
             assert type(optimizer.rate) is float
