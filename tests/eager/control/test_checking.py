@@ -101,7 +101,7 @@ def test_a_captured_step_raises_before_it_updates(vm: Any) -> None:
         assert step.signatures == 1
 
 
-def by_cond(x: Tensor) -> Tensor:
+def by_cond(x: Tensor) -> Any:
     def positive(x: Tensor) -> Tensor:
         ml.check(x < 9.0, "small")
         return x * 2.0
@@ -109,7 +109,7 @@ def by_cond(x: Tensor) -> Tensor:
     return ml.cond(ml.sum(x) > 0.0, positive, lambda x: x, x)
 
 
-def by_while(x: Tensor) -> Tensor:
+def by_while(x: Tensor) -> Any:
     def body(s: Tensor) -> Tensor:
         ml.check(s < 9.0, "small")
         return s * 2.0
@@ -117,7 +117,7 @@ def by_while(x: Tensor) -> Tensor:
     return ml.while_loop(lambda s: ml.sum(s) < 8.0, body, x)
 
 
-def by_scan(x: Tensor) -> Tensor:
+def by_scan(x: Tensor) -> Any:
     def body(s: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
         ml.check(row < 9.0, "small")
         return s + row, s
@@ -125,7 +125,7 @@ def by_scan(x: Tensor) -> Tensor:
     return ml.scan(body, ml.zeros(()), x)[0]
 
 
-def by_map(x: Tensor) -> Tensor:
+def by_map(x: Tensor) -> Any:
     def row_of(row: Tensor) -> Tensor:
         ml.check(row < 9.0, "small")
         return row * 2.0
@@ -162,7 +162,7 @@ def test_in_control_flow(fn: Callable[[Tensor], Tensor], fails: list[float], fus
 
 
 def test_a_while_loop_checks_each_turn() -> None:
-    def doubled(x: Tensor) -> Tensor:
+    def doubled(x: Tensor) -> Any:
         def body(s: Tensor) -> Tensor:
             ml.check(s < 6.0, "small")
             return s * 2.0
@@ -180,7 +180,7 @@ def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
     w = ml.ones(2)
 
     @ml.capture
-    def step(x: Tensor) -> Tensor:
+    def step(x: Tensor) -> Any:
         def loss(w: Tensor) -> Tensor:
             y = w * x
             ml.check(y < 9.0, "small")

@@ -21,6 +21,12 @@ from mlvm.eager import Tensor, nn, optim
 RNG = np.random.default_rng(5)
 
 
+DATA = [
+    (RNG.standard_normal((12, 4)).astype("f"), RNG.standard_normal((12, 2)).astype("f"))
+    for _ in range(4)
+]
+
+
 class Net(nn.Module):
     def __init__(self) -> None:
         self.first = nn.Linear(4, 8, key=ml.random.key(1))
@@ -68,22 +74,16 @@ def test_averages_are_their_formula(warmup: bool, captured: bool) -> None:
 
 def test_a_captured_step_averages_to_the_bit() -> None:
     runs = []
-    for captured in (False, True):
+
+    def step(model: Net, optimizer: Any, average: optim.EMA, x: Tensor, y: Tensor) -> None:
+        optimizer.update(ml.grad(lambda model: ml.mean_squared_error(model(x), y))(model))
+        average.update()
+
+    for run in (step, ml.capture(step)):
         model = Net()
         optimizer, average = optim.AdamW(model, 0.1), optim.EMA(model, 0.9)
-
-        def step(x: Tensor, y: Tensor, model: Any = model, *both: Any) -> Tensor:
-            loss, grads = ml.value_and_grad(lambda m: ml.mean_squared_error(m(x), y))(model)
-            optimizer, average = both
-            optimizer.update(grads)
-            average.update()
-            return loss
-
-        run = ml.capture(step) if captured else step
-        rng = np.random.default_rng(0)
-        for _ in range(5):
-            x, y = rng.standard_normal((8, 4)), rng.standard_normal((8, 2))
-            run(ml.asarray(x, ml.float32), ml.asarray(y, ml.float32), model, optimizer, average)
+        for x, y in DATA:
+            run(model, optimizer, average, ml.asarray(x), ml.asarray(y))
         runs.append(values(average.state()))
     assert same(*runs)
 
@@ -97,7 +97,7 @@ def test_a_model_has_the_averages_inside_the_block(captured: bool) -> None:
         x += 2.0
     average.update()
     x = ml.ones((1, 4))
-    evaluate = ml.capture(lambda x: model(x)) if captured else lambda x: model(x)
+    evaluate: Any = ml.capture(model.__call__) if captured else model
     before = evaluate(x)
     with average.swapped():
         for path, p in model.named_parameters().items():
@@ -188,11 +188,6 @@ def test_averages_have_no_gradient() -> None:
 
 
 # --- accumulation --------------------------------------------------------------------
-
-DATA = [
-    (RNG.standard_normal((12, 4)).astype("f"), RNG.standard_normal((12, 2)).astype("f"))
-    for _ in range(4)
-]
 
 
 def trained(every: int, *, captured: bool, tied: bool = False) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def test_a_captured_step_raises_and_changes_nothing(vm: Any) -> None:
             return ml.mean(ml.square(model(x + 0.0 * ml.random.normal((8, 3)))))
 
         @ml.capture
-        def step(x: Tensor) -> Tensor:
+        def step(x: Tensor) -> Any:
             loss, grads = ml.value_and_grad(loss_of)(model, x)
             optimizer.update(grads)
             return loss
@@ -205,7 +205,7 @@ def test_the_line_is_that_of_the_recording(vm: Any) -> None:
         w = ml.ones(3)
 
         @ml.capture
-        def step(x: Tensor) -> Tensor:
+        def step(x: Tensor) -> Any:
             ml.add(w, x, out=w)
 
             def body(i: Tensor, s: Tensor) -> Tensor:
