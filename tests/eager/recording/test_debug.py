@@ -113,6 +113,7 @@ def test_other_vms_are_not_watched() -> None:
         assert np.isnan(ml.log(ml.asarray(-1.0)).item())
 
 
+@pytest.mark.local(reason="a VM elsewhere has no instrument")
 def test_one_instrument_at_a_time(tmp_path: Any) -> None:
     vm = LocalVM("traced")
     with vm.trace(tmp_path / "t.json"):
@@ -243,6 +244,7 @@ def test_a_step_that_takes_from_a_queue(vm: Any) -> None:
             assert queue.empty()
 
 
+@pytest.mark.local(reason="it looks at the VM's functions")
 def test_outside_nothing_is_observed() -> None:
     vm = LocalVM("quiet")
     with ml.debug.nans(vm):
