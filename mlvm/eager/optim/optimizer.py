@@ -286,10 +286,11 @@ class Optimizer(_OfFields):
         `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
+        hypers = [self._hyper(group) for group in self.groups]
         gradients = self._checked(grads)
+        states = self._states(hypers)
         params = self._held.pieces(self._tree, self._params)
         gradients = self._held.pieces(grads, gradients)
-        hypers = [self._hyper(group) for group in self.groups]
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
             (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
@@ -298,13 +299,31 @@ class Optimizer(_OfFields):
         }
         self.count += 1
         for i, group in enumerate(self.groups):
-            updates = []
-            for path in group.paths:
-                p, names = params[path], self._state_types(hypers[i], self._types[path])
-                state = [self._state[name][path] for name in names]
-                updates.append((p, gradients[path], state, scalars[i, p.dtype]))
+            updates = [
+                (params[path], gradients[path], states[path], scalars[i, params[path].dtype])
+                for path in group.paths
+            ]
             self._step_all(hypers[i], updates)
         self._held.gather(self._params, params)
+
+    def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
+        """The state of each parameter that its hyperparameters take. Raises `AttributeRefused` for
+        one that was not made."""
+        found: dict[str, Tensors] = {}
+        for group, hyper in zip(self.groups, hypers, strict=True):
+            names: dict[TensorType, list[str]] = {}
+            for path in group.paths:
+                type = self._types[path]
+                if type not in names:
+                    names[type] = [*self._state_types(hyper, type)]
+                for name in names[type]:
+                    if path not in self._state.get(name, ()):
+                        raise AttributeRefused(
+                            f"{self._name}: there is no {name!r} for {path!r}, as its "
+                            f"hyperparameters took none when this was made; make another one"
+                        )
+                found[path] = [self._state[name][path] for name in names[type]]
+        return found
 
     def _hyper(self, group: Group) -> Any:
         """All hyperparameters of a group, as fields."""
@@ -386,15 +405,6 @@ class Optimizer(_OfFields):
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
-        for group in self.groups:
-            hyper = self._hyper(group)
-            for path in group.paths:
-                for name in self._state_types(hyper, self._types[path]):
-                    if path not in self._state.get(name, ()):
-                        raise AttributeRefused(
-                            f"{self._name}: there is no {name!r} for {path!r}, as its "
-                            f"hyperparameters took none when this was made; make another one"
-                        )
         gradients = dict(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")

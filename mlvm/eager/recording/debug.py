@@ -25,9 +25,10 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
+from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines.local import LocalVM
-from mlvm.show.calls import calls_in
+from mlvm.show.calls import calls_in, is_straight
 from mlvm.step.saved import LoadedStep, SavedStep
 
 __all__ = ["nans"]
@@ -50,13 +51,15 @@ def nans(*vms: VMProtocol) -> Iterator[None]:
     took from a queue is gone. Of a remote VM, programs with functions that the server registered
     are not watched. Outside of the block nothing of this costs anything.
 
-    Raises `MachineError` for a VM that has another instrument, such as a trace.
+    Raises `MachineError` for a VM that has another instrument, such as a trace, and `CaptureError`
+    inside a captured function.
 
         >>> with ml.debug.nans():
         ...     try: ml.sqrt(ml.asarray([4.0, -4.0])) + 1.0
         ...     except ml.errors.NotFinite as error: print(error)
         sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
     """
+    refuse_captured("ml.debug.nans is entered")
     with ExitStack() as stack:
         for vm in vms or (current_arena().vm,):
             if vm not in _watched:
@@ -124,7 +127,8 @@ def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
         **options: Any,
     ) -> list[Array]:
         calls, args = calls_in(program), tuple(args)
-        if len(calls) == 1 and calls[0][1].removesuffix(OUT) in OPS:
+        is_one = len(calls) == 1 and len(program.functions) == 1 and is_straight(program)
+        if is_one and calls[0][1].removesuffix(OUT) in OPS:
             handles = {}
             try:
                 for handle in dict.fromkeys(args):

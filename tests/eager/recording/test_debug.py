@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import MachineError, NotFinite
+from mlvm.core.errors import CaptureError, MachineError, NotFinite
 from mlvm.eager import Tensor, nn, optim
 from mlvm.machines.local import LocalVM
 from tests.brief import cases
@@ -218,6 +218,29 @@ def test_the_line_is_that_of_the_recording(vm: Any) -> None:
             step(ml.full(3, 2.0))
         assert line_of(raised.value, "# the root")
         assert w.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_it_stands_around_a_captured_function() -> None:
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        with ml.debug.nans():
+            return ml.log(x)
+
+    with pytest.raises(CaptureError, match=r"ml\.debug\.nans is entered"):
+        step(ml.ones(2))
+
+
+def test_a_function_of_the_program(vm: Any) -> None:
+    with ml.use(vm), ml.debug.nans(vm):
+
+        @ml.function
+        def halved(x: Tensor, n: Tensor) -> Any:
+            return ml.cond(n > 0, lambda: halved(ml.sqrt(x - 1.0), n - 1), lambda: x)
+
+        step = ml.capture(lambda x, n: halved(x, n))
+        assert step(ml.full(2, 26.0), ml.asarray(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(NotFinite, match=r"sqrt\(f32\[2\]\): .* is nan at \[0\]"):
+            step(ml.full(2, 26.0), ml.asarray(6))
 
 
 def test_a_step_that_takes_from_a_queue(vm: Any) -> None:
