@@ -33,6 +33,7 @@ _MODULES: Final = (
     "parallel",
     "tree",
     "testing",
+    "debug",
     "errors",
 )
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
@@ -46,7 +47,7 @@ _GROUPS: Final = {
     "neural": ("Layers as functions, losses", "neural attention losses windows"),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad host_call captured branches checkpoint functions loops debug",
+        "grad host_call captured branches checking checkpoint functions loops",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }
