@@ -64,11 +64,11 @@ class EMA:
         self._tree = params
         self._is_swapped = False
         found = self._params()
-        if not found or is_in_parts(params):
+        if not found:
+            raise AttributeRefused("EMA: there are no parameters to average")
+        if is_in_parts(params):
             raise AttributeRefused(
                 "EMA: the weights are kept in parts; average them with shard='optimizer'"
-                if found
-                else "EMA: there are no parameters to average"
             )
         self._types = {path: x.type for path, x in found.items()}
         self._averages = {path: zeros_beside(x, _wide(x.type)) for path, x in found.items()}

@@ -64,6 +64,8 @@ def line_of(error: BaseException, text: str) -> bool:
     (lambda x: ml.exp(x * 100.0), r"exp\(f32\[3\]\): the result, f32\[3\], is inf at \[0\]"),
     (lambda x: ml.outer(x, x) ** 0.5, r"is nan at \[0, 1\]; the operands are finite"),
     (lambda x: x.astype(ml.float16) * 6e4 * 2.0, r"f16\[3\], is inf at \[0\]"),
+    (lambda x: x.astype(ml.bfloat16) * 3e38, r"bf16\[3\], is inf at \[0\]"),
+    (lambda x: ml.log((x - x).astype(ml.complex64)), r"c64\[3\], is \(-inf\+0j\) at \[0\]"),
     (lambda x: ml.full(3, ml.inf) - ml.full(3, ml.inf), r"is nan at \[0\]; operand 0 is inf at \["),
     (lambda x: ml.full(3, ml.nan) + 1.0, r"is nan at \[0\]; operand 0 is nan at \[0\]"),
 )
