@@ -94,7 +94,9 @@ class EMA:
         """Inside the block the parameters have the averages, in place; then their own values again.
         Raises as `update` does."""
         params = self._checked("swapped")
-        own = {path: op.copy(x) for path, x in params.items()}
+        own = {path: zeros_beside(x, x.type) for path, x in params.items()}
+        for path, x in params.items():
+            apply_into(own[path], COPY, x)
         self._is_swapped = True
         try:
             for path, x in params.items():

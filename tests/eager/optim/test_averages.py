@@ -115,6 +115,19 @@ def test_a_model_has_the_averages_inside_the_block(captured: bool) -> None:
     average.update()
 
 
+def test_a_batch_that_ends_takes_no_weights_with_it() -> None:
+    w, batch = ml.zeros(2), ml.Arena(ml.default_vm(), "batch")
+    average = optim.EMA({"w": w}, 0.5)
+    w += 4.0
+    with batch.allocating():
+        swapped = average.swapped()
+        swapped.__enter__()
+    with batch:
+        assert (w + 1.0).tolist() == [1.0, 1.0]
+    swapped.__exit__(None, None, None)
+    assert w.tolist() == [4.0, 4.0]
+
+
 def test_averages_of_halves_are_f32() -> None:
     w = ml.ones(2, dtype=ml.bfloat16)
     average = optim.EMA({"w": w, "n": ml.asarray([1])}, 0.999)
