@@ -35,6 +35,7 @@ _MODULES: Final = (
     "parallel",
     "tree",
     "testing",
+    "debug",
     "errors",
 )
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
@@ -52,7 +53,7 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad host_call captured branches checkpoint functions loops debug",
+        "grad host_call captured branches checking checkpoint functions loops",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

@@ -76,6 +76,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
     "mlvm.eager.control.branches": "cond switch",
+    "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
@@ -102,10 +103,12 @@ WHEN_ASKED: Final = {
     "mlvm.machines.remote.client": "RemoteVM",
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",
+    "mlvm.show.scalars": "ScalarLog",
 }
 """What is imported when it is first asked for: what many programs do not use."""
 
 SHOWN: Final = {
+    "debug": "mlvm.eager.recording.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",

@@ -40,7 +40,7 @@ from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording import recorder
+from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.garbage import collect
@@ -197,6 +197,14 @@ class _KnownProgram:
                 make_exclusive(x)
                 moved |= x.region is not before
         return moved
+
+    def saved(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[Allocation]
+    ) -> tuple[SavedStep, list[Array]]:
+        """The step with the state as it is now, and the values of its inputs."""
+        types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
+        step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, states)))
+        return step, [values_of(x.root) for x in inputs]
 
     def taken(self) -> list[Tensor]:
         """The elements of queues that are taken ahead of a launch, and are inputs of it."""
@@ -467,7 +475,8 @@ class Captured(Generic[P, R]):
                     self._looks.clear()
                 self._looks[ids] = look
         signature = Signature(look, values, arguments)
-        return signature, (id(vm), sharing_of(vm), len(args), *kwargs, *signature.key)
+        how = id(vm), debug.is_watched(vm), sharing_of(vm)
+        return signature, (*how, len(args), *kwargs, *signature.key)
 
     def _find(self, key: Any, signature: Signature) -> tuple[_KnownProgram, _Feed] | None:
         for known in self._programs.get(key, ()):
@@ -492,8 +501,12 @@ class Captured(Generic[P, R]):
             changes.seen.update(free)  # who takes what stands for a number for none
             recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
+        is_plain = debug.is_watched(arena.vm)  # then each call is to be seen
         planned = compile_flow(
-            recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
+            recorded.flow,
+            fuse=self.fuse and not is_plain,
+            recompute=self.recompute and not is_plain,
+            policy=policy_of(arena.vm),
         )
         known = _KnownProgram(planned, recorded, signature)
         with self._lock:
@@ -586,6 +599,11 @@ class Captured(Generic[P, R]):
                 handles = (*[x.handle for x in used], *scratch.reserve(vm, known))
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
+                if debug.is_watched(vm):
+                    updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
+                    saved = partial(known.saved, *given)
+                    debug.launch_watched(vm, programs, handles, updated, saved)
+                    return
                 for program in programs:
                     vm.launch(program, handles)
         except HandleError as error:

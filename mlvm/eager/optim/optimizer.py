@@ -40,6 +40,9 @@ Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
 
 Tensors: TypeAlias = Sequence[Tensor]
 
+Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
+"""A parameter, its gradient, its state and the scalars of its group."""
+
 _SCALAR = TensorType(f32)
 
 
@@ -115,7 +118,8 @@ class _OfFields:
 
     def __init_subclass__(cls) -> None:
         own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
-        if own and "_step" in vars(cls) and "__init__" not in vars(cls):
+        has_rule = "_step" in vars(cls) or "_step_all" in vars(cls)
+        if own and has_rule and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
             cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
@@ -229,18 +233,21 @@ class Optimizer(_OfFields):
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
-            self._held = self._hold(params)
+            self._held = self._hold(params, None if self._by_element else self._name)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                state = {path: self._zeros_beside(self._params[path]) for path in group.paths}
-                self._state.setdefault(name, {}).update(state)
+            hyper = self._hyper(group)
+            for path in group.paths:
+                x = self._params[path]
+                for name, type in self._state_types(hyper, x.type).items():
+                    self._state.setdefault(name, {})[path] = zeros_beside(x, type)
 
     @staticmethod
-    def _hold(params: Tree) -> Whole:
-        """What this one has of the parameters. `ml.parallel` puts another function here."""
+    def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
+        """What this one has of the parameters. `ml.parallel` puts another function here, which
+        raises `AttributeRefused` for parts where an optimizer of that name needs all of them."""
         return Whole()
 
     def _read_tree(self) -> None:
@@ -251,11 +258,6 @@ class Optimizer(_OfFields):
     def _own(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Those that this optimizer is for, by path."""
         return {path: x for path, x in tensors if path not in self._elsewhere}
-
-    def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.hosting():
-            type = self._held.state_type(x.type)
-            return creation.zeros(type.shape, dtype=type.dtype)
 
     def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
         """The given groups, and one with all parameters that are in none of them."""
@@ -314,10 +316,11 @@ class Optimizer(_OfFields):
         `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
+        hypers = [self._hyper(group) for group in self.groups]
         gradients = self._checked(grads)
+        states = self._states(hypers)
         params = self._held.pieces(self._tree, self._params)
         gradients = self._held.pieces(grads, gradients)
-        hypers = [self._hyper(group) for group in self.groups]
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
             (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
@@ -326,17 +329,43 @@ class Optimizer(_OfFields):
         }
         self.count += 1
         for i, group in enumerate(self.groups):
-            names = self._state_of(hypers[i])
-            for path in group.paths:
-                p, state = params[path], [self._state[name][path] for name in names]
-                self._step(hypers[i], p, gradients[path], state, scalars[i, p.dtype])
+            updates = [
+                (params[path], gradients[path], states[path], scalars[i, params[path].dtype])
+                for path in group.paths
+            ]
+            self._step_all(hypers[i], updates)
         self._held.gather(self._params, params)
+
+    def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
+        """The state of each parameter that its hyperparameters take. Raises `AttributeRefused` for
+        one that was not made."""
+        found: dict[str, Tensors] = {}
+        for group, hyper in zip(self.groups, hypers, strict=True):
+            names: dict[TensorType, list[str]] = {}
+            for path in group.paths:
+                type = self._types[path]
+                if type not in names:
+                    names[type] = [*self._state_types(hyper, type)]
+                for name in names[type]:
+                    if path not in self._state.get(name, ()):
+                        raise AttributeRefused(
+                            f"{self._name}: there is no {name!r} for {path!r}, as its "
+                            f"hyperparameters took none when this was made; make another one"
+                        )
+                found[path] = [self._state[name][path] for name in names[type]]
+        return found
 
     def _hyper(self, group: Group) -> Any:
         """All hyperparameters of a group, as fields."""
         options = {name: vars(self)[name] for name in self._options}
         own = {name: x for name, x in vars(group).items() if name in options}
         return SimpleNamespace(**{**options, **own})
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update: what a schedule gives for `count`, else
+        `learning_rate`. A group may have another."""
+        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
@@ -373,9 +402,18 @@ class Optimizer(_OfFields):
     def _require(self, hyper: Any) -> None:
         """Raise `AttributeRefused` for hyperparameters that may not be together."""
 
+    _by_element: ClassVar[bool] = True
+    """Whether an element is updated by its own gradient and state alone, also in pieces."""
+
     def _state_of(self, hyper: Any) -> Sequence[str]:
         """The names of the state, zero at first, that a parameter has for these."""
         raise NotImplementedError
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        """The state of a parameter of this type by name; as the parameter, if a rule says no more
+        than the names."""
+        kept = self._held.state_type(type)
+        return dict.fromkeys(self._state_of(hyper), kept)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """The scalars that this update needs for the parameters of rate's dtype with these
@@ -386,18 +424,17 @@ class Optimizer(_OfFields):
         """Update one parameter and its state in place."""
         raise NotImplementedError
 
+    def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
+        """Update the parameters of one group and their state: one by one, unless a rule is about
+        all of them."""
+        for update in updates:
+            self._step(hyper, *update)
+
     # --- checks --------------------------------------------------------------------------
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
-        for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                if group.paths[0] not in self._state.get(name, ()):
-                    raise AttributeRefused(
-                        f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
-                        f"hyperparameters took none when the optimizer was made; make another one"
-                    )
         gradients = self._own(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
@@ -441,6 +478,12 @@ class Optimizer(_OfFields):
         public = {name: vars(self)[name] for name in self._options}
         groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
+
+
+def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
+    """Zeros of this type in the arena of x."""
+    with x.arena.hosting():
+        return creation.zeros(type.shape, dtype=type.dtype)
 
 
 def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:

@@ -356,11 +356,16 @@ class _StateInParts(_AllInParts):
         gather_into(list(tensors.values()), list(pieces.values()))
 
 
-def _held(params: Tree) -> Whole:
+def _held(params: Tree, whole_needed_by: str | None) -> Whole:
     """What an optimizer that is made here has of the parameters."""
     shard = wanted()
     if shard is None:
         return Whole()
+    if whole_needed_by is not None:
+        raise AttributeRefused(
+            f"{whole_needed_by} looks at whole parameters, of which members keep parts with "
+            f"shard={shard!r}; leave shard= out, or take one that goes by elements, such as AdamW"
+        )
     wholes = keep_parts(params) if shard == "all" else {}
     types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}
     return _AllInParts(types) if shard == "all" else _StateInParts(types)

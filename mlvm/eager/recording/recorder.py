@@ -34,6 +34,7 @@ from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
+from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
@@ -493,6 +494,12 @@ class Recorder:
         ins = [self.use(x) for x in xs]
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
         return [x for x, _ in made]
+
+    def check(self, condition: Tensor, message: str) -> None:
+        """Have each launch raise `CheckFailed` unless the condition holds."""
+        told, ins = {"message": message}, [self.use(condition)]
+        call = Call(CHECK, None, told, [], ins, user_line(), orderly=True, guards=True)
+        self.calls.append(call)
 
     def _made(self, type: TensorType) -> tuple[Tensor, Reference]:
         """A new tensor, which no op has written to."""
