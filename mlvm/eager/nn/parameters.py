@@ -6,7 +6,7 @@ import math
 import operator
 from typing import Any, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError
 from mlvm.core.ops.neural import Pair
 from mlvm.core.types import DType
 from mlvm.eager.functions import random
@@ -14,6 +14,7 @@ from mlvm.eager.functions.arguments import pair
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import told
 
 P = TypeVar("P")
 
@@ -40,7 +41,11 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     if x.__class__ is not Tensor:
         if not is_array(x):
             return x  # for the op to refuse
-        x = as_operand(x, weight)
+        try:
+            x = as_operand(x, weight)
+        except MlvmError as error:
+            told(error, layer, (x,))
+            raise
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x

@@ -172,6 +172,18 @@ def test_a_layer_takes_f64_data_in_the_float_of_its_weights(
         assert {x.dtype for x in ml.tree.leaves(ml.capture(wide)(data))} == {ml.float64}
 
 
+def test_a_layer_says_which_one_does_not_take_an_array() -> None:
+    with ml.use(WireVM(ml.VM("far"))):
+        refuses(
+            ml.errors.DTypeError,
+            r"^Linear\(ndarray\): .* far is elsewhere; send them",
+            ml.nn.Linear(3, 2),
+            DATA,
+        )
+        layer = ml.capture(ml.nn.Linear(3, 2))
+        assert str(layer(DATA).type) == "f32[2,2]"  # an argument is sent
+
+
 def test_a_training_on_f64_data_is_one_in_f32() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
