@@ -661,3 +661,33 @@ def test_an_array_in_a_buffer_is_a_tensor() -> None:
     model = Scaled()
     np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
     assert list(model.named_buffers()) == ["mean"]
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_mixed_step_is_native(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products were made by numpy, which is slower than in f64 alone."""
+    pytest.importorskip("mlvm.machines.native.kernels")
+    ran: list[str] = []
+
+    def noted(name: str, kernel: Any) -> Any:
+        def run(*arrays: Any, **attributes: Any) -> Any:
+            ran.append(name)
+            return kernel(*arrays, **attributes)
+
+        return run
+
+    def loss(model: Any, x: ml.Tensor) -> ml.Tensor:
+        y = model[1](model[0](x), causal=True)
+        return ml.mean(ml.gelu(model[2](x + y)) ** 2)
+
+    with ml.use(ml.VM(native=True)):
+        model = [ml.nn.RMSNorm(8), ml.nn.MultiHeadAttention(8, 2), ml.nn.Linear(8, 5)]
+        step = ml.value_and_grad(loss)
+        x = ml.ones((2, 7, 8), dtype="f64")
+        for name in ("matmul", "batch_contract", "multiply", "softmax", "gelu_vjp", "sum"):
+            monkeypatch.setattr(OPS[name], "kernel", noted(name, OPS[name].kernel))
+        value, grads = (ml.capture(step) if captured else step)(model, x)
+    assert value.dtype is ml.float64
+    assert {g.dtype for g in ml.tree.leaves(grads)} == {ml.float32}
+    assert ran == []
