@@ -168,7 +168,7 @@ class Pipeline(Generic[A]):
         process than the pipeline was made in.
         """
         began = time.perf_counter()
-        batch = self._begun()
+        batch = self._coming()
         crew = self._crew or self._start(batch)
         try:
             if not self._workers:
@@ -185,7 +185,7 @@ class Pipeline(Generic[A]):
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """The batches that are left of this epoch: all of them, unless some were got before. Raises
         `ShutDown` after the last epoch, and what `get` raises."""
-        epoch = self._begun().epoch
+        epoch = self._coming().epoch
         self._loops += 1
         while self._next is not None and self._next.epoch == epoch:
             yield self.get()
@@ -292,7 +292,7 @@ class Pipeline(Generic[A]):
             self._close()
             self._producers_waited += crew.producers_waited
 
-    def _begun(self) -> Batch:
+    def _coming(self) -> Batch:
         """The batch that comes next. Raises `ShutDown` if there is none, or after `close`."""
         self._require_usable()
         if self._next is None:

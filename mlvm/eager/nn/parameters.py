@@ -7,7 +7,7 @@ import operator
 from collections.abc import Callable
 from typing import Any, TypeAlias, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
@@ -15,6 +15,7 @@ from mlvm.eager.functions.windows import KINDS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import told
 
 P = TypeVar("P")
 
@@ -79,7 +80,11 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     if x.__class__ is not Tensor:
         if not is_array(x):
             return x  # for the op to refuse
-        x = as_operand(x, weight)
+        try:
+            x = as_operand(x, weight)
+        except MlvmError as error:
+            told(error, layer, (x,))
+            raise
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x

@@ -172,6 +172,18 @@ def test_a_layer_takes_f64_data_in_the_float_of_its_weights(
         assert {x.dtype for x in ml.tree.leaves(ml.capture(wide)(data))} == {ml.float64}
 
 
+def test_a_layer_says_which_one_does_not_take_an_array() -> None:
+    with ml.use(WireVM(ml.VM("far"))):
+        refuses(
+            ml.errors.DTypeError,
+            r"^Linear\(ndarray\): .* far is elsewhere; send them",
+            ml.nn.Linear(3, 2),
+            DATA,
+        )
+        layer = ml.capture(ml.nn.Linear(3, 2))
+        assert str(layer(DATA).type) == "f32[2,2]"  # an argument is sent
+
+
 def test_a_training_on_f64_data_is_one_in_f32() -> None:
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
@@ -649,3 +661,33 @@ def test_an_array_in_a_buffer_is_a_tensor() -> None:
     model = Scaled()
     np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
     assert list(model.named_buffers()) == ["mean"]
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_mixed_step_is_native(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products were made by numpy, which is slower than in f64 alone."""
+    pytest.importorskip("mlvm.machines.native.kernels")
+    ran: list[str] = []
+
+    def noted(name: str, kernel: Any) -> Any:
+        def run(*arrays: Any, **attributes: Any) -> Any:
+            ran.append(name)
+            return kernel(*arrays, **attributes)
+
+        return run
+
+    def loss(model: Any, x: ml.Tensor) -> ml.Tensor:
+        y = model[1](model[0](x), causal=True)
+        return ml.mean(ml.gelu(model[2](x + y)) ** 2)
+
+    with ml.use(ml.VM(native=True)):
+        model = [ml.nn.RMSNorm(8), ml.nn.MultiHeadAttention(8, 2), ml.nn.Linear(8, 5)]
+        step = ml.value_and_grad(loss)
+        x = ml.ones((2, 7, 8), dtype="f64")
+        for name in ("matmul", "batch_contract", "multiply", "softmax", "gelu_vjp", "sum"):
+            monkeypatch.setattr(OPS[name], "kernel", noted(name, OPS[name].kernel))
+        value, grads = (ml.capture(step) if captured else step)(model, x)
+    assert value.dtype is ml.float64
+    assert {g.dtype for g in ml.tree.leaves(grads)} == {ml.float32}
+    assert ran == []
