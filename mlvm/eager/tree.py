@@ -54,8 +54,8 @@ class Buffer:
 
 _BUFFERS: Final = "_buffers"
 _FROZEN: Final = "_frozen"
-_BUFFER_OF: Final = "_buffer_of"
-MARKS: Final = frozenset({_BUFFERS, _FROZEN, _BUFFER_OF})
+BUFFER_OF: Final = "_buffer_of"
+MARKS: Final = frozenset({_BUFFERS, _FROZEN, BUFFER_OF})
 """The fields of a Node that say what its others are."""
 
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
@@ -79,7 +79,8 @@ class Node:
     _buffers: tuple[str, ...] = ()
     _frozen: tuple[str, ...] = ()
     _buffer_of: Node | None = None
-    """The Node of which all is a buffer in this one, its copy. A field gets that Node itself."""
+    """The Node of which all is a buffer in this one, a copy that stands for it in a list. A field
+    gets that Node itself. In a copy of the copy it is that one."""
 
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_to_dicts` makes of it."""
@@ -118,7 +119,7 @@ def buffer_of(node: N) -> N:
     """Another Node over the children of this one, all of which is a buffer wherever it is put. What
     is assigned to a buffer of it is assigned to the first one too."""
     copied = copy.copy(node)
-    vars(copied)[_BUFFER_OF] = node
+    vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
     return copied
 
@@ -149,10 +150,10 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
         if name in MARKS or (name in node._buffers and not buffers):
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
-            items = [(f"{name}_{i}", item) for i, item in enumerate(field)]
-        else:
-            items = [(name, field)]
-        yield from items if not left_out else [each for each in items if each[0] not in left_out]
+            items = ((f"{name}_{i}", item) for i, item in enumerate(field))
+            yield from (each for each in items if each[0] not in left_out) if left_out else items
+        elif name not in left_out:
+            yield name, field
 
 
 def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from typing import Any
 
@@ -193,6 +194,13 @@ def test_a_module_in_a_list_may_be_a_buffer() -> None:
     twin = copy.deepcopy(model)
     assert list(twin.named_parameters()) == ALL[2:]
     assert twin.blocks[0].kernel is not first.kernel
+    for other in (twin, pickle.loads(pickle.dumps(model))):
+        assert list(other.named_parameters()) == ALL[2:]
+        again = other.blocks[0]
+        other.moved = again
+        assert vars(other)["moved"] is again
+        assert list(other.named_parameters()) == ALL[2:]
+        np.testing.assert_array_equal(other(X).numpy(), expected)
 
 
 def test_a_field_gets_the_module_itself_for_a_buffer() -> None:
