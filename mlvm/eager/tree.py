@@ -407,11 +407,16 @@ def meant(leaves: Leaves, where: Where | None) -> set[int]:
         return {id(x) for _, x in leaves}
     found = {id(x) for path, x in leaves if fits(where, path, x)}
     if not found:
-        paths = ", ".join([path for path, _ in leaves]) or "none"
-        name = repr(where) if isinstance(where, str) else "this function"
-        hint = ", with / between names" if isinstance(where, str) and "." in where else ""
-        raise AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {paths}")
+        raise nothing_meant(where, [path for path, _ in leaves])
     return found
+
+
+def nothing_meant(where: Where, paths: Iterable[str]) -> AttributeRefused:
+    """The error where none of the paths is meant."""
+    name = repr(where) if isinstance(where, str) else "this function"
+    hint = ", with / between names" if isinstance(where, str) and "." in where else ""
+    there = ", ".join(paths) or "none"
+    return AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {there}")
 
 
 def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:

@@ -199,7 +199,8 @@ def test_a_module_in_a_list_may_be_a_buffer() -> None:
     twin = copy.deepcopy(model)
     assert list(twin.named_parameters()) == ALL[2:]
     assert twin.blocks[0].kernel is not first.kernel
-    for other in (twin, pickle.loads(pickle.dumps(model))):
+    others: list[Any] = [twin, pickle.loads(pickle.dumps(model))]
+    for other in others:
         assert list(other.named_parameters()) == ALL[2:]
         again = other.blocks[0]
         other.moved = again
