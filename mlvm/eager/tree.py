@@ -55,8 +55,8 @@ class Buffer:
 
 _BUFFERS: Final = "_buffers"
 _FROZEN: Final = "_frozen"
-_BUFFER_OF: Final = "_buffer_of"
-MARKS: Final = frozenset({_BUFFERS, _FROZEN, _BUFFER_OF})
+BUFFER_OF: Final = "_buffer_of"
+MARKS: Final = frozenset({_BUFFERS, _FROZEN, BUFFER_OF})
 """The fields of a Node that say what its others are."""
 
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
@@ -82,7 +82,8 @@ class Node:
     _buffers: tuple[str, ...] = ()
     _frozen: tuple[str, ...] = ()
     _buffer_of: Node | None = None
-    """The Node of which all is a buffer in this one, its copy. A field gets that Node itself."""
+    """The Node of which all is a buffer in this one, a copy that stands for it in a list. A field
+    gets that Node itself. In a copy of the copy it is that one."""
 
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_to_dicts` makes of it."""
@@ -140,7 +141,7 @@ def buffer_of(node: N) -> N:
     """Another Node over the children of this one, all of which is a buffer wherever it is put. What
     is assigned to a buffer of it is assigned to the first one too."""
     copied = copy.copy(node)
-    vars(copied)[_BUFFER_OF] = node
+    vars(copied)[BUFFER_OF] = node
     assign_buffers_too(copied, node)
     return copied
 
@@ -171,10 +172,10 @@ def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterat
         if name in MARKS or (name in node._buffers and not buffers):
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
-            items = [(f"{name}_{i}", item) for i, item in enumerate(field)]
-        else:
-            items = [(name, field)]
-        yield from items if not left_out else [each for each in items if each[0] not in left_out]
+            items = ((f"{name}_{i}", item) for i, item in enumerate(field))
+            yield from (each for each in items if each[0] not in left_out) if left_out else items
+        elif name not in left_out:
+            yield name, field
 
 
 def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, Tree]:
@@ -428,11 +429,16 @@ def meant(leaves: Leaves, where: Where | None) -> set[int]:
         return {id(x) for _, x in leaves}
     found = {id(x) for path, x in leaves if fits(where, path, x)}
     if not found:
-        paths = ", ".join([path for path, _ in leaves]) or "none"
-        name = repr(where) if isinstance(where, str) else "this function"
-        hint = ", with / between names" if isinstance(where, str) and "." in where else ""
-        raise AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {paths}")
+        raise nothing_meant(where, [path for path, _ in leaves])
     return found
+
+
+def nothing_meant(where: Where, paths: Iterable[str]) -> AttributeRefused:
+    """The error where none of the paths is meant."""
+    name = repr(where) if isinstance(where, str) else "this function"
+    hint = ", with / between names" if isinstance(where, str) and "." in where else ""
+    there = ", ".join(paths) or "none"
+    return AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {there}")
 
 
 def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:

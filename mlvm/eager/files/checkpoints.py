@@ -24,7 +24,16 @@ from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tree import Node, Where, fields, fits, flatten, named_nodes, require_live
+from mlvm.eager.tree import (
+    Node,
+    Where,
+    fields,
+    fits,
+    flatten,
+    named_nodes,
+    nothing_meant,
+    require_live,
+)
 
 T = TypeVar("T")
 File: TypeAlias = str | os.PathLike[str]
@@ -81,7 +90,8 @@ def save(
     Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
     a device; `WeightsError` for c128, which the format does not have, and for names that are no
     texts; `DTypeError` for what is none of the above, masked arrays included; `PathError` for two
-    parts of one name, and where `where` means nothing; `StaleTensor`. Nothing is left behind then. https://github.com/huggingface/safetensors
+    parts of one name; `AttributeRefused` where `where` means nothing; `StaleTensor`. Nothing is
+    left behind then. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
@@ -190,7 +200,10 @@ def load(
                 if where is None or fits(where, name, x):
                     loaded[name] = x
         if where is not None:
+            named = [*found, *plain]
             plain = {name: x for name, x in plain.items() if fits(where, name, x)}
+            if not loaded and not plain:
+                raise nothing_meant(where, named)
         return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None

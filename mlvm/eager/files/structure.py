@@ -15,12 +15,14 @@ from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tree import (
+    Node,
     Where,
     differences,
     exactly,
     fits,
     flatten,
     load,
+    nothing_meant,
     require_live,
     require_types,
     unflatten,
@@ -55,22 +57,28 @@ class Structure:
         self.objects: dict[str, tuple[Any, Structure]] = {}
         for path, x in self._leaves:
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
-                _add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
+                self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
                 inner = Structure(_state_of(x), path)
                 self.objects[path] = x, inner
-                _add(self.tensors, inner.tensors)
-                _add(self.plain, inner.plain)
+                self._add(self.tensors, inner.tensors)
+                self._add(self.plain, inner.plain)
             elif _is_plain(x):
-                _add(self.plain, {path: x})
+                self._add(self.plain, {path: x})
             else:
                 raise DTypeError(
                     f"{path or 'it'} must be a tensor, an array, a number, a text, None, or an "
                     f"object with state() and load_state(), not {brief(x)}"
                 )
 
+    def _add(self, values: Values, more: Values) -> None:
+        twice = [path for path in more if path in self.tensors or path in self.plain]
+        if twice:
+            raise PathError(f"two parts have the path {twice[0]!r}")
+        values.update(more)
+
     def meant(self, where: Where | None) -> tuple[Values, Values]:
-        """The tensors and the plain values that are meant. Raises `PathError` where none is."""
+        """The tensors and plain values that are meant. Raises `AttributeRefused` where none is."""
         if where is None:
             return self.tensors, self.plain
         tensors, plain = (
@@ -78,8 +86,7 @@ class Structure:
             for values in (self.tensors, self.plain)
         )
         if not tensors and not plain:
-            there = ", ".join([*self.tensors, *self.plain]) or "nothing"
-            raise PathError(f"nothing is meant by {brief(where)}; there are {there}")
+            raise nothing_meant(where, [*self.tensors, *self.plain])
         return tensors, plain
 
     def take(self, arrays: Mapping[str, Array], plain: Values, where: Where | None) -> Any:
@@ -123,7 +130,8 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(wanted, key=lambda each: bool(each[1].tensors)):
-                _load_state(x, inner._with(tensors, plain, in_place=False))
+                views = isinstance(x, (Node, Optimizer))  # which copy it themselves
+                _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:
             for x, inner in done:
@@ -131,16 +139,20 @@ class Structure:
                     _load_state(x, inner.tree)
             raise
 
-    def _with(self, tensors: Values, plain: Values, *, in_place: bool = True) -> Any:
-        """A tree like this one with these values. Tensors of it that are written `in_place`, and
-        objects, are its own."""
+    def _with(
+        self, tensors: Values, plain: Values, *, in_place: bool = True, views: bool = False
+    ) -> Any:
+        """A tree like this one with these values, of arrays copies unless `views` do. Tensors of it
+        that are written `in_place`, and objects, are its own."""
         made = []
         for path, x in self._leaves:
             if path in self.objects or (in_place and isinstance(x, Tensor)):
                 made.append(x)
             elif path in tensors:
-                value = tensors[path]
-                made.append(np.array(value)[()] if isinstance(x, np.generic) else value)
+                value = tensors[path]  # that of a file cannot be written to
+                kept = views or isinstance(value, Tensor)
+                copied = value if kept else np.array(value)
+                made.append(copied[()] if isinstance(x, np.generic) else copied)
             else:
                 made.append(plain[path])
         return unflatten(self._structure, made)
@@ -202,13 +214,6 @@ def _set_numbers(optimizer: Optimizer, numbers: list[Values]) -> None:
         for name in _own(holder, optimizer).keys() & given.keys():
             x = given[name]
             setattr(holder, name, tuple(x) if isinstance(x, list) else x)
-
-
-def _add(values: Values, more: Values) -> None:
-    twice = [path for path in more if path in values]
-    if twice:
-        raise PathError(f"two parts have the path {twice[0]!r}")
-    values.update(more)
 
 
 def _is_container(part: Any) -> bool:

@@ -16,6 +16,7 @@ from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
+    BUFFER_OF,
     Buffer,
     Copies,
     Node,
@@ -194,13 +195,18 @@ class Module(Node):
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
         copied = memo[id(self)] = copy.copy(self)
-        vars(copied).update(copy.deepcopy(vars(self), memo))
+        vars(copied).update(copy.deepcopy(self._alone(vars(self)), memo))
         return copied
+
+    def _alone(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a copy, which is a buffer of itself where this one is one of another."""
+        return state if self._buffer_of is None else {**state, BUFFER_OF: self}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A pickle has the values of parameters and buffers; they load into the arena that is
         current then."""
-        return reduced(self)
+        make, kind, state = reduced(self)
+        return make, kind, self._alone(state)
 
     summary: ClassVar[Callable[..., Any]]
     """A table of the layers: `summary.py` adds it."""

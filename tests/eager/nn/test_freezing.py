@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import re
 from typing import Any
 
@@ -150,25 +151,30 @@ def test_an_optimizer_from_before_says_that_a_parameter_is_frozen() -> None:
 
 
 @pytest.mark.local(reason="the members are here")
-def test_weights_in_parts_may_be_frozen() -> None:
+@cases("shard", "optimizer", "all")
+@cases("frozen, where", (["blocks_0", "offsets_0"], None), ([], "blocks_1"), ([], "*bias"))
+def test_weights_in_parts_may_be_frozen(frozen: list[str], where: Any, shard: Any) -> None:
     def make(vm: object) -> Any:
-        model = Net().freeze("blocks_0").freeze("offsets_0")
-        optimizer = ml.optim.SGD(model, 0.1)
+        model = Net()
+        for each in frozen:
+            model.freeze(each)
+        optimizer = ml.optim.Adam(model, 0.1, where=where)
 
         def step(x: ml.Tensor) -> dict[str, Any]:
-            _value, grads = ml.parallel.value_and_grad(loss)(model, x)
+            _value, grads = ml.parallel.value_and_grad(loss, where=where)(model, x)
+            optimizer.update(grads)
+            _value, grads = ml.parallel.value_and_grad(loss, where=where)(model, x)
             optimizer.update(grads)
             return {path: x.numpy() for path, x in model.state().items()}
 
         return step
 
     alone = make(None)(X)
-    for shard in ("optimizer", "all"):
-        with ml.parallel.Group(2) as group:
-            both = ml.asarray(np.concatenate([X.numpy()] * 2))
-            found = ml.parallel.data_parallel(make, group, shard=shard)(both)
-        for path, x in alone.items():
-            np.testing.assert_allclose(found[path], x, rtol=1e-12)
+    with ml.parallel.Group(2) as group:
+        both = ml.asarray(np.concatenate([X.numpy()] * 2))
+        found = ml.parallel.data_parallel(make, group, shard=shard)(both)
+    for path, x in alone.items():
+        np.testing.assert_allclose(found[path], x, rtol=1e-9)
 
 
 # --- buffers in lists ----------------------------------------------------------------
@@ -193,6 +199,14 @@ def test_a_module_in_a_list_may_be_a_buffer() -> None:
     twin = copy.deepcopy(model)
     assert list(twin.named_parameters()) == ALL[2:]
     assert twin.blocks[0].kernel is not first.kernel
+    others: list[Any] = [twin, pickle.loads(pickle.dumps(model))]
+    for other in others:
+        assert list(other.named_parameters()) == ALL[2:]
+        again = other.blocks[0]
+        other.moved = again
+        assert vars(other)["moved"] is again
+        assert list(other.named_parameters()) == ALL[2:]
+        np.testing.assert_array_equal(other(X).numpy(), expected)
 
 
 def test_a_field_gets_the_module_itself_for_a_buffer() -> None:
