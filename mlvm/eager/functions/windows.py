@@ -62,7 +62,8 @@ def sides_of(padding: object, span: Shape, stride: Shape, size: Shape) -> tuple[
         return resolve_padding(padding, span, stride, size)
     axes = len(size)
     sides = [padding] if axes == 1 else padding
-    if not isinstance(sides, (tuple, list)) or len(sides) != axes:
+    several = isinstance(sides, (tuple, list)) and len(sides) == axes
+    if not several or any(not isinstance(x, (tuple, list)) or len(x) != 2 for x in sides):
         raise AttributeRefused(
             f'padding is "SAME", "VALID" or {KINDS[axes][2]}, not {brief(padding)}'
         )

@@ -338,6 +338,7 @@ _NONE: Final = {
     "exp2": "ml.pow(2.0, x)",
     "fmax": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.maximum(x, y)))",
     "fmin": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.minimum(x, y)))",
+    "hinge_embedding_loss": "ml.where(y > 0, x, ml.relu(margin - x))",
     "histogram": "numpy.histogram(x.numpy())",
     "interp": "numpy.interp(x.numpy(), xp, fp), or see ml.searchsorted",
     "intersect1d": "ml.unique_values(x[ml.isin(x, y)])",
@@ -348,10 +349,15 @@ _NONE: Final = {
     "nan_to_num": "ml.where(ml.isnan(x), 0.0, x), and ml.clip where infinite",
     "nanmean": "ml.mean(x[~ml.isnan(x)])",
     "nansum": "ml.sum(ml.where(ml.isnan(x), 0.0, x))",
+    "normalize": "x / ml.linalg.vector_norm(x, axis=-1, keepdims=True)",
+    "pairwise_distance": "ml.linalg.vector_norm(x - y, axis=-1)",
     "percentile": "numpy.percentile(x.numpy(), q), or see ml.sort",
     "quantile": "numpy.quantile(x.numpy(), q), or see ml.sort",
     "rad2deg": "x * (180 / math.pi)",
     "rot90": "ml.flip(x.T, axis=0)",
+    "soft_margin_loss": "ml.softplus(-y * x)",
+    "softmin": "ml.softmax(-x)",
+    "threshold": "ml.where(x > t, x, value)",
     "trapezoid": "ml.sum((y[1:] + y[:-1]) * ml.diff(x)) / 2",
 }
 """Functions that are not here under any name, and what to write."""
@@ -404,6 +410,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "multi_dot": "use x @ y @ z, or ml.einsum",
     },
     "mlvm.eager.nn": {
+        "Softmin": "use lambda x: ml.softmax(-x)",
+        "ZeroPad2d": "use lambda x: ml.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))",
         "BCELoss": "use ml.binary_cross_entropy",
         "CTCLoss": "use ml.ctc",
         "CosineEmbeddingLoss": "use ml.cosine_embedding",
