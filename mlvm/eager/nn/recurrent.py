@@ -294,8 +294,8 @@ class _Recurrent(Module):
         widths = [inputs, *[directions * hidden] * (layers - 1)]
         key = random.next_key() if key is None else key
         keys = iter(shapes.unstack(random.split(key, layers * directions)))
-        options = {"kernel_init": kernel_init, "hidden_kernel_init": hidden_kernel_init}
-        options |= {"bias_init": bias_init, "dtype": dtype}
+        options: dict[str, Any] = {"bias_init": bias_init, "dtype": dtype}
+        options |= {"kernel_init": kernel_init, "hidden_kernel_init": hidden_kernel_init}
         self.forward, self.backward = (
             [self.CELL(width, hidden, key=next(keys), **options) for width in each]
             for each in (widths, widths if bidirectional else [])
