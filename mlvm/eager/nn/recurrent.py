@@ -81,6 +81,10 @@ class _Cell(Module):
             name="hidden_kernel_init",
         )
         self.bias = bias_of(name, bias_init, width, key, kind)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what not all cells have."""
 
     @public
     def __call__(self, x: Tensor, state: Any = None) -> Any:
@@ -217,26 +221,7 @@ class GRUCell(_Cell):
 
     hidden_bias: Tensor  # [hidden_size]
 
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int,
-        *,
-        kernel_init: Init | None = None,
-        hidden_kernel_init: Init | None = None,
-        bias_init: Init | None = None,
-        key: Tensor | None = None,
-        dtype: object = f32,
-    ) -> None:
-        super().__init__(
-            input_size,
-            hidden_size,
-            kernel_init=kernel_init,
-            hidden_kernel_init=hidden_kernel_init,
-            bias_init=bias_init,
-            key=key,
-            dtype=dtype,
-        )
+    def _begin(self) -> None:
         self.hidden_bias = creation.zeros(self.hidden_size, dtype=self.bias.dtype)
 
     def step(self, projected: Tensor, state: Tensor) -> Tensor:
