@@ -48,7 +48,6 @@ from mlvm.eager.nn.convolution import (
     ConvTranspose3d,
 )
 from mlvm.eager.nn.dropout import Dropout
-from mlvm.eager.nn.images import PixelShuffle, PixelUnshuffle, Upsample
 from mlvm.eager.nn.linear import Bilinear, Embedding, EmbeddingBag, Linear
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
@@ -65,7 +64,8 @@ from mlvm.eager.nn.pooling import (
     MaxPool3d,
 )
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from mlvm.eager.nn.sequential import Flatten, Identity, Sequential
+from mlvm.eager.nn.sequential import Sequential
+from mlvm.eager.nn.shapes import Flatten, Identity, PixelShuffle, PixelUnshuffle, Upsample
 from mlvm.eager.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [

@@ -28,14 +28,15 @@ class MultiHeadAttention(Module):
     value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
 
     Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
-    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, there are
-    only so many heads of keys and values, each for as many of queries (Ainslie et al., arXiv
-    2305.13245). `dropout` is the rate at which weights of the softmax are dropped while `training`.
-    With a `rotary_base`, as 10000, queries and keys are turned by `rotary_encoding`.
+    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, which
+    divides the number of heads, there are only so many of keys and values, each for as many of
+    queries (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the
+    softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and keys are
+    turned by `rotary_encoding`.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
     `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
-    divide `embed_dim`, and `num_kv_heads` them.
+    divide `embed_dim`.
 
         >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
@@ -80,7 +81,8 @@ class MultiHeadAttention(Module):
                 f"{name}: heads that are turned have an even number of features, "
                 f"not {width // heads}"
             )
-        self.num_heads, self.num_kv_heads, self.head_dim = heads, shared, width // heads
+        self.num_kv_heads = shared
+        self.num_heads, self.head_dim = heads, width // heads
         self.rotary_base = rotary_base
         self.dropout = Dropout(dropout)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
