@@ -218,8 +218,12 @@ def _arguments(
     """Stride, dilation and padding, for each axis. Raises what the convolutions raise for them."""
     size = require_places(x, axes)
     _require_kernel(kernel, axes)
-    steps, apart = each_of(stride, axes, "stride"), each_of(dilation, axes, "dilation")
-    return steps, apart, sides_of(padding, span_of(kernel.shape[:axes], apart), steps, size)
+    steps, span = each_of(stride, axes, "stride"), kernel.shape[:axes]
+    apart = (1,) * axes
+    if dilation != 1:
+        apart = each_of(dilation, axes, "dilation")
+        span = span_of(span, apart)
+    return steps, apart, sides_of(padding, span, steps, size)
 
 
 def _require_kernel(kernel: Tensor, axes: int) -> None:
@@ -228,7 +232,8 @@ def _require_kernel(kernel: Tensor, axes: int) -> None:
             f"a kernel has {axes + 2} axes, those of a window and two of channels, "
             f"not {kernel.ndim}"
         )
-    each_of(kernel.shape[:axes], axes, "kernel")
+    if 0 in kernel.shape[:axes]:
+        raise AttributeRefused(f"kernel must have a window, given {list(kernel.shape)}")
 
 
 def _conv(

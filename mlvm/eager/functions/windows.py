@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.neural import Padding, Pair, resolve_padding
@@ -56,13 +56,14 @@ def span_of(window: Shape, dilation: Shape) -> Shape:
     return tuple((n - 1) * apart + 1 for n, apart in zip(window, dilation, strict=True))
 
 
-def sides_of(padding: object, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
+def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pair, ...]:
     """The padding, (before, after) for each axis. Raises `AttributeRefused`."""
     if isinstance(padding, str):
         return resolve_padding(padding, span, stride, size)
     axes = len(size)
     sides = [padding] if axes == 1 else padding
-    if not isinstance(sides, (tuple, list)) or len(sides) != axes:
+    several = isinstance(sides, (tuple, list)) and len(sides) == axes
+    if not several or any(not isinstance(x, (tuple, list)) or len(x) != 2 for x in sides):
         raise AttributeRefused(
             f'padding is "SAME", "VALID" or {KINDS[axes][2]}, not {brief(padding)}'
         )

@@ -5,9 +5,10 @@ on the class head are the inventory. Modules are trees, so `value_and_grad` and 
 take them as they are.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
-`mlvm.eager.random`, or with the next global key where that is None. Bad hyperparameters raise
-`AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x of another float
-beside weights that are halves; beside f32 weights, an x of halves is widened.
+`mlvm.eager.random`, or with the next global key where that is None. What they begin with is told
+by `kernel_init=`, `bias_init=` and their like, functions as in `mlvm.eager.nn.init`. Bad
+hyperparameters raise `AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x
+of another float beside weights that are halves; beside f32 weights, an x of halves is widened.
 """
 
 from mlvm.eager.nn import init
@@ -49,7 +50,6 @@ from mlvm.eager.nn.convolution import (
     ConvTranspose3d,
 )
 from mlvm.eager.nn.dropout import Dropout
-from mlvm.eager.nn.images import PixelShuffle, PixelUnshuffle, Upsample
 from mlvm.eager.nn.linear import Bilinear, Embedding, EmbeddingBag, Linear
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
@@ -66,7 +66,8 @@ from mlvm.eager.nn.pooling import (
     MaxPool3d,
 )
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
-from mlvm.eager.nn.sequential import Flatten, Identity, Sequential
+from mlvm.eager.nn.sequential import Sequential
+from mlvm.eager.nn.shapes import Flatten, Identity, PixelShuffle, PixelUnshuffle, Upsample
 from mlvm.eager.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [

@@ -29,10 +29,11 @@ class MultiHeadAttention(Module):
     value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
 
     Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
-    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, there are
-    only so many heads of keys and values, each for as many of queries (Ainslie et al., arXiv
-    2305.13245). `dropout` is the rate at which weights of the softmax are dropped while `training`.
-    With a `rotary_base`, as 10000, queries and keys are turned by `rotary_encoding`.
+    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, which
+    divides the number of heads, there are only so many of keys and values, each for as many of
+    queries (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the
+    softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and keys are
+    turned by `rotary_encoding`.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
     `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads

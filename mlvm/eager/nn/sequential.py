@@ -1,15 +1,12 @@
-"""Layers one after the other, and what stands between them."""
+"""Layers one after the other."""
 
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterator
 from typing import Any, Self, overload
 
-from mlvm.core.errors import AttributeRefused, IndexRefused, ShapeError
-from mlvm.eager.functions.arguments import integer
-from mlvm.eager.functions.shapes import reshape
+from mlvm.core.errors import AttributeRefused, IndexRefused
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -75,38 +72,3 @@ class Sequential(Module):
         except (IndexError, TypeError):
             n = len(self.layers)
             raise IndexRefused(f"Sequential: there is no layer {index!r} among {n}") from None
-
-
-class Flatten(Module):
-    """The axes from `start` on as one, in row-major order: [N, ...] -> [N, n]. As channels are
-    last, they are so in the result; PyTorch's have the places of a channel together.
-
-    Raises `ShapeError` for fewer axes than `start`, `AttributeRefused` for a start below 0.
-
-        >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
-        f32[2,48]
-    """
-
-    def __init__(self, start: int = 1) -> None:
-        self.start = integer(start, "Flatten: start")
-        if self.start < 0:
-            raise AttributeRefused(f"Flatten: start is an int >= 0, not {self.start}")
-
-    def __call__(self, x: Tensor) -> Tensor:
-        if x.ndim < self.start:
-            raise ShapeError(f"Flatten: x must have {self.start} axes or more, given {x.type}")
-        kept = x.shape[: self.start]
-        return reshape(x, (*kept, math.prod(x.shape[self.start :])))
-
-
-class Identity(Module):
-    """x itself: what stands where a layer is not wanted.
-
-    x: [...], any dtype -> the same.
-
-        >>> ml.nn.Identity()(ml.ones(2))
-        Tensor([1., 1.], f32[2])
-    """
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x

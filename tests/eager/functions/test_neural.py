@@ -419,6 +419,11 @@ untyped: Any = ml
         r"2 channels in 2 groups is \[\*window, channels out / 2, 2\], not \[2, 3, 3\]",
         lambda: ml.conv_transpose1d(sequences, ml.ones((2, 3, 3)), groups=2),
     ),
+    (
+        ml.errors.AttributeRefused,
+        r"or \(\(top, bottom\), \(left, right\)\), not \(1, 2\)",
+        lambda: untyped.conv2d(images, ml.ones((3, 3, 2, 1)), padding=(1, 2)),
+    ),
     (ml.errors.ShapeError, "a volume has 5 axes", lambda: ml.max_pool3d(images, 2)),
     (ml.errors.ShapeError, "the window is 1 x 6", lambda: ml.avg_pool1d(sequences, 6)),
     (ml.errors.ShapeError, "with places between", lambda: ml.adaptive_avg_pool(ml.ones((2, 3)), 1)),

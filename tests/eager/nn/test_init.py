@@ -138,6 +138,20 @@ def test_embeddings_take_initialisers() -> None:
         )
 
 
+@pytest.mark.parametrize("name", ["RNN", "LSTM", "GRU"])
+def test_recurrent_layers_take_initialisers(name: str) -> None:
+    options = {"kernel_init": known, "hidden_kernel_init": init.orthogonal, "bias_init": known}
+    gates = {"RNN": 1, "LSTM": 4, "GRU": 3}[name]
+    for layer in (
+        getattr(nn, f"{name}Cell")(2, 3, **options),
+        getattr(nn, name)(2, 3, bidirectional=True, **options).backward[0],
+    ):
+        np.testing.assert_array_equal(layer.input_kernel.numpy(), order(2, 3 * gates))
+        np.testing.assert_array_equal(layer.bias.numpy(), order(3 * gates))
+        hidden = layer.hidden_kernel.numpy()
+        np.testing.assert_allclose(hidden @ hidden.T, np.eye(3), atol=1e-6)
+
+
 def test_draws_of_a_layer_come_from_its_key() -> None:
     key = ml.random.key(5)
     layer = nn.Linear(4, 4, kernel_init=init.normal, bias_init=init.normal, key=key)

@@ -1,13 +1,15 @@
-"""Layers that move channels and places of images."""
+"""Layers that have no parameters and change the shape, or nothing."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.eager.functions import images
-from mlvm.eager.functions.arguments import Ints
+from mlvm.eager.functions.arguments import Ints, integer
 from mlvm.eager.functions.images import Mode
+from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import sizes
 from mlvm.eager.tensor.tensor import Tensor
@@ -75,3 +77,38 @@ class PixelUnshuffle(PixelShuffle):
 
     def __call__(self, x: Tensor) -> Tensor:
         return images.pixel_unshuffle(x, self.factor)
+
+
+class Flatten(Module):
+    """The axes from `start` on as one, in row-major order: [N, ...] -> [N, n]. As channels are
+    last, they are so in the result; PyTorch's have the places of a channel together.
+
+    Raises `ShapeError` for fewer axes than `start`, `AttributeRefused` for a start below 0.
+
+        >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
+        f32[2,48]
+    """
+
+    def __init__(self, start: int = 1) -> None:
+        self.start = integer(start, "Flatten: start")
+        if self.start < 0:
+            raise AttributeRefused(f"Flatten: start is an int >= 0, not {self.start}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim < self.start:
+            raise ShapeError(f"Flatten: x must have {self.start} axes or more, given {x.type}")
+        kept = x.shape[: self.start]
+        return reshape(x, (*kept, math.prod(x.shape[self.start :])))
+
+
+class Identity(Module):
+    """x itself: what stands where a layer is not wanted.
+
+    x: [...], any dtype -> the same.
+
+        >>> ml.nn.Identity()(ml.ones(2))
+        Tensor([1., 1.], f32[2])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x
