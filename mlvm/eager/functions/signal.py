@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.ops.fft import Norm
 from mlvm.core.rules import require
 from mlvm.core.types import DType, f32, f64, i64
 from mlvm.eager.functions.arguments import integer, type_of
@@ -100,7 +101,7 @@ def stft(
         last = n - 1
         places = last - op.abs(last - op.abs(places))
     frames = op.take(x, places, axis=-1) * shape
-    norm = "ortho" if normalized else "backward"
+    norm: Norm = "ortho" if normalized else "backward"
     if x.dtype.is_float:
         return matrix_transpose(op.rfft(frames, axis=-1, norm=norm))
     return matrix_transpose(op.fft(frames, axes=(-1,), norm=norm))
@@ -138,7 +139,7 @@ def istft(
     shape = _window(window, size, x.dtype.real)
     if x.ndim < 2 or x.shape[-2] not in (size // 2 + 1, size) or not x.shape[-1]:
         raise ShapeError(f"takes [..., {size // 2 + 1} or {size}, frames], not {x.type}")
-    norm = "ortho" if normalized else "backward"
+    norm: Norm = "ortho" if normalized else "backward"
     frames = x.shape[-1]
     spectra = matrix_transpose(x)
     if x.shape[-2] == size // 2 + 1:

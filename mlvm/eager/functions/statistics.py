@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, cast, get_args
+from typing import Final, Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, is_real, require
@@ -105,7 +105,7 @@ def _quantile(
 def _share(q: Numbers, most: float) -> Tensor:
     """q / most in f64, in which places are exact."""
     if is_real(q):
-        number = float(cast(float, q))
+        number = float(q)
         if not 0 <= number <= most:
             raise AttributeRefused(f"q must be in 0 .. {most:g}, not {brief(q)}")
         return full((), number / most, dtype=f64)

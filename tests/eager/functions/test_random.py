@@ -401,8 +401,8 @@ def test_counts_are_of_their_distribution() -> None:
         assert 0 <= drawn.min() <= drawn.max() <= n
         assert abs(drawn.mean() - n * p) < 4 * math.sqrt(n * p * (1 - p) / N)
         assert abs(drawn.var() / (n * p * (1 - p)) - 1) < 0.06
-    p = np.array([[1.0, 2.0, 1.0], [0.0, 3.0, 1.0]])
-    drawn = R.multinomial(ml.asarray([8, 5]), ml.asarray(p), (N, 2), key=R.key(4)).numpy()
+    ways = ml.asarray([[1.0, 2.0, 1.0], [0.0, 3.0, 1.0]])
+    drawn = R.multinomial(ml.asarray([8, 5]), ways, (N, 2), key=R.key(4)).numpy()
     assert drawn.shape == (N, 2, 3)
     assert (drawn.sum(-1) == [8, 5]).all()
     np.testing.assert_allclose(drawn.mean(0), np.array([[2, 4, 2], [0, 3.75, 1.25]]), atol=0.05)

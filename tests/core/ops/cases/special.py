@@ -32,7 +32,8 @@ def polygamma(n: int, x: float) -> float:
     end = x + _TERMS
     total = math.fsum((x + k) ** -(n + 1) for k in range(_TERMS))
     rest = end**-n / n + end ** -(n + 1) / 2 + (n + 1) * end ** -(n + 2) / 12
-    return (-1) ** (n + 1) * math.factorial(n) * (total + rest)
+    value = math.factorial(n) * (total + rest)
+    return value if n % 2 else -value
 
 
 _PLACES = np.array([0.6, 0.9, 1.2, 1.7, 3.3, 9.8, 25.0, -0.4])
