@@ -79,7 +79,7 @@ def test_functions_of_shapes_take_arrays() -> None:
 
 F32, F64, BF16 = ml.ones((2, 3)), ml.ones((2, 3), dtype="f64"), ml.ones((2, 3), dtype="bf16")
 C64, I64 = ml.ones((2, 3), dtype="c64"), ml.ones((2, 3), dtype="i64")
-DATA = np.full((2, 3), 0.1)
+DATA: Any = np.full((2, 3), 0.1)
 
 
 class Foreign:
