@@ -45,7 +45,12 @@ BASES = {"nn.Module", "optim.Group"}
 ERRORS = {name: getattr(ml.errors, name) for name in dir(ml.errors)}
 
 GOOD = """
+ml.adaptive_avg_pool(images, 2)
+ml.adaptive_max_pool(images, 2)
 ml.astype(x, "f32")
+ml.avg_pool1d(sequences, 2)
+ml.avg_pool3d(volumes, 2)
+ml.binary_cross_entropy(half, half)
 ml.average(v, weights=v)
 ml.binary_cross_entropy_with_logits(x, half)
 ml.bincount(ints, v)
@@ -53,7 +58,13 @@ ml.cdist(x, x)
 ml.clip(v, v, v)
 ml.concat([v, v])
 ml.conv1d(sequences, ml.ones((2, 2, 3)))
+ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)))
+ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)))
 ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)))
+ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)))
+ml.cosine_embedding(x, half, v[0] * ml.ones(4))
+ml.cosine_similarity(x, half)
+ml.ctc(ml.log(ml.full((4, 2, 3), 0.5)), ml.asarray([[1], [2]]), ints + 3, ml.asarray([1, 1]))
 ml.cov(v, v)
 ml.cross(ml.ones(3), ml.ones(3))
 ml.cummax(v)
@@ -62,8 +73,18 @@ ml.cumulative_prod(v)
 ml.digitize(v, v)
 ml.dropout(x, 0.5)
 ml.einsum("ij,jk->ik", x, x)
+ml.embedding_bag(x, ints)
 ml.expand_dims(x, 0)
+ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 3)
 ml.full_like(v, 1.0)
+ml.gaussian_nll(x, half, half)
+ml.grid_sample(images, ml.ones((1, 2, 2, 2)))
+ml.hinge(x, half)
+ml.interpolate(images, 2)
+ml.kl_divergence(x, half)
+ml.margin_ranking(x, half, half)
+ml.max_pool1d(sequences, 2)
+ml.max_pool3d(volumes, 2)
 ml.histogram(v, 3, weights=v)
 ml.interp(v, v, v)
 ml.istft(ml.ones((2, 3), dtype="c64"), 2, window=v)
@@ -72,8 +93,13 @@ ml.lerp(v, v, v)
 ml.logcumsumexp(v)
 ml.meshgrid(v, v)
 ml.moveaxis(x, 0, 1)
+ml.nll(x, ml.asarray([0, 1, 2, 3]))
 ml.one_hot(ints, 3)
 ml.outer(v, v)
+ml.pixel_shuffle(ml.ones((1, 2, 2, 4)), 2)
+ml.pixel_unshuffle(images, 2)
+ml.poisson_nll(x, half)
+ml.prelu(x, ml.ones(4))
 ml.percentile(v, v)
 ml.polygamma(1, v)
 ml.quantile(v, v / 9.0)
@@ -87,6 +113,8 @@ ml.segment_min(v, ints)
 ml.segment_prod(v, ints)
 ml.segment_sum(v, ints, 2)
 ml.sinusoidal_encoding(ints, 4)
+ml.smooth_l1(x, half)
+ml.softmax_cross_entropy(x, ml.asarray([0, 1, 2, 3]))
 ml.split(ml.arange(4), 2)
 ml.squeeze(ml.ones((1, 2)), 0)
 ml.stack([v, v])
@@ -94,6 +122,8 @@ ml.take_along_axis(v, ints)
 ml.stft(v, 2, window=v)
 ml.tile(v, 2)
 ml.topk(v, 1)
+ml.triplet_margin(x, half, half)
+ml.unfold(images, 2)
 ml.trapezoid(v, v)
 ml.vdot(v, v)
 ml.vecdot(v, v)
@@ -111,6 +141,7 @@ ml.random.gamma(v)
 ml.random.multinomial(ints[0], v)
 ml.random.choice(v)
 ml.random.permutation(v)
+ml.random.set_state(key)
 ml.random.poisson(v)
 ml.random.split(key)
 ml.random.student_t(v)
@@ -120,58 +151,167 @@ first case of an op has. From each are made wrong ones: with another dtype or sh
 and with an axis that there is not."""
 
 LAYERS = """
+ml.nn.AdaptiveAvgPool(2) of images
+ml.nn.AdaptiveMaxPool(2) of images
+ml.nn.AvgPool1d(2) of sequences
 ml.nn.AvgPool2d(2) of images
+ml.nn.AvgPool3d(2) of volumes
 ml.nn.BatchNorm(4) of x
+ml.nn.CELU() of x
 ml.nn.Conv1d(2, 3, 2) of sequences
 ml.nn.Conv2d(2, 3, 2) of images
+ml.nn.Conv3d(2, 3, 2) of volumes
+ml.nn.ConvTranspose1d(2, 3, 2) of sequences
 ml.nn.ConvTranspose2d(2, 3, 2) of images
+ml.nn.ConvTranspose3d(2, 3, 2) of volumes
 ml.nn.Dropout(0.5) of x
 ml.nn.ELU() of x
 ml.nn.Embedding(5, 3) of ints
+ml.nn.EmbeddingBag(5, 3) of ints
+ml.nn.Flatten(1) of x
 ml.nn.GELU() of x
+ml.nn.GLU() of x
 ml.nn.GRU(2, 8) of sequences
 ml.nn.GRUCell(4, 8) of x
 ml.nn.GlobalAvgPool() of images
+ml.nn.GlobalMaxPool() of images
 ml.nn.GroupNorm(1, 2) of images
+ml.nn.Hardshrink() of x
+ml.nn.Hardsigmoid() of x
+ml.nn.Hardswish() of x
+ml.nn.Hardtanh() of x
+ml.nn.Identity() of x
+ml.nn.InstanceNorm(2) of images
 ml.nn.LSTM(2, 8) of sequences
 ml.nn.LSTMCell(4, 8) of x
 ml.nn.LayerNorm(4) of x
 ml.nn.LeakyReLU() of x
 ml.nn.Linear(4, 2) of x
+ml.nn.LogSigmoid() of x
+ml.nn.LogSoftmax() of x
+ml.nn.MaxPool1d(2) of sequences
 ml.nn.MaxPool2d(2) of images
+ml.nn.MaxPool3d(2) of volumes
+ml.nn.Mish() of x
 ml.nn.MultiHeadAttention(2, 1) of sequences
+ml.nn.PixelShuffle(1) of images
+ml.nn.PixelUnshuffle(2) of images
+ml.nn.PReLU(4) of x
 ml.nn.RMSNorm(4) of x
 ml.nn.RNN(2, 8) of sequences
 ml.nn.RNNCell(4, 8) of x
 ml.nn.ReLU() of x
+ml.nn.ReLU6() of x
+ml.nn.SELU() of x
 ml.nn.Sequential(ml.tanh) of x
 ml.nn.SiLU() of x
 ml.nn.Sigmoid() of x
 ml.nn.Softmax() of x
 ml.nn.Softplus() of x
+ml.nn.Softshrink() of x
+ml.nn.Softsign() of x
 ml.nn.Tanh() of x
+ml.nn.Tanhshrink() of x
+ml.nn.TransformerEncoderLayer(2, 1) of sequences
+ml.nn.Upsample(2) of images
 """
 """A layer of each kind, and what it takes: likewise."""
 
 WRONG = """
 ArenaError ml.Arena(vm, "a", capacity=-1)
 ArenaError ml.Arena(5, "a")
+AttributeRefused ml.binary_cross_entropy(half, half, reduction="most")
+AttributeRefused ml.cosine_embedding(x, half, ml.ones(4), reduction="most")
+AttributeRefused ml.cosine_similarity(x, half, eps=0.0)
+AttributeRefused ml.ctc(ml.zeros((4, 1, 2)), [[1]], [3], [1], blank=2)
+PositionRefused ml.ctc(ml.zeros((4, 1, 2)), [[5]], [3], [1])
+PositionRefused ml.embedding_bag(ml.ones((1, 2)), ints)
+AttributeRefused ml.embedding_bag(x, ints, mode="most")
+DTypeError ml.embedding_bag(x, x)
+AttributeRefused ml.gaussian_nll(x, half, half, eps=0.0)
+AttributeRefused ml.grid_sample(images, ml.ones((1, 2, 2, 2)), mode="most")
+AttributeRefused ml.hinge(x, half, reduction="most")
+AttributeRefused ml.interpolate(images)
+AttributeRefused ml.margin_ranking(x, half, half, reduction="most")
+AttributeRefused ml.nll(x, ml.asarray([0, 1, 2, 3]), reduction="most")
+OperandValueError ml.nll(x, ml.asarray([0, 1, 2, 9]))
+AttributeRefused ml.pixel_shuffle(images, 0)
+AttributeRefused ml.pixel_unshuffle(images, 0)
+AttributeRefused ml.poisson_nll(x, half, reduction="most")
+AttributeRefused ml.smooth_l1(x, half, beta=0.0)
+AttributeRefused ml.triplet_margin(x, half, half, p=0.0)
 ArenaBusy Arena: busy.mark()
 ArenaOverflow Arena: tight.alloc(x.type)
 OutOfMemory ml.Arena(vm, "a", capacity=2**60)
 HandleError DryVM: ml.DryVM().read(5)
 PipelineError ml.Pipeline([1.0], 0)
+ShutDown Pipeline: list(ml.Pipeline([1.0], 1, epochs=0))
 ArenaError ml.QueueTensor(vm, ["f32[2]"], 0)
 DTypeError ml.QueueTensor(vm, ["f99[2]"], 1)
 OutOfMemory ml.QueueTensor(vm, ["f32[1125899906842624]"], 4)
 ShapeError ml.QueueTensor(vm, ["f32[-2]"], 1)
 ArenaError ml.ScratchPad(vm, -1)
 OutOfMemory ml.ScratchPad(vm, 2**60)
+AttributeRefused ml.nn.Bilinear(0, 2, 3)
+DTypeError ml.nn.Bilinear(4, 4, 2, dtype=ml.float16)(x, x)
+ShapeError ml.nn.Bilinear(4, 4, 3)(v, v)
+AttributeRefused ml.nn.EmbeddingBag(0, 3)
+PositionRefused ml.nn.EmbeddingBag(1, 3)(ints)
+ShapeError ml.nn.EmbeddingBag(5, 3)(ints[0])
+AttributeRefused ml.nn.Flatten(-1)
+AttributeRefused ml.nn.init.constant("1", 2)
+ShapeError ml.nn.init.constant(1.0, -2)
+DTypeError ml.nn.init.constant(1.0, 2, dtype="i64")
+DTypeError ml.nn.init.kaiming_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.kaiming_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.kaiming_normal(2)
+DTypeError ml.nn.init.kaiming_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.kaiming_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.kaiming_uniform(2)
+DTypeError ml.nn.init.lecun_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.lecun_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.lecun_normal(2)
+DTypeError ml.nn.init.lecun_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.lecun_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.lecun_uniform(2)
+DTypeError ml.nn.init.normal(2, dtype="i64")
+ShapeError ml.nn.init.normal(2, key=v)
+AttributeRefused ml.nn.init.normal(2, std="1")
+ShapeError ml.nn.init.ones(-2)
+DTypeError ml.nn.init.ones(2, dtype="i64")
+DTypeError ml.nn.init.orthogonal((2, 2), dtype="i64")
+ShapeError ml.nn.init.orthogonal((2, 2), key=v)
+AttributeRefused ml.nn.init.orthogonal(2)
+DTypeError ml.nn.init.truncated_normal(2, dtype="i64")
+ShapeError ml.nn.init.truncated_normal(2, key=v)
+AttributeRefused ml.nn.init.truncated_normal(2, lower=3.0)
+DTypeError ml.nn.init.uniform(2, dtype="i64")
+ShapeError ml.nn.init.uniform(2, key=v)
+AttributeRefused ml.nn.init.uniform(2, low=2.0)
+DTypeError ml.nn.init.xavier_normal((2, 2), dtype="i64")
+ShapeError ml.nn.init.xavier_normal((2, 2), key=v)
+AttributeRefused ml.nn.init.xavier_normal(2)
+DTypeError ml.nn.init.xavier_uniform((2, 2), dtype="i64")
+ShapeError ml.nn.init.xavier_uniform((2, 2), key=v)
+AttributeRefused ml.nn.init.xavier_uniform(2)
+ShapeError ml.nn.init.zeros(-2)
+DTypeError ml.nn.init.zeros(2, dtype="i64")
+AttributeRefused ml.nn.InstanceNorm(0)
+AttributeRefused ml.nn.PixelShuffle(0)
+ShapeError ml.nn.PixelShuffle(2)(images)
+AttributeRefused ml.nn.PixelUnshuffle(0)
+DTypeError ml.nn.TransformerDecoderLayer(2, 1)(ml.ones((1, 4, 2), dtype="c64"), sequences)
+ShapeError ml.nn.TransformerDecoderLayer(4, 2)(x, x)
+AttributeRefused ml.nn.TransformerDecoderLayer(4, 3)
+AttributeRefused ml.nn.TransformerEncoderLayer(4, 3)
+AttributeRefused ml.nn.Upsample()
 StaleTensor Tensor: stale + 1.0
 DTypeError ml.TensorType("f99")
 ShapeError ml.TensorType("f32", (-1,))
 MachineError ml.VM(threads=2, native=False)
 UnknownFunction ml.VM(kernels={"nothing": None})
+AttributeRefused ml.adaptive_avg_pool(images, 0)
+AttributeRefused ml.adaptive_max_pool(images, 0)
 AttributeRefused ml.arange(0, 3, 0)
 AttributeRefused ml.arange(300, dtype="u8")
 DTypeError ml.arange(3, dtype="bool")
@@ -179,7 +319,9 @@ CopyRefused ml.asarray([1.0], copy=False)
 DTypeError ml.asarray("text")
 OperandValueError ml.asarray([300], dtype="u8")
 ShapeError ml.asarray([[1.0], [1.0, 2.0]])
+AttributeRefused ml.avg_pool1d(sequences, 0)
 AttributeRefused ml.avg_pool2d(images, 0)
+AttributeRefused ml.avg_pool3d(volumes, 0)
 AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
 ShapeError ml.broadcast_shapes((2,), (3,))
 AttributeRefused ml.bincount(ints, minlength=-1)
@@ -193,6 +335,10 @@ UnknownFunction ml.call("nothing")
 DTypeError ml.can_cast(ml.float32, "f99")
 CaptureError ml.capture(lambda x: float(x))(ml.ones(()))
 GradientError capture: ml.grad(ml.capture(ml.sum))(v)
+AttributeRefused ml.ScalarLog("nowhere", purge_step=-1)
+AttributeRefused ml.check(True, 3)
+CheckFailed ml.check(False, "never")
+DTypeError ml.check(v, "floats")
 GradientError checkpoint: ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)
 DTypeError ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
 DTypeError ml.cond(True, 1, 2)
@@ -202,8 +348,11 @@ AddressError ml.connect("nowhere")
 ConnectionLost ml.connect("unix:nowhere")
 AttributeRefused ml.conv1d(sequences, ml.ones((2, 2, 3)), stride=0)
 AttributeRefused ml.conv2d(images, ml.ones((2, 2, 2, 3)), groups=0)
+AttributeRefused ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 3)), dilation=0)
+AttributeRefused ml.conv_transpose1d(sequences, ml.ones((2, 3, 2)), stride=0)
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding="most")
 AttributeRefused ml.conv_transpose2d(images, ml.ones((2, 2, 3, 2)), padding=((1, 1),))
+AttributeRefused ml.conv_transpose3d(volumes, ml.ones((2, 2, 2, 3, 2)), stride=0)
 DTypeError ml.cumulative_prod(v, dtype="bool")
 DTypeError ml.cumulative_sum(v, dtype="bool")
 AttributeRefused ml.diff(v, n=-1)
@@ -220,6 +369,7 @@ DTypeError ml.empty_like(v, dtype="f99")
 DTypeError ml.eye(2, dtype="f99")
 ShapeError ml.eye(-2)
 DTypeError ml.finfo(ml.int64)
+AttributeRefused ml.fold(ml.ones((1, 2, 2, 2, 2, 1)), 0)
 DTypeError ml.fori_loop(0.0, 3, lambda i, x: x, v)
 ShapeError ml.fori_loop(0, 3, lambda i, x: ml.sum(x), v)
 CopyRefused ml.from_dlpack(np.ones(2), copy=False)
@@ -254,7 +404,9 @@ DTypeError ml.load("layer", into=ml.nn.Linear(2, 3, dtype="f64"))
 PathError ml.load("layer", into=ml.nn.Dropout(0.5))
 ShapeError ml.load("layer", into=ml.nn.Linear(2, 4))
 WeightsError ml.load("damaged")
+AttributeRefused ml.max_pool1d(sequences, 0)
 AttributeRefused ml.max_pool2d(images, 0)
+AttributeRefused ml.max_pool3d(volumes, 0)
 AttributeRefused ml.mean_squared_error(x, half, reduction="most")
 CaptureError ml.measure(lambda x: float(x), ml.TensorType("f32"))
 AttributeRefused ml.meshgrid(v, indexing="yx")
@@ -281,7 +433,9 @@ AttributeRefused ml.roll(v, (1, 2), 0)
 AttributeRefused ml.rot90(x, 1, (0,))
 AttributeRefused ml.rotary_encoding(ml.ones((5, 3)))
 DTypeError ml.rotary_encoding(ml.ones((5, 4), dtype="i64"))
-DTypeError ml.save("x", {"x": "text"})
+DTypeError ml.save("x", {"x": len})
+AttributeRefused ml.save("x", {"x": ml.ones(1)}, where="y")
+PathError ml.save("x", {"x/y": 1, "x": {"y": ml.ones(1), "z": 1}})
 StaleTensor ml.save("x", {"x": stale})
 WeightsError ml.save("x", {"x": ml.ones(2, dtype="c128")})
 AttributeRefused ml.scaled_dot_product_attention(x, x, x, dropout=2.0)
@@ -314,12 +468,14 @@ AttributeRefused ml.take(x, ints)
 AxisRefused ml.tensordot(x, x, axes=((5,), (0,)))
 AttributeRefused ml.tile(v, -1)
 AttributeRefused ml.topk(v, 9)
+AttributeRefused ml.unfold(images, 0)
 AxisRefused ml.trace(x, 0, 0, 5)
 DTypeError ml.trace(x, dtype="bool")
 AttributeRefused ml.tril_indices(-1)
 AttributeRefused ml.triu_indices(2, 0, -1)
 DTypeError ml.unique(x * 1j, axis=0)
 MachineError ml.use("cpu")
+AttributeRefused ml.value_and_grad(ml.sum, where="w")(x)
 DTypeError ml.value_and_grad(ml.sum)(ints)
 GradientError ml.value_and_grad(lambda x: x)(v)
 DTypeError ml.vjp(ml.sin, ints)
@@ -365,8 +521,19 @@ LinAlgError ml.linalg.svdvals(nans)
 AxisRefused ml.linalg.tensordot(x, x, axes=((5,), (0,)))
 DTypeError ml.linalg.trace(x, dtype="bool")
 AttributeRefused ml.linalg.vector_norm(v, ord="nuc")
+AttributeRefused ml.nn.AdaptiveAvgPool(0)
+AttributeRefused ml.nn.AdaptiveMaxPool(0)
+AttributeRefused ml.nn.AvgPool1d(0)
 AttributeRefused ml.nn.AvgPool2d(0)
+AttributeRefused ml.nn.AvgPool3d(0)
 AttributeRefused ml.nn.BatchNorm(0)
+AttributeRefused ml.nn.CELU(0.0)
+AttributeRefused ml.nn.Conv3d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose1d(2, 3, 0)
+AttributeRefused ml.nn.ConvTranspose3d(2, 3, 0)
+AxisRefused ml.nn.GLU(9)(v)
+AttributeRefused ml.nn.Hardshrink("1")
+AttributeRefused ml.nn.Hardtanh("1")
 AttributeRefused ml.nn.LeakyReLU("1")
 AttributeRefused ml.nn.Conv1d(2, 3, 2, groups=5)
 AttributeRefused ml.nn.Conv2d(2, 3, 2, groups=5)
@@ -383,29 +550,50 @@ AttributeRefused ml.nn.LSTMCell(0, 8)
 AttributeRefused ml.nn.LayerNorm(4, eps=0.0)
 AttributeRefused ml.nn.Linear(0, 2)
 DTypeError ml.nn.Linear(4, 2, dtype=ml.float16)(ml.ones(4))
+AxisRefused ml.nn.LogSoftmax(9)(v)
+AttributeRefused ml.nn.MaxPool1d(0)
 AttributeRefused ml.nn.MaxPool2d(0)
+AttributeRefused ml.nn.MaxPool3d(0)
 AttributeRefused ml.nn.MultiHeadAttention(4, 3)
+AttributeRefused ml.nn.PReLU(0)
 AttributeRefused ml.nn.RMSNorm(4, eps=0.0)
 AttributeRefused ml.nn.RNN(2, 8, num_layers=0)
 AttributeRefused ml.nn.RNNCell(0, 8)
 DTypeError ml.nn.RNNCell(4, 8)(x, ml.ones((4, 8), dtype="i64"))
 AxisRefused ml.nn.Softmax(9)(v)
+AttributeRefused ml.nn.Softshrink("1")
 DTypeError ml.nn.buffer(5)
+AttributeRefused ml.optim.Adadelta(v, -1.0)
+AttributeRefused ml.optim.Adafactor(v, -1.0)
+AttributeRefused ml.optim.Adagrad(v, -1.0)
 AttributeRefused ml.optim.Adam(v, -1.0)
 AttributeRefused ml.optim.AdamW(v, -1.0)
+AttributeRefused ml.optim.Adamax(v, -1.0)
+AttributeRefused ml.optim.EMA({})
+AttributeRefused ml.optim.LBFGS(v, -1.0)
+AttributeRefused ml.optim.Lamb(v, -1.0)
 AttributeRefused ml.optim.Lion(v, -1.0)
 AttributeRefused ml.optim.LossScale(0.5)
+AttributeRefused ml.optim.MultiSteps(None, 2)
+AttributeRefused ml.optim.Muon(v, -1.0)
+AttributeRefused ml.optim.NAdam(v, -1.0)
 AttributeRefused optim.Optimizer: ml.optim.SGD(v, 0.1, groups=[("w", {})])
 DTypeError optim.Optimizer: ml.optim.SGD(ints, 0.1)
 HandleError optim.Optimizer: ml.optim.SGD([v, ml.ones(2, device=vm)], 0.1)
+AttributeRefused ml.optim.Plateau(-1.0)
+AttributeRefused ml.optim.RAdam(v, -1.0)
 AttributeRefused ml.optim.RMSProp(v, -1.0)
 AttributeRefused ml.optim.SGD(v, -1.0)
 DTypeError ml.optim.all_finite({"w": 5})
 AttributeRefused ml.optim.clip_by_global_norm({"w": v}, 0.0)
 AttributeRefused ml.optim.constant(-1.0)
 AttributeRefused ml.optim.cosine(1.0, 0)
+AttributeRefused ml.optim.cosine_restarts(1.0, 0)
+AttributeRefused ml.optim.exponential(1.0, -1.0)
 DTypeError ml.optim.global_norm({"w": 5})
 AttributeRefused ml.optim.one_cycle(1.0, 0)
+AttributeRefused ml.optim.step(1.0, 0.5, 0)
+AttributeRefused ml.optim.warmup(1.0, 0)
 GroupError ml.parallel.Group(0)
 GroupError ml.parallel.ProcessGroup(0)
 GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
@@ -500,10 +688,13 @@ NEVER = {
     "Measured": "a result",
     "PipelineState": "a result",
     "PipelineStats": "a result",
+    "FrozenWarning": "a warning",
+    "PrecisionWarning": "a warning",
     "RecompilationWarning": "a warning",
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
     "Transform": "a protocol",
+    "nn.Identity": "it gives back what it is given",
     "nn.Module": "what is made of it raises, and its methods",
     "nn.Sequential": "its layers raise",
     "nn.Tanh": "every tensor has one",
@@ -535,6 +726,7 @@ def named() -> dict[str, Any]:
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
+    volumes = ml.ones((1, 2, 2, 2, 2))
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 
@@ -863,6 +1055,8 @@ DTypeError ScratchPad.tensor: pad.tensor("f99[2]", 0)
 ShapeError ScratchPad.tensor: pad.tensor("f32[-2]", 0)
 NoTranspose Tensor.T: v.T
 ShapeError Tensor.item: v.item()
+GradientError Tensor.item: ml.grad(lambda x: x * x.item())(ml.asarray(1.0))
+GradientError Tensor.tolist: ml.grad(lambda x: ml.sum(x * x.tolist()))(v)
 NoTranspose Tensor.mT: v.mT
 StaleTensor Tensor.numpy: stale.numpy()
 AttributeRefused Tensor.to_device: v.to_device("cpu")
@@ -894,7 +1088,12 @@ ShapeError VM.write: vm.write(vm.alloc_tensor(v.type), array[:1])
 DTypeError nn.Module.load_parameters: model.load_parameters({"kernel": np.eye(2), "bias": bias})
 PathError nn.Module.load_parameters: model.load_parameters({"bias": bias})
 ShapeError nn.Module.load_parameters: model.load_parameters({"kernel": bias, "bias": bias})
+AttributeRefused nn.Module.freeze: model.freeze("x")
+CaptureError nn.Module.summary: ml.nn.Sequential(lambda x: x * x.item()).summary(ml.ones(()))
 DTypeError nn.Module.astype: ml.nn.Linear(2, 2).astype(ml.int32)
+AttributeRefused ScalarLog.add: ml.ScalarLog.add(None, "train", -1, loss=1.0)
+AttributeRefused optim.EMA.update: within(swapped.swapped(), swapped.update)
+GradientError optim.EMA.update: ml.grad(lambda x: (swapped.update(), x)[1])(ml.ones(()))
 DTypeError optim.Optimizer.load_state: sgd.load_state({"count": np.ones(())})
 PathError optim.Optimizer.load_state: sgd.load_state({})
 DTypeError optim.LossScale.scale: ml.optim.LossScale().scale(1.0)
@@ -964,6 +1163,7 @@ def built() -> dict[str, Any]:
     model, bias = ml.nn.Linear(2, 3), np.ones(3, np.float32)
     sgd, changed = (ml.optim.SGD({"w": ml.ones(2)}, 0.1) for _ in range(2))
     changed.momentum = 0.9
+    swapped = ml.optim.EMA({"w": ml.ones(2)})
     tight_here = ml.Arena(ml.default_vm(), "tight", capacity=0)
 
     def within(context: Any, do: Callable[[], Any]) -> None:

@@ -189,8 +189,9 @@ def state() -> Array:
 
 
 @public
-def set_state(state: Array) -> None:
-    """Continue the current VM's global keys from what `state` returned earlier.
+def set_state(state: Array | Tensor) -> None:
+    """Continue the current VM's global keys from what `state` returned earlier: a numpy array,
+    u64[2], or the tensor that `ml.load` makes of it.
 
     Raises `ShapeError` for anything else than a u64 array of 2 elements.
 
@@ -200,6 +201,8 @@ def set_state(state: Array) -> None:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
     """
+    if isinstance(state, Tensor):
+        state = state.numpy()
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
     write(prepare(current_arena().vm).state, state)

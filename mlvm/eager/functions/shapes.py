@@ -28,7 +28,7 @@ from mlvm.eager.functions.arguments import (
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
-from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -271,8 +271,8 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
                 [1., 1.]], f32[2,2])
     """
     given = list(arrays)
-    beside = next((x for x in given if isinstance(x, Tensor)), None)
-    xs = [as_operand(x, beside) if is_array(x) else x for x in given]
+    beside, widest = next((x for x in given if isinstance(x, Tensor)), None), widest_of(given)
+    xs = [as_operand(x, widest if is_whole(x) else beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
