@@ -5,7 +5,6 @@ Images and sequences have their channels last here, and second there.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -30,6 +29,13 @@ def several(given: Sequence[Any]) -> Any:
 def number(x: Any) -> Any:
     """The number of a tensor without dimensions."""
     return x.item() if isinstance(x, ml.Tensor) else x
+
+
+def factor(value: Any, x: Any) -> Any:
+    """A number beside integers or bools, which PyTorch makes one of them."""
+    if isinstance(value, ml.Tensor) or x.dtype.is_inexact:
+        return value
+    return bool(value) if x.dtype.kind == "bool" else int(value)
 
 
 def ends(start: Any, end: Any) -> tuple[Any, Any]:
@@ -128,15 +134,16 @@ def smallest(x: Any, y: Any, keepdim: bool) -> Any:
     return ml.min(x, axis=y, keepdims=keepdim), ml.argmin(x, axis=y, keepdims=keepdim)
 
 
-def drawn(*bounds: Any) -> Any:
-    raise NotImplementedError
+def last(s: Any, dim: Any) -> Any:
+    """The axes that lengths are of: the last ones, unless told otherwise."""
+    return tuple(range(-len(s), 0)) if dim is None and s is not None else dim
 
 
-def hermitian(x: Any, uplo: str) -> Any:
-    """The Hermitian matrix of which x has one triangle."""
-    if uplo == "L":
-        return ml.tril(x) + ml.conj(ml.tril(x, k=-1).mT)
-    return ml.triu(x) + ml.conj(ml.triu(x, k=1).mT)
+def solve(x: Any, y: Any, left: bool) -> Any:
+    """PyTorch takes y for a stack of vectors where the shapes allow it."""
+    if y.ndim > 1 and y.shape == x.shape[:-1]:
+        return solve(x, ml.expand_dims(y, axis=-1), left)[..., 0]
+    return ml.linalg.solve(x, y) if left else ml.linalg.solve(x.mT, y.mT).mT
 
 
 def matrix_norm(x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
@@ -164,14 +171,12 @@ def softplus(x: Any, beta: float, threshold: float) -> Any:
 
 
 COMPARED: Final[dict[str, Callable[[Any], Any]]] = {
-    "order": lambda r: r[0],
+    "chosen": lambda r: r,
     "first": lambda r: r[0] if isinstance(r, (tuple, list)) else r,
     "eig": lambda r: r[0],
     "eigh": lambda r: (r[0], abs(r[1])),
-    "spectrum": lambda r: r,
+    "hermitian_gradient": lambda r: (r[0] + r[0].mT.conj(), *r[1:]),
     "svd": lambda r: (abs(r[0]), r[1], abs(r[2])),
     "svd_of_old": lambda r: (abs(r[0]), r[1]),
 }
 """What of results is compared: signs of vectors, or which of equal elements it was, may differ."""
-
-_USED = math

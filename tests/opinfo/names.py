@@ -7,13 +7,14 @@
     name - reason                   neither, and why
 
 The parameters are PyTorch's; the expression is Python, with `ml`, `math` and the functions of
-`adapters.py`. Behind ` | ` stands what of the results is compared (`COMPARED`), if not all.
+`adapters.py`. Behind ` || ` stands what of the results is compared (`COMPARED`), if not all.
 `refused.toml` has what is refused by design: reasons, and what the errors say.
 """
 
 from __future__ import annotations
 
 import ast
+import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator
@@ -31,10 +32,13 @@ COUNT: Final = 636
 
 _LINE: Final = re.compile(
     r"(?P<name>[\w.]+)"
-    r"(?:\((?P<parameters>.*?)\) (?P<kind>[=~]) (?P<expression>.+?)(?: \| (?P<compared>\w+))?"
+    r"(?:\((?P<parameters>.*?)\) (?P<kind>[=~]) (?P<expression>.+?)(?: \|\| (?P<compared>\w+))?"
     r"| - (?P<reason>.+))"
 )
-_SPACE: Final = {name: value for name, value in vars(adapters).items() if name[0] != "_"}
+_SPACE: Final = {
+    **{name: value for name, value in vars(adapters).items() if name[0] != "_"},
+    "math": math,
+}
 
 
 @dataclass(frozen=True)

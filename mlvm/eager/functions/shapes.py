@@ -415,6 +415,6 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tens
         widths = [widths] * ndim
     pairs = tuple(pair(width, "widths", least=0) for width in widths)
     if not isinstance(value, complex):
-        return op.pad(x, widths=pairs, value=value)
+        return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
     return op.where(inside, op.pad(x, widths=pairs), as_operand(value, x))
