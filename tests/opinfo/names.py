@@ -83,15 +83,23 @@ def entries(text: str | None = None) -> dict[str, Entry]:
 
 
 class Refusals:
-    """What is refused by design. A reason has patterns of what errors say, as "Class: text"."""
+    """What is refused by design. A reason has patterns of what errors say, as "Class: text".
+    `gradients` and `gradients_of_halves` say why those of an operator are not compared, `tolerance`
+    how exact PyTorch is where it is less so than it might be."""
 
     def __init__(self) -> None:
         table = tomllib.loads((HERE / "refused.toml").read_text())
         self.everywhere: dict[str, list[str]] = table["everywhere"]
+        self.gradients: dict[str, str] = table["gradients"]
+        self.gradients_of_halves: dict[str, str] = table["gradients_of_halves"]
+        self.tolerance: dict[str, float] = table["tolerance"]
         self.of: dict[str, dict[str, list[str]]] = table["of"]
 
     def reason(self, name: str, error: BaseException) -> str | None:
-        """Why that operator refuses so; None if that is not by design."""
+        """Why that operator refuses so; None if that is not by design. An argument of PyTorch's that
+        is not here is a reason, too."""
+        if isinstance(error, adapters.NotHere):
+            return str(error)
         if not isinstance(error, ml.errors.MlvmError):
             return None
         text = f"{type(error).__name__}: {error}"

@@ -166,17 +166,25 @@ class Walk:
         expected = _gradients_by_torch(op, entry, arguments)
         if not expected or not call.variables:
             return
+        other = self.refusals.gradients.get(op.name)
+        if other is None and expected[0].dtype in _FEW:
+            other = self.refusals.gradients_of_halves.get(op.name)
         if entry.compared in _CHOSEN and expected[0].dtype in _FEW:
-            yield "gradient", "skipped", "which of equal elements it is may differ"
+            other = "which of equal elements it is may differ"
+        if other is not None:
+            yield "gradient", "skipped", other
             return
         weights = _weights(entry, call(call.tensors))
         verdict, text, found = self._tried(op, entry, lambda: call.gradients(weights, entry))
         if not verdict:
+            least = self.refusals.tolerance.get(op.name, 0.0)
             part = "hermitian_gradient" if _reads_half(op) else None
-            text = _difference(found, expected, part, rounded=True)
+            if op.name == "cholesky_solve":  # which reads a half of the second operand
+                part = "of_upper" if arguments[2].get("upper") else "of_lower"
+            text = _difference(found, expected, part, rounded=True, least=least)
             if text:
                 wide = _gradients_by_torch(op, entry, _wide(arguments))
-                if wide and not _difference(found, wide, part, like=expected, rounded=True):
+                if wide and not _difference(found, wide, part, like=expected, rounded=True, least=least):
                     text = ""
             verdict = "wrong" if text else "right"
         yield "gradient", verdict, text
@@ -430,9 +438,10 @@ def _difference(
     *,
     rounded: bool = False,
     few: bool = False,
+    least: float = 0.0,
 ) -> str:
     """The first difference, or nothing. `like` are narrower results, whose types are expected.
-    Halves that were `rounded` on the way differ by more."""
+    Halves that were `rounded` on the way differ by more; `least` is the least tolerance."""
     found, wanted = _compared(entry, results), _compared(entry, expected)
     kinds = wanted if like is None else _compared(entry, like)
     if len(found) != len(wanted):
@@ -440,13 +449,14 @@ def _difference(
     for number, (x, y, kind) in enumerate(zip(found, wanted, kinds, strict=True)):
         chosen = isinstance(entry, Entry) and entry.compared == "chosen"
         types_alone = (chosen and few) or (isinstance(entry, Entry) and entry.compared == "type")
-        text = _one_difference(x, y, kind, types_alone, rounded)
+        text = _one_difference(x, y, kind, types_alone, rounded, least)
         if text:
             return f"result {number}: {text}" if len(found) > 1 else text
     return ""
 
 
-def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool) -> str:
+def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool, least: float
+) -> str:
     if not isinstance(y, torch.Tensor):
         if isinstance(y, float):
             return "" if _close(np.float64(x), np.float64(y), 1e-6) else f"{x}, not {y}"
@@ -459,7 +469,7 @@ def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool)
     if types_alone:
         return ""
     a, b = x.numpy(), _numpy(y)
-    tolerance = _TOLERANCE.get(dtype, 2e-5)
+    tolerance = max(least, _TOLERANCE.get(dtype, 2e-5))
     right = _close(a, b, 4 * tolerance if rounded and dtype in ("f16", "bf16") else tolerance)
     if right.all():
         return ""
