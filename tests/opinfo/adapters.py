@@ -5,6 +5,7 @@ Images and sequences have their channels last here, and second there.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -44,6 +45,24 @@ def ends(start: Any, end: Any) -> tuple[Any, Any]:
     return (0, start) if end is None else (start, end)
 
 
+def several_of(function: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+    """The function of one tensor, or of each of several."""
+    xs = several(given)
+    return function(xs[0]) if xs is given and len(xs) == 1 else [function(x) for x in xs]
+
+
+def wide(*xs: Any) -> list[Any]:
+    """The operands in f64, or in c128 if one of them is complex."""
+    kinds = [x.dtype.kind if isinstance(x, ml.Tensor) else type(x).__name__ for x in xs]
+    dtype = ml.complex128 if "complex" in kinds else ml.float64
+    return [x.astype(dtype) if isinstance(x, ml.Tensor) else x for x in xs]
+
+
+def product(xs: Sequence[Any]) -> Any:
+    """x @ y @ ..., of as many as there are."""
+    return functools.reduce(ml.matmul, xs)
+
+
 def booleans(*xs: Any) -> Any:
     """Whether they are not zero."""
     return [x.astype(ml.bool) if isinstance(x, ml.Tensor) else bool(x) for x in xs]
@@ -76,8 +95,12 @@ def widths(x: Any, pad: Sequence[int]) -> Any:
     return [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
 
 
-def padded(x: Any, pad: Sequence[int], mode: str, value: Any) -> Any:
-    return ml.pad(x, widths(x, pad), value or 0.0)
+PADS: Final = {
+    "constant": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
 
 
 def expanded(x: Any, shape: Sequence[Any]) -> Any:

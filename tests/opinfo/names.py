@@ -35,7 +35,7 @@ _LINE: Final = re.compile(
     r"(?:\((?P<parameters>.*?)\) (?P<kind>[=~]) (?P<expression>.+?)(?: \|\| (?P<compared>\w+))?"
     r"| - (?P<reason>.+))"
 )
-_SPACE: Final = {
+SPACE: Final = {
     **{name: value for name, value in vars(adapters).items() if name[0] != "_"},
     "math": math,
 }
@@ -55,15 +55,20 @@ class Entry:
     @cached_property
     def call(self) -> Callable[..., Any]:
         """The function of PyTorch's arguments, with tensors of ours for its."""
-        made: Callable[..., Any] = eval(f"lambda {self.parameters}: ({self.expression})", _SPACE)
+        made: Callable[..., Any] = eval(self.function, SPACE)
         return made
 
+    @property
+    def function(self) -> str:
+        """The text of it."""
+        return f"lambda {self.parameters}: ({self.expression})"
+
     def ours(self) -> Iterator[str]:
-        """The names of ours in the expression: `ml.linalg.det`, and those of adapters."""
+        """The names of ours in the expression, such as `ml.linalg.det`."""
         for node in ast.walk(ast.parse(self.expression, mode="eval")):
             if isinstance(node, ast.Attribute):
                 path = ast.unparse(node)
-                if path.startswith("ml."):
+                if re.fullmatch(r"ml(\.\w+)+", path):
                     yield path
 
 

@@ -468,7 +468,7 @@ def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool,
         return f"{x.type}, not {dtype}{list(y.shape)}"
     if types_alone:
         return ""
-    a, b = x.numpy(), _numpy(y)
+    a, b = x.numpy(), _numpy(y.to(like.dtype))
     tolerance = max(least, _TOLERANCE.get(dtype, 2e-5))
     right = _close(a, b, 4 * tolerance if rounded and dtype in ("f16", "bf16") else tolerance)
     if right.all():
