@@ -178,10 +178,6 @@ def matrix_norm(x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     return ml.expand_dims(norms, axis=tuple(sorted(i % x.ndim for i in dim)))
 
 
-def matrix_rank(x: Any, tol: Any, atol: Any, rtol: Any) -> Any:
-    return ml.linalg.matrix_rank(x, rtol=rtol)
-
-
 def norm(x: Any, p: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     x = x if dtype is None else x.astype(dtype)
     if p == "nuc":

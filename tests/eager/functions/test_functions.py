@@ -224,6 +224,7 @@ OF_X: dict[str, Callable[[Any, Any], Any]] = {
     "diff n": lambda f, x: f.diff(x, 2, 1),
     "diff too often": lambda f, x: f.diff(x, n=5),
     "diff 0": lambda f, x: f.diff(x, n=0),
+    "diff 0 between": lambda f, x: f.diff(x, n=0, axis=0, append=x),
     "cumulative_sum": lambda f, x: f.cumulative_sum(x, axis=1),
     "cumulative_sum from 0": lambda f, x: f.cumulative_sum(x, axis=-1, include_initial=True),
     "count_nonzero": lambda f, x: f.count_nonzero(f.maximum(x, 0.0), (0, 2), keepdims=True),
