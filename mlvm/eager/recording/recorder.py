@@ -28,7 +28,7 @@ from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
@@ -46,6 +46,7 @@ _Views: TypeAlias = dict[int, Reference]  # by their ids
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
 
+_COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
 _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
@@ -101,6 +102,7 @@ class Recorder:
         self._arguments = self._elements = self._scratch = 0  # how many there are
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
+        self._constants: dict[tuple[TensorType, bytes], Tensor] = {}  # by their values
         self._both: set[int] = set()  # see `_require_writable`
         self._open: list[_Open] = []
         self.callees: list[Procedure] = []  # that the outermost open function calls
@@ -184,16 +186,17 @@ class Recorder:
         )
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Copy a Python scalar in, which stays the same. Raises `CaptureError` for other values."""
-        arena = scope.get()
-        if arena is not None and arena is prepare_constants(self.vm).arena:
+        """Copy values in that stay the same: each launch copies them from a tensor that is kept
+        with what was recorded."""
+        kept = prepare_constants(self.vm).arena
+        if scope.get() is kept:
             self.vm.__class__.write(self.vm, handle, array)
             return
-        raise CaptureError(
-            f"{user_line()}: a value from Python is copied into a tensor inside a captured "
-            f"function, and later calls would all get this one; make the tensor outside, give the "
-            f"array as an argument, or take full for a number"
-        )
+        key = TensorType.of(array), array.tobytes()
+        if key not in self._constants:
+            with kept.hosting():
+                self._constants[key] = from_array(array)
+        self.launch(_COPY, (handle, self._constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
         raise _refused("a tensor without an arena is allocated")
