@@ -28,7 +28,7 @@ from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
-from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
@@ -188,14 +188,16 @@ class Recorder:
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy values in that stay the same: each launch copies them from a tensor that is kept
         with what was recorded."""
-        kept = prepare_constants(self.vm).arena
-        if scope.get() is kept:
+        if scope.get() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
         key = TensorType.of(array), array.tobytes()
         if key not in self._constants:
-            with kept.hosting():
-                self._constants[key] = from_array(array)
+            x = Arena(self.vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
+            x.prepare()
+            self.vm.__class__.write(self.vm, x.handle, array)
+            self._constants[key] = x
+            self._outside[id(_reference_to(x))] = _reference_to(x)
         self.launch(_COPY, (handle, self._constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:

@@ -34,7 +34,7 @@ class Constants:
     """The Python scalars used with tensors of one VM, each written once."""
 
     def __init__(self, vm: VMProtocol) -> None:
-        self.arena = Arena(vm, "constants", trims=True)
+        self.arena = Arena(vm, "constants")
         self.tensors: dict[Any, Tensor] = {}
 
 
