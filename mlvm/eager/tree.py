@@ -21,6 +21,7 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import DTypeError, PathError, ShapeError
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -165,6 +166,12 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 def at_tensors(part: Any) -> bool | None:
     """All else is refused."""
     return True if isinstance(part, Tensor) else None if part is not None else False
+
+
+def at_operands(part: Any) -> bool | None:
+    """Arrays and numbers are leaves too."""
+    others = not isinstance(part, _CONTAINERS) and (isinstance(part, NUMBERS) or is_array(part))
+    return True if others else at_tensors(part)
 
 
 def among_others(part: Any) -> bool | None:

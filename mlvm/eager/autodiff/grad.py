@@ -10,13 +10,24 @@ from typing import Any, Protocol, TypeAlias
 
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
+from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import Copies, Structure, Tree, as_dicts, copied, flatten, rebind_buffers
+from mlvm.eager.tree import (
+    Copies,
+    Leaves,
+    Structure,
+    Tree,
+    as_dicts,
+    at_operands,
+    copied,
+    flatten,
+    rebind_buffers,
+)
 
 
 class Collector(Protocol):
@@ -45,14 +56,15 @@ class _Session:
     def __init__(self, arguments: Sequence[Tree]) -> None:
         self.outer = taping()
         self.tape = self.outer or Tape()
-        flat = [flatten(each) for each in arguments]
+        flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
         for found, _ in flat:
             for path, x in found:
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
                         f"a gradient is with respect to floats and complex numbers, not "
-                        f"{x.type}{where}; a constant in a Module is an nn.buffer"
+                        f"{x.type}{where}; write 2.0 for 2, or convert with astype; a constant "
+                        f"in a Module is an nn.buffer"
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
@@ -223,7 +235,7 @@ def grad(
     return gradient
 
 
-def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Operand], Any]]:
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
@@ -251,12 +263,19 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
         value = alias_of(value)
     known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
-    def pullback(cotangent: Tensor) -> Any:
-        if not isinstance(cotangent, Tensor) or cotangent.type is not known.type:
+    def pullback(cotangent: Operand) -> Any:
+        if not isinstance(cotangent, Tensor):
+            cotangent = asarray(cotangent, dtype=known.type.dtype)
+        if cotangent.type is not known.type:
             raise GradientError(f"the cotangent of {known.type} cannot be {_kind(cotangent)}")
         return tuple(session.pull(known, cotangent, keep=True))
 
     return value, pullback
+
+
+def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
+    """The leaves with tensors in place of arrays and numbers, each a new one."""
+    return [(x if isinstance(x[1], Tensor) else (x[0], as_operand(x[1]))) for x in leaves], structure
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:

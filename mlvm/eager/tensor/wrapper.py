@@ -11,7 +11,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from mlvm.core.errors import MlvmError, OpError, brief
-from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -51,12 +51,14 @@ def _text(x: object) -> object:
 def public(fn: Callable[P, R]) -> Callable[P, R]:
     """The function as users have it. Its operands are the parameters whose annotation begins with
     `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` is beside the
-    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices."""
+    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices. The
+    first `Tensor` may be a number."""
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
     rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
+    leads = bool(wanted) and _is("Tensor", wanted[0])
     is_method = fn.__name__ == "__call__"  # whose class says what it is
     end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
 
@@ -70,7 +72,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 if x.__class__ is not Tensor and is_array(x):
                     break
             else:
-                return fn(*args, **keywords)
+                if not (leads and given and isinstance(given[0], NUMBERS)):
+                    return fn(*args, **keywords)
             bound = None
             with suppress(TypeError):
                 bound = signature.bind(*args, **keywords)
@@ -112,7 +115,8 @@ def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter])
         if each.name in arguments:
             value = arguments[each.name]
             several = value if each.kind is each.VAR_POSITIONAL else [value]
-            given[each] = [as_operand(x) if _is_array(x) else x for x in several]
+            alone = _is("Tensor", each)
+            given[each] = [as_operand(x) if _is_array(x, alone) else x for x in several]
     in_turn = sorted(given, key=lambda each: not _is("Operand", each))
     beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)
     for each, values in given.items():
@@ -125,8 +129,8 @@ def _is_list(x: object) -> bool:
     return isinstance(x, (list, tuple))
 
 
-def _is_array(x: object) -> bool:
-    return is_array(x) and not _is_list(x)
+def _is_array(x: object, or_number: bool) -> bool:
+    return (is_array(x) and not _is_list(x)) or (or_number and isinstance(x, NUMBERS))
 
 
 def _operands(
