@@ -52,13 +52,13 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     """The function as users have it. Its operands are the parameters whose annotation begins with
     `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` is beside the
     other operands, or else beside the first tensor; one for a `Tensor` may also be of indices. The
-    first `Tensor` may be a number."""
+    first may be a number where it is a `Tensor` and nothing else."""
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
     rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
-    leads = bool(wanted) and _is("Tensor", wanted[0])
+    leads = bool(wanted) and wanted[0].annotation == "Tensor"
     is_method = fn.__name__ == "__call__"  # whose class says what it is
     end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
 
@@ -115,7 +115,7 @@ def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter])
         if each.name in arguments:
             value = arguments[each.name]
             several = value if each.kind is each.VAR_POSITIONAL else [value]
-            alone = _is("Tensor", each)
+            alone = each.annotation == "Tensor"
             given[each] = [as_operand(x) if _is_array(x, alone) else x for x in several]
     in_turn = sorted(given, key=lambda each: not _is("Operand", each))
     beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)
