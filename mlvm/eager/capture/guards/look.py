@@ -364,6 +364,10 @@ class Look:
             if name in fields:
                 self._read("item", fields, name, fields[name])
 
+    def _methodcaller(self, value: Any) -> None:
+        self._identical(value)
+        self._count(None, value.__reduce__())  # with what it gives to the method
+
     def _slots(self, value: Any, shown: Layout) -> None:
         for number, name in shown.slots:
             slot = vars(type(value).__mro__[number])[name]
@@ -485,6 +489,7 @@ _WAYS: Final[dict[type, _Way]] = {
     types.ModuleType: Look._module,
     functools.partial: _attributes("func", "args", "keywords"),
     _CACHED: Look._cached,
+    operator.methodcaller: Look._methodcaller,
     staticmethod: _attributes("__func__"),
     classmethod: _attributes("__func__"),
     weakref.ReferenceType: Look._reference,
