@@ -87,16 +87,27 @@ def a_nan_with_other_bits() -> Any:
 
 
 @case
-def a_variable_that_is_bound_anew() -> Any:
+def a_variable_of_another_class() -> Any:
+    mean: Any = np.ones(3, np.float32)
+
+    def bind(value: Any) -> None:
+        nonlocal mean
+        mean = value
+
+    others: Any = [1.0, 2.0, 3.0], (1, 2, 3), (1, 2.0, 3), 5, True, np.float64(5)
+    return lambda x: (x + mean, ml.asarray(mean)), [partial(bind, each) for each in others]
+
+
+@case
+def an_array_of_another_dtype() -> Any:
     mean = np.ones(3, np.float32)
 
     def bind(value: Any) -> None:
         nonlocal mean
         mean = value
 
-    kinds = [np.float32, np.float64, np.int32, np.bool_, np.complex64, np.dtype(">f8")]
+    kinds = [np.float32, np.float64, np.int32, np.bool_, np.complex64, np.float16]
     changes = [partial(bind, np.array([1, 0, 1], each)) for each in kinds]
-    changes += [partial(bind, value) for value in ([1.0, 2.0, 3.0], (1, 2, 3), 5, np.float64(5))]
     return lambda x: (x + mean, ml.asarray(mean)), changes
 
 
@@ -756,7 +767,7 @@ _WAYS: dict[str, Callable[[Any, Any], Any]] = {
     "divide": lambda x, c: c / x,
     "where": lambda x, c: ml.where(x > 0, x, c),
     "asarray": lambda x, c: ml.asarray(c) * x,
-    "computed": lambda x, c: x * (np.asarray(c) * 2),
+    "computed": lambda x, c: x * np.atleast_1d(c)[::-1],
     "joined": lambda x, c: ml.stack([ml.broadcast_to(x * c, (2, 3)), x]),
     "rows": lambda x, c: x[:, [int(np.size(c)) % 3, 0]],
     "assigned": lambda x, c: _assigned(x, c),
