@@ -147,7 +147,7 @@ def value_and_grad(
 
     `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
     which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
+    float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its argument's structure, with dicts for Modules, and
     zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
     is one variable, with one gradient in both places.
 
@@ -241,7 +241,7 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Op
     That function may be called any number of times. Until it is dropped, it keeps the values that
     it needs: an update in place moves the tensor to other memory.
 
-    The value: [...], floats; its cotangent too. Raises what `value_and_grad` raises, and
+    The value: [...], floats; its cotangent too, which may be a number, a list or an array. Raises what `value_and_grad` raises, and
     `GradientError` for a cotangent of another type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
