@@ -69,7 +69,7 @@ BUDGET = {
     "mlvm/input": 1_100,
     "mlvm/step": 1_290,
     "mlvm/parallel": 1_800,
-    "mlvm/eager": 820,
+    "mlvm/eager": 590,
     "mlvm/eager/tensor": 1_390,
     "mlvm/eager/functions": 2_430,
     "mlvm/eager/recording": 620,
@@ -84,7 +84,7 @@ BUDGET = {
     "mlvm": 370,
     "models": 2_930,
     "bench": 2_990,
-    "tests": 49_440,
+    "tests": 49_460,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -26,7 +26,9 @@ README: Final = (ROOT / "README.md").read_text("utf-8")
 IGNORED: Final = (ROOT / ".gitignore").read_text("utf-8").split()
 SOURCES: Final = "machines/native/src/"
 EXTENSION: Final = "mlvm/machines/native/_native.abi3.so"
-STUBS: Final = {f"mlvm/eager/tensor/{name}.pyi" for name in ("primitives", "methods")}
+STUBS: Final = {
+    f"mlvm/eager/{name}.pyi" for name in ("tensor/primitives", "tensor/methods", "names")
+}
 HAS_COMPILER: Final = shutil.which(sysconfig.get_config_var("CC").split()[0]) is not None
 
 

@@ -24,7 +24,7 @@ from mlvm.eager.interop.hints import METHODS, OF_DTYPES, existing, hint_at, miss
 from mlvm.eager.tensor import primitives
 
 if TYPE_CHECKING:
-    from mlvm.eager.public import *  # noqa: F403
+    from mlvm.eager.names import *  # noqa: F403
     from mlvm.eager.tensor.primitives import *  # noqa: F403
 
 __array_api_version__ = standard.VERSION
@@ -32,14 +32,14 @@ __array_namespace_info__ = standard.Info
 
 _here = _sys.modules[__name__]
 _calls = {each: partial(getattr, _here, each) for each in primitives.__all__ + public.functions()}
-hint_at(public.Tensor, {**_calls, **METHODS}, of_users)
+hint_at(public.PRESENT["Tensor"], {**_calls, **METHODS}, of_users)
 hint_at(DType, OF_DTYPES, existing)
 
 if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the imports instead
     __all__ = [*dict.fromkeys([*primitives.__all__, *public.__all__])]
     _missing = missing(__name__, __all__)
     _primitives, _public = primitives, public
-    _at_once = {name: vars(public)[name] for name in public.__all__ if name not in public.LATER}
+    _at_once = public.PRESENT
 
     def __getattr__(name: str) -> Any:
         if name in _public.LATER:

@@ -1,4 +1,4 @@
-"""The names of `mlvm.eager`. Those of the ops are in `primitives`.
+"""The names of `mlvm.eager`, by the modules that define them. Those of the ops are in `primitives`.
 
 What many programs do not use is imported when it is first asked for: `LATER` says from where.
 """
@@ -10,120 +10,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
 from mlvm.arena.arena import Arena
-from mlvm.core import errors
-from mlvm.core.types import TensorType
-from mlvm.core.types import bf16 as bfloat16
-from mlvm.core.types import bool_ as bool
-from mlvm.core.types import c64 as complex64
-from mlvm.core.types import c128 as complex128
-from mlvm.core.types import f16 as float16
-from mlvm.core.types import f32 as float32
-from mlvm.core.types import f64 as float64
-from mlvm.core.types import i8 as int8
-from mlvm.core.types import i16 as int16
-from mlvm.core.types import i32 as int32
-from mlvm.core.types import i64 as int64
-from mlvm.core.types import u8 as uint8
-from mlvm.core.types import u16 as uint16
-from mlvm.core.types import u32 as uint32
-from mlvm.core.types import u64 as uint64
-from mlvm.eager import tree
-from mlvm.eager.autodiff.grad import grad, value_and_grad, vjp
-from mlvm.eager.functions import halves, random
+from mlvm.eager.functions import halves
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
-from mlvm.eager.functions.attention import (
-    rotary_encoding,
-    scaled_dot_product_attention,
-    sinusoidal_encoding,
-)
-from mlvm.eager.functions.contraction import einsum
-from mlvm.eager.functions.creation import (
-    arange,
-    asarray,
-    e,
-    empty,
-    empty_like,
-    eye,
-    full,
-    full_like,
-    inf,
-    linspace,
-    nan,
-    newaxis,
-    ones,
-    ones_like,
-    pi,
-    zeros,
-    zeros_like,
-)
-from mlvm.eager.functions.elements import (
-    astype,
-    clip,
-    count_nonzero,
-    dynamic_update,
-    nonzero,
-    one_hot,
-    positive,
-    stop_gradient,
-    take,
-    take_along_axis,
-    where,
-)
-from mlvm.eager.functions.losses import (
-    binary_cross_entropy_with_logits,
-    huber,
-    kl_divergence,
-    l1,
-    mean_squared_error,
-    softmax_cross_entropy,
-)
-from mlvm.eager.functions.neural import (
-    avg_pool2d,
-    conv1d,
-    conv2d,
-    conv_transpose2d,
-    dropout,
-    elu,
-    leaky_relu,
-    max_pool2d,
-    silu,
-    softplus,
-)
-from mlvm.eager.functions.shapes import (
-    broadcast_arrays,
-    broadcast_shapes,
-    broadcast_to,
-    concat,
-    expand_dims,
-    matrix_transpose,
-    meshgrid,
-    moveaxis,
-    pad,
-    permute_dims,
-    repeat,
-    reshape,
-    roll,
-    split,
-    squeeze,
-    stack,
-    tile,
-    unstack,
-)
-from mlvm.eager.functions.sorting import (
-    argsort,
-    isin,
-    searchsorted,
-    sort,
-    topk,
-    unique_all,
-    unique_counts,
-    unique_inverse,
-    unique_values,
-)
-from mlvm.eager.functions.sums import cumulative_prod, cumulative_sum, diff, outer, std
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager.interop.exchange import from_dlpack
 from mlvm.eager.interop.hints import (
     OF_LOSS_SCALES,
     OF_MODULES,
@@ -133,207 +23,40 @@ from mlvm.eager.interop.hints import (
     missing,
 )
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
-from mlvm.eager.tensor.context import default_arena, default_vm, use
-from mlvm.eager.tensor.dtypes import can_cast, finfo, iinfo, isdtype, result_type
-from mlvm.eager.tensor.tensor import Tensor
 from mlvm.machines.local import LocalVM as VM
 
-if TYPE_CHECKING:  # at run time these are imported when they are first asked for: see `LATER`
-    from mlvm.arena.recording import Recording
-    from mlvm.core.program.assembly import disassemble
-    from mlvm.eager import nn, optim, parallel
-    from mlvm.eager.autodiff import testing
-    from mlvm.eager.autodiff.host_call import call
-    from mlvm.eager.capture.captured import Captured, Measured, capture, measure
-    from mlvm.eager.capture.guards.changing import RecompilationWarning
-    from mlvm.eager.control.branches import cond, switch
-    from mlvm.eager.control.checkpoint import checkpoint
-    from mlvm.eager.control.functions import function
-    from mlvm.eager.control.loops import fori_loop, map, scan, while_loop
-    from mlvm.eager.files.checkpoints import load, save
-    from mlvm.eager.functions import fft, linalg
-    from mlvm.eager.functions.linalg import tensordot, vecdot
-    from mlvm.eager.recording.inputs import Pipeline, QueueTensor, ScratchPad
-    from mlvm.eager.recording.listing import program_of
-    from mlvm.input.batches import Dataset, Transform
-    from mlvm.input.pipeline import PipelineState, PipelineStats
-    from mlvm.input.sampling import SampleRandom
-    from mlvm.machines.dry import DryVM
-    from mlvm.machines.remote.client import RemoteVM
-    from mlvm.machines.remote.connect import connect
-    from mlvm.show.record import record
-
-__all__ = [
-    "VM",
-    "Arena",
-    "Captured",
-    "Dataset",
-    "DryVM",
-    "Measured",
-    "Pipeline",
-    "PipelineState",
-    "PipelineStats",
-    "QueueTensor",
-    "RecompilationWarning",
-    "Recording",
-    "RemoteVM",
-    "SampleRandom",
-    "ScratchPad",
-    "Tensor",
-    "TensorType",
-    "Transform",
-    "arange",
-    "argsort",
-    "asarray",
-    "astype",
-    "avg_pool2d",
-    "bfloat16",
-    "binary_cross_entropy_with_logits",
-    "bool",
-    "broadcast_arrays",
-    "broadcast_shapes",
-    "broadcast_to",
-    "call",
-    "can_cast",
-    "capture",
-    "checkpoint",
-    "clip",
-    "complex64",
-    "complex128",
-    "concat",
-    "cond",
-    "connect",
-    "conv1d",
-    "conv2d",
-    "conv_transpose2d",
-    "count_nonzero",
-    "cumulative_prod",
-    "cumulative_sum",
-    "default_arena",
-    "default_vm",
-    "diff",
-    "disassemble",
-    "dropout",
-    "dynamic_update",
-    "e",
-    "einsum",
-    "elu",
-    "empty",
-    "empty_like",
-    "errors",
-    "expand_dims",
-    "eye",
-    "fft",
-    "finfo",
-    "float16",
-    "float32",
-    "float64",
-    "fori_loop",
-    "from_dlpack",
-    "full",
-    "full_like",
-    "function",
-    "grad",
-    "huber",
-    "iinfo",
-    "inf",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "isdtype",
-    "isin",
-    "kl_divergence",
-    "l1",
-    "leaky_relu",
-    "linalg",
-    "linspace",
-    "load",
-    "map",
-    "matrix_transpose",
-    "max_pool2d",
-    "mean_squared_error",
-    "measure",
-    "meshgrid",
-    "moveaxis",
-    "nan",
-    "newaxis",
-    "nn",
-    "nonzero",
-    "one_hot",
-    "ones",
-    "ones_like",
-    "optim",
-    "outer",
-    "pad",
-    "parallel",
-    "permute_dims",
-    "pi",
-    "positive",
-    "program_of",
-    "random",
-    "record",
-    "repeat",
-    "reshape",
-    "result_type",
-    "roll",
-    "rotary_encoding",
-    "save",
-    "scaled_dot_product_attention",
-    "scan",
-    "searchsorted",
-    "silu",
-    "sinusoidal_encoding",
-    "softmax_cross_entropy",
-    "softplus",
-    "sort",
-    "split",
-    "squeeze",
-    "stack",
-    "std",
-    "stop_gradient",
-    "switch",
-    "take",
-    "take_along_axis",
-    "tensordot",
-    "testing",
-    "tile",
-    "topk",
-    "tree",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "unique_all",
-    "unique_counts",
-    "unique_inverse",
-    "unique_values",
-    "unstack",
-    "use",
-    "value_and_grad",
-    "vecdot",
-    "vjp",
-    "where",
-    "while_loop",
-    "zeros",
-    "zeros_like",
-]
-
-
-SHOWN: Final = {
-    "errors": "mlvm.core.errors",
-    "fft": "mlvm.eager.functions.fft",
-    "linalg": "mlvm.eager.functions.linalg",
-    "nn": "mlvm.eager.nn",
-    "optim": "mlvm.eager.optim",
-    "parallel": "mlvm.eager.parallel",
-    "random": "mlvm.eager.functions.random",
-    "testing": "mlvm.eager.autodiff.testing",
-    "tree": "mlvm.eager.tree",
+AT_ONCE: Final = {
+    "mlvm.arena.arena": "Arena",
+    "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
+        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64
+        u8:uint8 u16:uint16 u32:uint32 u64:uint64""",
+    "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
+    "mlvm.eager.functions.attention": """rotary_encoding scaled_dot_product_attention
+        sinusoidal_encoding""",
+    "mlvm.eager.functions.contraction": "einsum",
+    "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
+        linspace nan newaxis ones ones_like pi zeros zeros_like""",
+    "mlvm.eager.functions.elements": """astype clip count_nonzero dynamic_update nonzero one_hot
+        positive stop_gradient take take_along_axis where""",
+    "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
+        mean_squared_error softmax_cross_entropy""",
+    "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
+        leaky_relu max_pool2d silu softplus""",
+    "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
+        expand_dims matrix_transpose meshgrid moveaxis pad permute_dims repeat reshape roll split
+        squeeze stack tile unstack""",
+    "mlvm.eager.functions.sorting": """argsort isin searchsorted sort topk unique_all unique_counts
+        unique_inverse unique_values""",
+    "mlvm.eager.functions.sums": "cumulative_prod cumulative_sum diff outer std",
+    "mlvm.eager.interop.exchange": "from_dlpack",
+    "mlvm.eager.tensor.context": "default_arena default_vm use",
+    "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
+    "mlvm.eager.tensor.tensor": "Tensor",
+    "mlvm.machines.local": "LocalVM:VM",
 }
-"""The modules of which `ml` has the public names, by their names there."""
+"""What `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in `ml`."""
 
-_ROOMS: Final = {
+WHEN_ASKED: Final = {
     "mlvm.arena.recording": "Recording",
     "mlvm.core.program.assembly": "disassemble",
     "mlvm.eager.autodiff.host_call": "call",
@@ -355,9 +78,36 @@ _ROOMS: Final = {
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",
 }
-"""What is imported when it is first asked for, by its module: what many programs do not use."""
+"""What is imported when it is first asked for: what many programs do not use."""
 
-LATER: Final = {name: room for room, names in _ROOMS.items() for name in names.split()} | SHOWN
+SHOWN: Final = {
+    "errors": "mlvm.core.errors",
+    "fft": "mlvm.eager.functions.fft",
+    "linalg": "mlvm.eager.functions.linalg",
+    "nn": "mlvm.eager.nn",
+    "optim": "mlvm.eager.optim",
+    "parallel": "mlvm.eager.parallel",
+    "random": "mlvm.eager.functions.random",
+    "testing": "mlvm.eager.autodiff.testing",
+    "tree": "mlvm.eager.tree",
+}
+"""The modules of which `ml` has the public names, by their names there."""
+
+
+def _places(rooms: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The module that defines each name, and what it is called there."""
+    listed = [
+        (room, *word.partition(":")) for room, words in rooms.items() for word in words.split()
+    ]
+    return {name or there: (room, there) for room, there, _, name in listed}
+
+
+PLACES: Final = _places(AT_ONCE) | _places(WHEN_ASKED)
+LATER: Final = {name: PLACES[name][0] for name in _places(WHEN_ASKED)} | SHOWN
+PRESENT: Final[dict[str, Any]] = {
+    name: getattr(import_module(room), there) for name, (room, there) in _places(AT_ONCE).items()
+}
+__all__ = sorted({*PLACES, *SHOWN})
 
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
@@ -385,8 +135,7 @@ def functions() -> list[str]:
     return [
         name
         for name in __all__
-        if name not in SHOWN
-        and (name[0].islower() if name in LATER else isfunction(globals()[name]))
+        if name not in SHOWN and (name[0].islower() if name in LATER else isfunction(PRESENT[name]))
     ]
 
 

@@ -1,5 +1,6 @@
 """For editors and type checkers: `python -m mlvm.eager.stub` writes what they cannot see in the
-code, the functions of ops and the methods of a tensor. `setup.py` runs it, and `make lint`.
+code, the functions of ops, the methods of a tensor and where the public names come from.
+`setup.py` runs it, and `make lint`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,17 @@ def methods() -> str:
     return _HEAD + "class Methods:\n    __slots__ = ()\n" + textwrap.indent("".join(texts), _INDENT)
 
 
+def names() -> str:
+    """The text of `names.pyi`: each public name, imported from where it is defined."""
+    lines = [
+        f"from {room} import {there} as {name}\n" for name, (room, there) in public.PLACES.items()
+    ]
+    for name, room in public.SHOWN.items():
+        above, _, module = room.rpartition(".")
+        lines.append(f"from {above} import {module} as {name}\n")
+    return f"{''.join(sorted(lines))}__all__ = {public.__all__}\n"
+
+
 def _definition(function: Callable[..., Tensor], method: str | None = None) -> str:
     """A function with its signature and first sentence; as a method its first parameter is self."""
     found = inspect.signature(function)
@@ -66,9 +78,10 @@ def _definition(function: Callable[..., Tensor], method: str | None = None) -> s
 
 
 def write(folder: Path) -> None:
-    """Write both files into the folder of the project, or of what is built of it."""
-    for name, text in (("primitives", functions()), ("methods", methods())):
-        file = folder / "mlvm" / "eager" / "tensor" / f"{name}.pyi"
+    """Write the files into the folder of the project, or of what is built of it."""
+    texts = {"tensor/primitives": functions(), "tensor/methods": methods(), "names": names()}
+    for name, text in texts.items():
+        file = folder / "mlvm" / "eager" / f"{name}.pyi"
         if not file.exists() or file.read_text("utf-8") != text:
             file.write_text(text, "utf-8")
 

@@ -193,28 +193,38 @@ def flatten(
     Raises `DTypeError` for what is no tree, and for a node that contains itself.
     """
     found: Leaves = []
-    return found, _flatten(found, path, tree, (), ends, buffers)
+    root = _flatten(found, path and "", {path: tree}, (), ends, buffers)
+    return found, root[path]
 
 
 def _flatten(
-    found: Leaves, path: str | None, tree: Tree, above: tuple[Tree, ...], ends: Ends, buffers: bool
-) -> Structure:
-    end = ends(tree)
-    if end is not None:
-        if end:
-            found.append((path or "", tree))
-        return _LEAF if end else Structure(tree, None, 0)
-    for each in above:
-        if each is tree:
-            given = type(tree).__name__
-            raise DTypeError(f"a tree ends in tensors; this {given} contains itself{_at(path)}")
-    above, before = (*above, tree), len(found)
-    below = dict(_items(tree, buffers)) if path is None else children(tree, path, buffers=buffers)
-    parts = {
-        name: _flatten(found, _join(path, name), child, above, ends, buffers)
-        for name, child in below.items()
-    }
-    return Structure(tree, parts, len(found) - before)
+    found: Leaves,
+    path: str | None,
+    siblings: dict[Any, Tree],
+    above: tuple[Tree, ...],
+    ends: Ends,
+    buffers: bool,
+) -> dict[Any, Structure]:
+    parts = {}
+    for name, tree in siblings.items():
+        end = ends(tree)
+        if end is not None:
+            if end:
+                found.append((_join(path, name) or "", tree))
+            parts[name] = _LEAF if end else Structure(tree, None, 0)
+            continue
+        here = _join(path, name)
+        for each in above:
+            if each is tree:
+                given = type(tree).__name__
+                raise DTypeError(f"a tree ends in tensors; this {given} contains itself{_at(here)}")
+        before = len(found)
+        below = (
+            dict(_items(tree, buffers)) if path is None else children(tree, here, buffers=buffers)
+        )
+        inner = _flatten(found, here, below, (*above, tree), ends, buffers)
+        parts[name] = Structure(tree, inner, len(found) - before)
+    return parts
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any], remade: Remade | None = None) -> Tree:
@@ -234,7 +244,8 @@ def _unflatten(
         return made[key]
     parts = {}
     for name, part in structure.parts.items():
-        parts[name] = _unflatten(part, leaves, start, remade, made)
+        leaf = part is _LEAF
+        parts[name] = leaves[start] if leaf else _unflatten(part, leaves, start, remade, made)
         start += part.size
     if not is_node:
         return _like(tree, [*parts.values()])
