@@ -91,6 +91,7 @@ class Node:
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)
+_OPERANDS: Final = (Tensor, *NUMBERS)
 _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
@@ -170,8 +171,9 @@ def at_tensors(part: Any) -> bool | None:
 
 def at_operands(part: Any) -> bool | None:
     """Arrays and numbers are leaves too."""
-    others = not isinstance(part, _CONTAINERS) and (isinstance(part, NUMBERS) or is_array(part))
-    return True if others else at_tensors(part)
+    if isinstance(part, _OPERANDS) or (not isinstance(part, _CONTAINERS) and is_array(part)):
+        return True
+    return at_tensors(part)
 
 
 def among_others(part: Any) -> bool | None:

@@ -113,9 +113,7 @@ def without_moves(flow: Flow) -> Flow:
     return Flow(renewed(calls, renamed), [renamed.get(value, value) for value in flow.results])
 
 
-def _settled(
-    flow: Flow, renamed: dict[Value, Value], steady: Container[Home | None]
-) -> list[Call]:
+def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | None]) -> list[Call]:
     """The calls without such copies. `renamed` gets the values that lie elsewhere now; nothing
     writes to the homes that are `steady`."""
 

@@ -145,11 +145,11 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that returns `fn`'s value and its gradient with respect to `argnums`.
 
-    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
-    which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its argument's structure, with dicts for Modules, and
-    zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
-    is one variable, with one gradient in both places.
+    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else, which
+    comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of float or
+    complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its argument's
+    structure, with dicts for Modules, and zeros where the value does not depend on a tensor. A
+    tensor that occurs twice in one argument is one variable, with one gradient in both places.
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
     direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
@@ -241,8 +241,9 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Op
     That function may be called any number of times. Until it is dropped, it keeps the values that
     it needs: an update in place moves the tensor to other memory.
 
-    The value: [...], floats; its cotangent too, which may be a number, a list or an array. Raises what `value_and_grad` raises, and
-    `GradientError` for a cotangent of another type than the value.
+    The value: [...], floats; its cotangent too, which may be a number, a list or an array. Raises
+    what `value_and_grad` raises, and `GradientError` for a cotangent of another type than the
+    value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
@@ -275,7 +276,8 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Op
 
 def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
     """The leaves with tensors in place of arrays and numbers, each a new one."""
-    return [(x if isinstance(x[1], Tensor) else (x[0], as_operand(x[1]))) for x in leaves], structure
+    found = [(path, x if isinstance(x, Tensor) else as_operand(x)) for path, x in leaves]
+    return found, structure
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:

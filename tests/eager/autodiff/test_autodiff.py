@@ -390,6 +390,7 @@ def test_arguments_that_are_no_floats_are_named() -> None:
         grad(lambda x: x)("1.0")
 
 
+@pytest.mark.local(reason="arrays stand for tensors of this process alone")
 def test_arrays_and_numbers_stand_for_tensors() -> None:
     def cubed(x: Tensor) -> Tensor:
         return ml.sum(x**3)
@@ -401,11 +402,16 @@ def test_arrays_and_numbers_stand_for_tensors() -> None:
     value, slope = value_and_grad(cubed)(2.0)
     assert [str(x.type) for x in (value, slope)] == ["f32[]", "f32[]"]
     assert (float(value), float(slope)) == (8.0, 12.0)
-    assert [float(x) for x in grad(lambda p: p["a"] * p["b"][0])({"a": 3.0, "b": [5.0]})["b"]] == [3]
+    assert [float(x) for x in grad(lambda p: p["a"] * p["b"][0])({"a": 3.0, "b": [5.0]})["b"]] == [
+        3
+    ]
     same = np.float32(3.0)  # an object in two places is two variables, unless it is a tensor
     assert [float(x) for x in grad(lambda x: x[0] ** 2 * x[1])([same, same])] == [18.0, 9.0]
     assert grad(lambda x: ml.real(x * x))(1j).dtype is ml.complex64
-    assert [x.tolist() for x in grad(lambda x, y: x * y, (0, 1))(2.0, np.float32(7.0))] == [7.0, 2.0]
+    assert [x.tolist() for x in grad(lambda x, y: x * y, (0, 1))(2.0, np.float32(7.0))] == [
+        7.0,
+        2.0,
+    ]
     value, pullback = vjp(lambda x, y: x * y, 2.0, np.array([3.0, 4.0]))
     for seed in ([1.0, 1.0], np.ones(2, np.float32), ml.ones(2, dtype=value.dtype)):
         assert [x.tolist() for x in pullback(seed)] == [7.0, [2.0, 2.0]]

@@ -705,6 +705,27 @@ def test_a_vm_may_die_after_what_was_captured_on_it() -> None:
     captured.close()
 
 
+TABLE = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+def test_what_asarray_sends_is_a_constant(place: Place) -> None:
+    def step(x: ml.Tensor, w: ml.Tensor) -> Any:
+        held = ml.asarray(TABLE)
+        loss, slope = ml.value_and_grad(lambda w: ml.sum((x - held) @ w))(w)
+        w -= slope * ml.sqrt(2)  # type: ignore[arg-type]
+        held += 1
+        key = ml.random.fold_in(ml.random.key(5), 3)
+        return loss, held, ml.asarray([1, 2]), ml.random.normal(2, key=key), ml.grad(ml.sin)(0.5)
+
+    captured, w, v, x = ml.capture(step), ones(3), ones(3), ones(2, 3)
+    for scale in (1.0, 1.0, 2.0):
+        TABLE[:] *= scale
+        found, expected = captured(x, w), step(x, v)
+        for given, wanted in zip((*found, w), (*expected, v), strict=True):
+            np.testing.assert_array_equal(given.numpy(), wanted.numpy(), strict=True)
+    assert captured.signatures == 2
+
+
 # --- what cannot be captured -----------------------------------------------------------------
 
 
