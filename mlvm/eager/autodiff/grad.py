@@ -63,8 +63,8 @@ class _Session:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
                         f"a gradient is with respect to floats and complex numbers, not "
-                        f"{x.type}{where}; write 2.0 for 2, or convert with astype; a constant "
-                        f"in a Module is an nn.buffer"
+                        f"{x.type}{where}; a constant in a Module is an nn.buffer; write 2.0 for "
+                        f"2, or convert with astype"
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them

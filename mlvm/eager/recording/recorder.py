@@ -689,14 +689,15 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
     if nparams not in (STAR, len(loads)):
         raise _refused("a program of several calls is launched")
     if nresults != 0:
-        raise _refused(f"{name} leaves values of which only running tells the type")
+        remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
+        raise _refused(f"{name} leaves values of which only running tells the type", remedy)
     return name, loads, rest[0] if rest else NO_ATTRIBUTES
 
 
-def _refused(what: str) -> CaptureError:
+def _refused(what: str, remedy: str = "") -> CaptureError:
     return CaptureError(
         f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
-        f"again"
+        f"again{remedy}"
     )
 
 
