@@ -22,6 +22,7 @@ from mlvm.core.types import Array
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tree import Node, fields, flatten, require_live
@@ -120,6 +121,7 @@ def load(
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
     """
+    refuse_captured("a file is loaded", "; load it outside")
     path = _path(file, "load")
     if into is not None and not isinstance(into, Module):
         raise DTypeError(f"load writes into a Module, not into {brief(into)}")

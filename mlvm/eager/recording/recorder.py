@@ -725,10 +725,10 @@ def _layer(on: Recorder, name: str) -> Layer:
     return layer
 
 
-def refuse_captured(what: str) -> None:
+def refuse_captured(what: str, remedy: str = "") -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
     if current_capture.get() is not None:
-        raise _refused(what)
+        raise _refused(what, remedy)
 
 
 @contextmanager
