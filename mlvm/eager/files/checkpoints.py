@@ -21,8 +21,8 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.nn.module import Module
-from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tree import Node, fields, flatten, require_live
