@@ -806,7 +806,9 @@ def _write(held: Any, place: int, value: Any) -> None:
     there = held[place]
     if isinstance(there, np.ndarray) and np.shape(value) == there.shape:
         with np.errstate(all="ignore"):
-            there[...] = np.asarray(value, there.dtype.type) if there.dtype.kind in "fc" else 1
+            real = np.real(value)
+            of_kind = {"c": value, "f": real}
+            there[...] = of_kind.get(there.dtype.kind, np.nan_to_num(real) % 2)
     else:
         held[place] = value
 
