@@ -76,11 +76,12 @@ def test_methods_that_numpy_does_not_have() -> None:
     np.testing.assert_array_equal(x.flatten(1).numpy(), X.reshape(2, 12))
     np.testing.assert_array_equal(x.flatten(0, 1).numpy(), X.reshape(6, 4))
     assert x.sum().flatten().shape == (1,)
+    assert x.at[1, 2, 3].add(0.25).sum().item() == x.sum().item() + 0.25
     np.testing.assert_allclose(x.var(1, correction=1).numpy(), X.var(1, ddof=1), rtol=1e-6)
 
 
 def test_every_method_is_tried() -> None:
-    tried = {name.split()[0] for name in SAME} | {"abs", "permute"}
+    tried = {name.split()[0] for name in SAME} | {"abs", "at", "permute"}
     assert tried == METHODS.keys() | PROPERTIES.keys()
 
 
