@@ -440,7 +440,8 @@ class Places:
 
 def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
     """x, with each element that the key chooses combined with all updates for it."""
-    items = [_item(each) for each in (key if isinstance(key, tuple) else (key,))]
+    keys = key if isinstance(key, tuple) else (key,)
+    items = [_item(each) for each in keys]
     given = _values(x, updates)
     if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
         out = alias_of(x)
@@ -453,7 +454,7 @@ def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
             wide = reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim)))
             return op.where(wide, combine(x, given), x)
     if any(_is_mask(item) for item in items):
-        items = _with_positions(x, items)
+        items = _with_positions(x, items, keys)
     indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     given = broadcast_to(reshape(given, _broadcasting(x, given, shape)), shape)
