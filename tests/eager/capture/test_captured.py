@@ -715,7 +715,8 @@ def test_what_asarray_sends_is_a_constant(place: Place) -> None:
         w -= slope * ml.sqrt(2)  # type: ignore[arg-type]
         held += 1
         key = ml.random.fold_in(ml.random.key(5), 3)
-        return loss, held, ml.asarray([1, 2]), ml.random.normal(2, key=key), ml.grad(lambda a: ml.sin(a))(0.5)
+        cosine = ml.grad(lambda a: ml.sin(a))(0.5)
+        return loss, held, ml.asarray([1, 2]), ml.random.normal(2, key=key), cosine
 
     captured, w, v, x = ml.capture(step), ones(3), ones(3), ones(2, 3)
     for scale in (1.0, 1.0, 2.0):
