@@ -483,7 +483,9 @@ def test_a_count_that_the_dtype_does_not_hold_is_refused(dtype: Any) -> None:
         lambda: ml.random.multinomial(10**6, ml.ones(2), key=key, dtype=dtype),
     ]
     for draw in draws:
-        with pytest.raises(ml.errors.OperandValueError, match=r"was drawn, which no u?int\d+ holds"):
+        with pytest.raises(
+            ml.errors.OperandValueError, match=r"was drawn, which no u?int\d+ holds"
+        ):
             draw().numpy()
 
 
