@@ -37,7 +37,7 @@ class UNet(nn.Module):
     """Images f[batch, 8, 8, 1] and times i64[batch] -> the noise in them, f[batch, 8, 8, 1]."""
 
     def __init__(self, width=16, time_dim=32):
-        self.times = nn.buffer(ml.sinusoidal_encoding(T, time_dim))
+        self.time_dim = time_dim
         self.time = nn.Sequential(nn.Linear(time_dim, time_dim), ml.silu)
         self.stem = nn.Conv2d(1, width, 3)
         self.down = Block(width, width, time_dim)
@@ -46,7 +46,7 @@ class UNet(nn.Module):
         self.head = nn.Conv2d(width, 1, 3, kernel_init=nn.init.zeros)
 
     def __call__(self, x, t):
-        time = self.time(self.times[t])
+        time = self.time(ml.sinusoidal_encoding(t, self.time_dim))
         wide = self.down(self.stem(x), time)
         deep = self.middle(ml.avg_pool2d(wide, 2), time)
         both = ml.concat([wide, ml.interpolate(deep, scale=2)], axis=-1)

@@ -34,7 +34,7 @@ class GaussianProcess(nn.Module):
     def __call__(self, x, y, at):
         """Mean and standard deviation of the function there, having seen y at x."""
         factor, across = self.factor(x), self.kernel(x, at)
-        mean = across.T @ ml.linalg.cholesky_solve(y, factor)
+        mean = across.T @ ml.linalg.cholesky_solve(factor, y)
         explained = ml.linalg.solve_triangular(factor, across, lower=True)
         variance = ml.exp(2 * self.log_height) - ml.sum(explained**2, axis=0)
         return mean, ml.sqrt(variance)

@@ -55,7 +55,7 @@ def loss_of(model, letters):
 
 def train(model, text, steps, rng):
     """The losses of training on pieces of the text, i64[letters in all]."""
-    schedule = ml.optim.cosine(5e-3, total_steps=steps, warmup_steps=steps // 10)
+    schedule = ml.optim.cosine(1e-2, total_steps=steps, warmup_steps=steps // 10)
     optimizer = ml.optim.AdamW(model, schedule, weight_decay=0.1)
 
     @ml.capture
@@ -88,7 +88,7 @@ def write(model, prompt, length, temperature=0.7):
     return written(np.pad(prompt, (0, length - len(prompt))))
 
 
-def main(steps=400, length=300):
+def main(steps=600, length=300):
     ml.random.seed(0)
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
     letters, text = np.unique([*"".join(page.read_text("utf-8") for page in pages)], return_inverse=True)

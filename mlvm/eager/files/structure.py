@@ -11,6 +11,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
+from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import array_of
@@ -130,7 +131,7 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(wanted, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer))  # which copy it themselves
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:
@@ -176,14 +177,21 @@ def _array(path: str, x: Any) -> Array:
         raise DTypeError(f"{path}: {error.reason}") from None
 
 
+def _optimizer_of(x: Any) -> Optimizer | None:
+    """The optimizer that has hyperparameters, of what is one or stands around one."""
+    inner = x.optimizer if isinstance(x, MultiSteps) else x
+    return inner if isinstance(inner, Optimizer) else None
+
+
 def _state_of(x: Any) -> Any:
-    state = x.state()
-    return {**state, _NUMBERS: _numbers_of(x)} if isinstance(x, Optimizer) else state
+    state, optimizer = x.state(), _optimizer_of(x)
+    return state if optimizer is None else {**state, _NUMBERS: _numbers_of(optimizer)}
 
 
 def _load_state(x: Any, state: Any) -> None:
-    if isinstance(x, Optimizer):
-        _set_numbers(x, state[_NUMBERS])
+    optimizer = _optimizer_of(x)
+    if optimizer is not None:
+        _set_numbers(optimizer, state[_NUMBERS])
         state = {name: each for name, each in state.items() if name != _NUMBERS}
     loader: Any = loader_of(x)
     loader(state)
