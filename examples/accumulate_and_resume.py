@@ -1,8 +1,8 @@
 """Gradients of four small batches make one update; and a training that stops goes on exactly.
 
-All that changes is in one file: model, optimizer, the global keys that Dropout draws from, and where
-in the data the training is. What goes on from it has the weights of a training that never stopped,
-to the last bit.
+All that changes is in one file: the model, the optimizer, the global keys that Dropout draws from,
+and the place in the data. What goes on from it has the weights of a training that never stopped, to
+the last bit.
 
     python examples/accumulate_and_resume.py
 """
@@ -24,7 +24,10 @@ class Training:
             images, labels = file["images"].reshape(-1, 64) / 16, file["labels"]
         ml.random.seed(0)
         self.model = nn.Sequential(
-            nn.Linear(64, 64), ml.gelu, nn.Dropout(0.2), nn.Linear(64, 10, kernel_init=nn.init.zeros)
+            nn.Linear(64, 64),
+            ml.gelu,
+            nn.Dropout(0.2),
+            nn.Linear(64, 10, kernel_init=nn.init.zeros),
         )
         schedule = ml.optim.cosine(3e-3, total_steps=steps // 4, warmup_steps=2)
         self.optimizer = ml.optim.MultiSteps(ml.optim.AdamW(self.model, schedule), every=4)

@@ -1,8 +1,8 @@
 """A diffusion model that draws handwritten digits: a small UNet learns the noise in an image.
 
 Ho et al., Denoising Diffusion Probabilistic Models, arXiv 2006.11239. Given noisy images and how
-noisy they are, the net guesses the noise (their algorithm 1); images are drawn by taking a little of
-it away many times (algorithm 2), a loop that is one program. The weights drawn with are an average.
+noisy they are, the net guesses the noise (their algorithm 1). Images are drawn by taking a little
+of it away many times (algorithm 2), in a loop that is one program, with an average of the weights.
 
     python examples/diffusion.py
 """

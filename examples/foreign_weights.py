@@ -1,8 +1,8 @@
 """Weights that PyTorch has saved, in a model that is written here.
 
-A safetensors file has tensors by name. Other are the names, and the order of axes: PyTorch has
-channels first, and a Linear's weight is [out, in] (docs/layers.md has the table). Nothing else is
-needed, and a name or a shape that does not fit is an error before anything is written.
+A safetensors file has tensors by name. The names differ, and so does the order of axes: PyTorch has
+channels first, and a Linear's weight is [out, in] (docs/layers.md has the table). A name or a shape
+that does not fit is an error before anything is written.
 
     python examples/foreign_weights.py [FILE, of `save_file(model.state_dict(), FILE)` in PyTorch]
 """

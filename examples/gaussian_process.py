@@ -63,7 +63,8 @@ def main(steps=60, points=40):
 
     losses = [float(train_step(x, y)) for _ in range(steps)]
     print(f"-log p(y) of a point: {losses[0]:.2f} -> {losses[-1]:.2f}")
-    print(f"length {float(ml.exp(process.log_length)):.2f}, noise {float(ml.exp(process.log_noise)):.3f}")
+    length, noise = float(ml.exp(process.log_length)), float(ml.exp(process.log_noise))
+    print(f"length {length:.2f}, noise {noise:.3f}")
     at = ml.asarray(np.linspace(0, 12, 7))
     mean, deviation = process(x, y, at)
     for place, m, d in zip(at.numpy(), mean.numpy(), deviation.numpy(), strict=True):

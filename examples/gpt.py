@@ -15,7 +15,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.eager import nn
 
-LENGTH = 64  # the letters that training sees at a time
+LENGTH = 128  # the letters that training sees at a time
 
 
 class GPT(nn.Module):
@@ -66,7 +66,7 @@ def train(model, text, steps, rng):
 
     losses = []
     for _ in range(steps):
-        starts = rng.integers(0, len(text) - LENGTH, size=(16, 1))
+        starts = rng.integers(0, len(text) - LENGTH, size=(8, 1))
         losses.append(float(train_step(text[starts + np.arange(LENGTH + 1)])))
     return losses
 
@@ -88,14 +88,16 @@ def write(model, prompt, length, temperature=0.7):
     return written(np.pad(prompt, (0, length - len(prompt))))
 
 
-def main(steps=600, length=300):
+def main(steps=600, length=LENGTH):
     ml.random.seed(0)
     pages = sorted((Path(__file__).parents[1] / "docs").glob("*.md"))
-    letters, text = np.unique([*"".join(page.read_text("utf-8") for page in pages)], return_inverse=True)
+    letters, text = np.unique(
+        [*"".join(page.read_text("utf-8") for page in pages)], return_inverse=True
+    )
     model = GPT(len(letters))
     losses = train(model, text, steps, np.random.default_rng(0))
     print(f"{len(text):,} letters, {len(letters)} of them different")
-    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; letters drawn evenly have {np.log(len(letters)):.2f}")
+    print(f"loss {losses[0]:.2f} -> {losses[-1]:.2f}; without a guess {np.log(len(letters)):.2f}")
     prompt = np.searchsorted(letters, [*"A tensor "])
     print("".join(letters[write(model, prompt, length).numpy()]))
     return model, losses

@@ -1,9 +1,10 @@
 """A graph network finds out who sides with whom in a karate club, told of two members only.
 
-Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, arXiv 1609.02907:
-a member's next features are a mean of what its friends have, `ml.segment_sum` over the friendships.
-The club is that of Zachary, An Information Flow Model for Conflict and Fission in Small Groups, 1977:
-34 members, 78 friendships, and a quarrel of the teacher with the president that parted them.
+Kipf and Welling, Semi-Supervised Classification with Graph Convolutional Networks, arXiv
+1609.02907: a member's next features are a weighted sum of those of its friends, `ml.segment_sum`
+over the friendships. The club is that of Zachary, An Information Flow Model for Conflict and
+Fission in Small Groups, 1977: 34 members, 78 friendships, and a quarrel between teacher and
+president that parted them.
 
     python examples/graph_network.py
 """

@@ -23,7 +23,8 @@ class Reader(nn.Module):
         self.stem = nn.Linear(8, width)
         self.rows = ml.random.normal((8, width)) * 0.02
         self.layers = [
-            nn.TransformerEncoderLayer(width, 4, 2 * width, pre_norm=True) for _ in range(num_layers)
+            nn.TransformerEncoderLayer(width, 4, 2 * width, pre_norm=True)
+            for _ in range(num_layers)
         ]
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 10)
 
@@ -52,18 +53,11 @@ class LoRA(nn.Module):
         return self.linear
 
 
-def add_adapters(model):
-    """The frozen model with adapters, which are not."""
-    model.freeze()
+def replace(model, by):
+    """Put `by(projection)` for each projection to queries and values."""
     for layer in model.layers:
-        layer.attention.query = LoRA(layer.attention.query)
-        layer.attention.value = LoRA(layer.attention.value)
-
-
-def merge_adapters(model):
-    for layer in model.layers:
-        layer.attention.query = layer.attention.query.merged()
-        layer.attention.value = layer.attention.value.merged()
+        layer.attention.query = by(layer.attention.query)
+        layer.attention.value = by(layer.attention.value)
 
 
 def loss_of(model, images, labels):
@@ -100,17 +94,18 @@ def main(steps=400):
     before = accuracy(images), accuracy(lying)
     print(f"trained: {before[0]:.0%} of digits right, {before[1]:.0%} of those that lie")
     parameters = model.num_parameters()
-    add_adapters(model)
-    learning = sum(x.size for x in model.named_parameters().values())
+    replace(model.freeze(), LoRA)
     train(model, lying[train_rows], labels[train_rows], steps, 2e-2)
     after = accuracy(lying)
-    print(f"adapted {learning:,} numbers beside {parameters:,}: {after:.0%} of those that lie")
+    print(
+        f"adapted {model.num_parameters():,} numbers beside {parameters:,}: {after:.0%} of those that lie"
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lying.safetensors"
         ml.save(file, model, where=lambda path, x: path.endswith(("/down", "/up")))
         print(f"{len(ml.load(file))} tensors saved, {file.stat().st_size:,} bytes")
     logits = model(lying[test_rows])
-    merge_adapters(model)
+    replace(model, LoRA.merged)
     difference = float(ml.max(ml.abs(model(lying[test_rows]) - logits)))
     print(f"merged, the logits differ by {difference:.0e}")
     return before, after, difference

@@ -1,9 +1,9 @@
 """The same training in f32, bf16 and f16: weights stay f32, what is computed with is a half.
 
 Micikevicius et al., Mixed Precision Training, arXiv 1710.03740: `model.astype` is a copy through
-which gradients flow back to the f32 weights. bf16 has the range of f32; in f16 small gradients would
-be 0, so the loss is multiplied by a factor, and an update that overflows is left out. In training for
-real, halves save memory; on a processor they take more time.
+which gradients flow back to the f32 weights. bf16 has the range of f32. In f16 small gradients
+would be 0, so the loss is multiplied by a factor, and an update that overflows is left out. Halves
+save the memory of large activations; on a processor they take more time (docs/dtypes.md).
 
     python examples/mixed_precision.py
 """

@@ -41,7 +41,7 @@ def spiral(x):
 class Speed(nn.Module):
     """A guess at the law: the speed f[..., 2] at a place f[..., 2]."""
 
-    def __init__(self, width=32):
+    def __init__(self, width=64):
         self.hidden, self.out = nn.Linear(2, width), nn.Linear(width, 2)
 
     def __call__(self, x):
@@ -53,13 +53,13 @@ def loss_of(speed, places):
     return ml.mean_squared_error(integrate(speed, places[0], len(places) - 1), places[1:])
 
 
-def main(steps=300, piece=10):
+def main(steps=1000, piece=10):
     ml.random.seed(0)
     rng = np.random.default_rng(0)
     start = ml.asarray([2.0, 0.0])
     way = ml.concat([start[None], integrate(spiral, start, 200)]).numpy()
     model = Speed()
-    optimizer = ml.optim.Adam(model, ml.optim.exponential(1e-2, 0.1, transition_steps=steps))
+    optimizer = ml.optim.Adam(model, ml.optim.exponential(3e-2, 0.1, transition_steps=steps))
 
     @ml.capture
     def train_step(places):
@@ -74,7 +74,8 @@ def main(steps=300, piece=10):
     print(f"loss {losses[0]:.4f} -> {np.mean(losses[-20:]):.6f}")
     guess = integrate(model, start, 200).numpy()
     for i in (49, 99, 199):
-        print(f"t = {(i + 1) * STEP:4.1f}: at {guess[i].round(2)}, the spiral is at {way[i + 1].round(2)}")
+        time, found, true = (i + 1) * STEP, guess[i].round(2), way[i + 1].round(2)
+        print(f"t = {time:4.1f}: at {found}, the spiral is at {true}")
     return losses, guess, way[1:]
 
 

@@ -25,38 +25,30 @@ class CartPoles:
         self.ages = np.zeros(n, int)
 
     def step(self, actions):
-        """Push left (0) or right (1) for 0.02 s: the new state, and who has fallen and begins anew."""
-        x, v, angle, w = self.state.T
-        force = np.where(actions == 1, 10.0, -10.0)
-        pushed = (force + 0.05 * w**2 * np.sin(angle)) / 1.1  # a pole of 0.1 kg, 1.1 kg in all
-        turn = (9.8 * np.sin(angle) - np.cos(angle) * pushed) / (
-            0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)
-        )
-        pull = pushed - 0.05 * turn * np.cos(angle) / 1.1
-        self.state = self.state + 0.02 * np.stack([v, pull, w, turn], axis=1)
+        """Push left (0) or right (1) for 0.02 s. The new states, who fell, and when."""
+        _, v, angle, w = self.state.T
+        push = (np.where(actions == 1, 10, -10) + 0.05 * w**2 * np.sin(angle)) / 1.1
+        inertia = 0.5 * (4 / 3 - 0.1 * np.cos(angle) ** 2 / 1.1)  # a pole of 0.1 kg, 1.1 kg in all
+        turn = (9.8 * np.sin(angle) - np.cos(angle) * push) / inertia
+        pull = push - 0.05 * turn * np.cos(angle) / 1.1
+        self.state += 0.02 * np.stack([v, pull, w, turn], axis=1)
         self.ages += 1
-        fallen = (abs(self.state[:, 0]) > 2.4) | (abs(self.state[:, 2]) > 0.2095)
-        done = fallen | (self.ages >= 500)
-        lengths = self.ages[done]
-        self.state[done] = self.rng.uniform(-0.05, 0.05, (done.sum(), 4))
+        done = (abs(self.state[:, [0, 2]]) > (2.4, 0.2095)).any(axis=1) | (self.ages >= 500)
+        ages = self.ages[done]
+        self.state[done] = self.rng.uniform(-0.05, 0.05, (len(ages), 4))
         self.ages[done] = 0
-        return self.state.astype(np.float32), done, lengths
+        return self.state.astype(np.float32), done, ages
+
+
+def net(outputs, gain, width=64):
+    last = nn.Linear(width, outputs, kernel_init=nn.init.orthogonal(gain=gain))
+    return nn.Sequential(nn.Linear(4, width), ml.tanh, nn.Linear(width, width), ml.tanh, last)
 
 
 class Agent(nn.Module):
     """States f[batch, 4] -> logits f[batch, 2] of actions, and the states' values f[batch]."""
 
-    def __init__(self, width=64):
-        def net(outputs, gain):
-            init = nn.init.orthogonal(gain=2**0.5)
-            return nn.Sequential(
-                nn.Linear(4, width, kernel_init=init),
-                ml.tanh,
-                nn.Linear(width, width, kernel_init=init),
-                ml.tanh,
-                nn.Linear(width, outputs, kernel_init=nn.init.orthogonal(gain=gain)),
-            )
-
+    def __init__(self):
         self.policy, self.value = net(2, 0.01), net(1, 1.0)
 
     def __call__(self, states):
@@ -75,6 +67,16 @@ def loss_of(agent, states, actions, before, advantages, returns):
     policy = -ml.mean(ml.minimum(ratio * advantages, clipped * advantages))
     entropy = -ml.mean(ml.sum(ml.softmax(logits) * ml.log_softmax(logits), axis=1))
     return policy + 0.5 * ml.mean_squared_error(values, returns) - ENTROPY * entropy
+
+
+def advantages_of(values, value, done):
+    """How much more comes of each step than its value said, f[steps, carts]; each step gives 1."""
+    advantages, following = np.zeros_like(values), 0
+    for t in reversed(range(len(values))):
+        surprise = 1 + GAMMA * value * ~done[t] - values[t]
+        advantages[t] = following = surprise + GAMMA * LAMBDA * following * ~done[t]
+        value = values[t]
+    return advantages
 
 
 def main(rounds=30, carts=16, steps=128, epochs=4):
@@ -106,11 +108,7 @@ def main(rounds=30, carts=16, steps=128, epochs=4):
             lengths += [*ended]
             state = after
         states, actions, before, values, done = map(np.stack, zip(*seen, strict=True))
-        advantages, following, next_values = np.zeros_like(values), 0.0, act(state)[2].numpy()
-        for t in reversed(range(steps)):  # of what comes, until the pole falls; each step gives 1
-            surprise = 1 + GAMMA * next_values * ~done[t] - values[t]
-            advantages[t] = following = surprise + GAMMA * LAMBDA * following * ~done[t]
-            next_values = values[t]
+        advantages = advantages_of(values, act(state)[2].numpy(), done)
         normal = (advantages - advantages.mean()) / advantages.std()
         data = [states, actions, before, normal, advantages + values]
         data = [x.reshape(carts * steps, *x.shape[2:]) for x in data]
@@ -119,7 +117,9 @@ def main(rounds=30, carts=16, steps=128, epochs=4):
                 learn(*(x[rows] for x in data))
         mean_lengths.append(np.mean(lengths or [np.nan]))
         if round % 5 == 4:
-            print(f"round {round + 1:2}: poles that fell had stood for {mean_lengths[-1]:.0f} steps")
+            print(
+                f"round {round + 1:2}: poles that fell had stood for {mean_lengths[-1]:.0f} steps"
+            )
     return mean_lengths
 
 

@@ -1,8 +1,8 @@
 """Two processes share each batch: one model in both, and its gradients meet on the way back.
 
-Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, arXiv 2006.15704.
-Each process has its rows of a batch and a VM of its own. All parts are of equal size, so a step is
-that of one process with the whole batch, but for rounding.
+Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, arXiv
+2006.15704. Each process has its rows of a batch and a VM of its own. All parts are of equal size,
+so a step is that of one process with the whole batch, but for rounding.
 
     pip install "mlvm[processes]"
     python examples/two_processes.py
@@ -22,7 +22,7 @@ def loss_and_gradients(model, images, labels):
 
 
 def make_step(vm):
-    """A model and its step, made in each process; what is sent there stands at the top of a file."""
+    """A model and its step, made in each process. A function that goes there is a file's own."""
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
         first = nn.Linear(64, 64, key=ml.random.key(0))  # the same key, so the same weights
@@ -45,13 +45,13 @@ def make_step(vm):
     return step
 
 
-def train(members, steps):
-    """The losses of training in so many processes."""
+def train(group, steps):
+    """The losses of training with the members of a group."""
     with np.load(Path(__file__).parents[1] / "models" / "data" / "digits.npz") as file:
         images, labels = (file["images"].reshape(-1, 64) / 16).astype(np.float32), file["labels"]
     rng = np.random.default_rng(0)
     losses = []
-    with ml.parallel.ProcessGroup(members) as group:
+    with group:
         step = ml.parallel.data_parallel(make_step, group)
         for _ in range(steps):
             rows = rng.integers(0, len(images), 128)
@@ -60,7 +60,8 @@ def train(members, steps):
 
 
 def main(steps=100):
-    one, two = train(1, steps), train(2, steps)
+    one = train(ml.parallel.Group(1), steps)  # a member in this process
+    two = train(ml.parallel.ProcessGroup(2), steps)
     print("step   one process   two processes")
     for i in range(0, steps, max(1, steps // 5)):
         print(f"{i:4}   {one[i]:11.5f}   {two[i]:13.5f}")
