@@ -97,9 +97,8 @@ def main(steps=400):
     replace(model.freeze(), LoRA)
     train(model, lying[train_rows], labels[train_rows], steps, 2e-2)
     after = accuracy(lying)
-    print(
-        f"adapted {model.num_parameters():,} numbers beside {parameters:,}: {after:.0%} of those that lie"
-    )
+    adapted = f"{model.num_parameters():,} numbers beside {parameters:,}"
+    print(f"adapted by {adapted}: {after:.0%} of those that lie")
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "lying.safetensors"
         ml.save(file, model, where=lambda path, x: path.endswith(("/down", "/up")))

@@ -118,7 +118,7 @@ def main(rounds=30, carts=16, steps=128, epochs=4):
         mean_lengths.append(np.mean(lengths or [np.nan]))
         if round % 5 == 4:
             print(
-                f"round {round + 1:2}: poles that fell had stood for {mean_lengths[-1]:.0f} steps"
+                f"round {round + 1:2}: a pole stands for {mean_lengths[-1]:.0f} steps, 500 at most"
             )
     return mean_lengths
 

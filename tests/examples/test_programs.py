@@ -128,6 +128,23 @@ def test_a_cart_and_its_pole() -> None:
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+def test_advantages_are_sums_of_what_surprises() -> None:
+    module = program("ppo")
+    rng = np.random.default_rng(0)
+    values, last, done = rng.random((7, 3)), rng.random(3), rng.random((7, 3)) < 0.3
+    found = module.advantages_of(values, last, done)
+    after = [*values[1:], last]
+    for cart in range(3):
+        for t in range(7):
+            expected, weight = 0.0, 1.0
+            for later in range(t, 7):
+                goes_on = not done[later, cart]
+                following = module.GAMMA * after[later][cart] * goes_on
+                expected += weight * (1 + following - values[later, cart])
+                weight *= module.GAMMA * module.LAMBDA * goes_on
+            np.testing.assert_allclose(found[t, cart], expected)
+
+
 def moved(x: float, v: float, angle: float, w: float, push: int) -> list[float]:
     g, cart, pole, half = 9.8, 1.0, 0.1, 0.5
     force = 10.0 if push else -10.0
