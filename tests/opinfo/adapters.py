@@ -423,9 +423,7 @@ def ctc(
 ) -> Any:
     """PyTorch's mean divides each loss by the number of its labels."""
     absent(x, targets_of_one_axis=labels.ndim == 1)
-    counts = [
-        ml.asarray(n) if isinstance(n, (list, tuple)) else n for n in (lengths, label_lengths)
-    ]
+    counts = [ml.asarray(n) if isinstance(n, (list, tuple)) else n for n in (lengths, label_lengths)]
     losses = function(x, labels, *counts, blank=blank)
     if zero_infinity:
         losses = ml.where(ml.isinf(losses), 0.0, losses)
