@@ -462,7 +462,7 @@ class GradientError(MlvmError, TypeError):
 
     >>> try: ml.grad(lambda x: x)(ml.ones(2))
     ... except ml.errors.GradientError as error: print(error)
-    a gradient is of a float scalar, not of f32[2]; take its mean or sum, which losses do with reduction=
+    a gradient is of a float scalar, not of f32[2]; take its mean or sum (reduction= of losses)
     """
 
 

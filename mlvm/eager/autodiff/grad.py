@@ -355,7 +355,7 @@ def _scalar(result: object, has_aux: bool) -> Tensor:
         if isinstance(value, Tensor) and value.dtype.kind == "complex":
             hint = "; take the real part, or the absolute value"
         elif isinstance(value, Tensor) and value.shape != ():
-            hint = "; take its mean or sum, which losses do with reduction="
+            hint = "; take its mean or sum (reduction= of losses)"
         raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
 
