@@ -2,13 +2,14 @@
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. What means
-something else here has a hint in `interop/hints.py`.
+something else here, or has another name, has a hint in `interop/hints.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, NoTranspose
@@ -16,7 +17,7 @@ from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager.functions import elements, shapes, sums
 from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.shapes import transposed
-from mlvm.eager.functions.sorting import argsort
+from mlvm.eager.functions.sorting import argsort, topk
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.tensor import Tensor
@@ -157,13 +158,38 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 else given
 
 
-_OF_OPS: Final = "abs all any argmax argmin conj copy max min prod round sum"
+class _OfOp:
+    """The function of an op as a method. It is made when the method is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
+        function = getattr(op, self.name)
+        setattr(Methods, self.name, function)
+        return function if x is None else partial(function, x)
+
+
+_OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan atan2 atanh bitwise_and
+    bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor ceil conj copy copysign cos cosh
+    divide erf exp expm1 flip floor floor_divide greater greater_equal hypot isfinite isinf isnan
+    less less_equal log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
+    logical_xor logsumexp matmul max maximum min minimum multiply negative not_equal pow prod
+    reciprocal relu remainder round rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
+    sum tan tanh tril triu trunc"""
 _OF_TENSORS = reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std
-_OF_BOTH = elements.astype, elements.clip, elements.nonzero, elements.take
-METHODS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: getattr(op, name) for name in _OF_OPS.split()},
-    **{each.__name__: each for each in (*_OF_TENSORS, *_OF_BOTH)},
-    **{each.__name__: each for each in (argsort, shapes.repeat, shapes.squeeze)},
+_OF_ELEMENTS = (
+    elements.astype,
+    elements.clip,
+    elements.count_nonzero,
+    elements.nonzero,
+    elements.take,
+)
+_OF_SHAPES = shapes.broadcast_to, shapes.moveaxis, shapes.repeat, shapes.roll, shapes.squeeze
+_OF_OTHERS = argsort, topk, sums.diff, sums.outer
+METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
+    **{name: _OfOp(name) for name in _OF_OPS.split()},
+    **{f.__name__: f for f in (*_OF_TENSORS, *_OF_ELEMENTS, *_OF_SHAPES, *_OF_OTHERS)},
 }
 
 

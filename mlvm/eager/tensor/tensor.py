@@ -37,7 +37,8 @@ class Tensor(Methods, Allocation):
     views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
     `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
     squeeze repeat take nonzero argsort`. What is left of it along an axis: `sum mean var std prod
-    min max argmin argmax all any`. All other functions are those of `ml` alone.
+    min max argmin argmax all any`. The functions of ml that PyTorch's tensors have too, by the same
+    name: `x.exp()`, `x.softmax(-1)`, `x.matmul(y)`. All others are those of `ml` alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
