@@ -38,8 +38,11 @@ AT_ONCE: Final = {
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
     "mlvm.eager.functions.elements": """astype clip count_nonzero dynamic_update nonzero one_hot
         positive stop_gradient take take_along_axis where""",
+    "mlvm.eager.functions.everyday": """allclose angle argwhere array_equal deg2rad diag exp2 hstack
+        isclose rad2deg rot90 round unravel_index vstack""",
     "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
         mean_squared_error softmax_cross_entropy""",
+    "mlvm.eager.functions.methods": "flatten swapaxes",
     "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
         leaky_relu max_pool2d silu softplus""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat

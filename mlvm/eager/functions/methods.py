@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.eager.functions import elements, shapes, sums
+from mlvm.eager.functions import elements, everyday, shapes, sums
 from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.functions.sorting import argsort, topk
@@ -31,7 +31,14 @@ def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None)
 
 @public
 def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
+    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector.
+
+    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` for an axis that x does not have,
+    `AttributeRefused` for an end before the start.
+
+        >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
+        (2, 12)
+    """
     if not x.ndim:
         return shapes.reshape(x, -1)
     first, last = _axes(x, start_dim, end_dim)
@@ -74,8 +81,15 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 
 
 @public
-def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
-    """x with these two axes in each other's place."""
+def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
+    """x with these two axes in each other's place.
+
+    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` for an axis that x does
+    not have.
+
+        >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
+        (4, 3, 2)
+    """
     order = list(range(x.ndim))
     i, j = _axes(x, axis1, axis2)
     order[i], order[j] = j, i
@@ -175,7 +189,7 @@ _OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan ata
     divide erf exp expm1 flip floor floor_divide greater greater_equal hypot isfinite isinf isnan
     less less_equal log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
     logical_xor logsumexp matmul max maximum min minimum multiply negative not_equal pow prod
-    reciprocal relu remainder round rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
+    reciprocal relu remainder rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
     sum tan tanh tril triu trunc"""
 _OF_TENSORS = reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std
 _OF_ELEMENTS = (
@@ -186,7 +200,7 @@ _OF_ELEMENTS = (
     elements.take,
 )
 _OF_SHAPES = shapes.broadcast_to, shapes.moveaxis, shapes.repeat, shapes.roll, shapes.squeeze
-_OF_OTHERS = argsort, topk, sums.diff, sums.outer
+_OF_OTHERS = elements.take, argsort, topk, everyday.round, sums.diff, sums.outer
 METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
     **{name: _OfOp(name) for name in _OF_OPS.split()},
     **{f.__name__: f for f in (*_OF_TENSORS, *_OF_ELEMENTS, *_OF_SHAPES, *_OF_OTHERS)},

@@ -36,9 +36,15 @@ class Tensor(Methods, Allocation):
     What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
     views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
     `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
-    squeeze repeat take nonzero argsort`. What is left of it along an axis: `sum mean var std prod
-    min max argmin argmax all any`. The functions of ml that PyTorch's tensors have too, by the same
-    name: `x.exp()`, `x.softmax(-1)`, `x.matmul(y)`. All others are those of `ml` alone.
+    squeeze repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk`. What is
+    left of it along an axis: `sum mean var std prod min max argmin argmax all any logsumexp
+    count_nonzero`. Its elements: `exp expm1 log log1p log2 log10 sqrt rsqrt square reciprocal pow`,
+    `sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot`, `sigmoid relu softmax
+    log_softmax erf logaddexp`, `floor ceil trunc sign signbit copysign maximum minimum isnan isinf
+    isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder negative
+    matmul outer diff`, `less less_equal greater greater_equal not_equal`, `logical_and logical_or
+    logical_xor logical_not`, `bitwise_and bitwise_or bitwise_xor bitwise_left_shift
+    bitwise_right_shift`. All other functions are those of `ml` alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
