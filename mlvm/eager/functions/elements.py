@@ -153,7 +153,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
 
 
 @public
-def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
+def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
     x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `OperandValueError`

@@ -7,12 +7,16 @@ names out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from inspect import Parameter, getattr_static, signature
 from typing import Any, Final, NoReturn, TypeAlias
 
+from mlvm.core.types import TensorType, u64
 from mlvm.eager.tensor import wrapper
+from mlvm.eager.tensor.tensor import Tensor
+
+_KEY: Final = TensorType(u64, (2,))
 
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
 _NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
@@ -37,27 +41,29 @@ _AFFINE: Final = "scale and bias begin at 1 and 0, and ml.nn.buffer(layer) keeps
 
 METHODS: Final = {
     "add_": "use x += y",
+    "addmm": "use c + x @ y",
     "at": "use x[i] = v, or x[i] += v",
     "backward": _GRADIENT,
-    "block_until_ready": "nothing is to be waited for: a call that returned has run",
+    "block_until_ready": "use x itself: a call that returned has run",
     "bfloat16": "use x.astype(ml.bfloat16)",
     "bmm": "use x @ y",
-    "bool": _ASTYPE,
+    "bool": "use x.astype(ml.bool)",
     "chunk": "use ml.split(x, n, axis=...)",
     "clamp": "use x.clip(min, max)",
     "clone": "use x.copy()",
     "conjugate": "use x.conj()",
-    "contiguous": "every tensor is",
-    "cpu": "use x.numpy()",
+    "contiguous": "use x itself: every tensor is",
+    "cpu": "use x itself, and x.numpy() for an array of numpy",
     "cuda": 'use x.to_device(vm), with vm = ml.VM(device="cuda:0"); see docs/gpu.md',
     "cumprod": "use ml.cumulative_prod(x, axis=...)",
     "cumsum": "use ml.cumulative_sum(x, axis=...)",
-    "data": "use x itself, or x.numpy()",
+    "data": "use x itself, and ml.stop_gradient(x) in a gradient",
     "detach": "use ml.stop_gradient(x)",
     "diagonal": "use ml.linalg.diagonal(x)",
     "dim": "use x.ndim",
+    "div": "use x / y",
     "dot": "use x @ y",
-    "double": _ASTYPE,
+    "double": "use x.astype(ml.float64)",
     "element_size": "use x.itemsize",
     "eq": "use x == y",
     "expand": "use ml.broadcast_to(x, shape)",
@@ -65,35 +71,57 @@ METHODS: Final = {
     "fill": "use x[...] = value, or ml.full_like(x, value)",
     "fill_": "use x[...] = value, or ml.full_like(x, value)",
     "flat": "use x.ravel()",
-    "float": _ASTYPE,
+    "float": "use x.astype(ml.float32)",
     "gather": "use ml.take_along_axis(x, indices, axis=...)",
+    "ge": "use x >= y",
     "grad": _GRADIENT,
+    "gt": "use x > y",
     "half": "use x.astype(ml.float16)",
-    "int": _ASTYPE,
+    "index_add": "use x[i] += y; where indices repeat, x += ml.one_hot(i, len(x)).T @ y",
+    "index_select": "use ml.take(x, i, axis=...)",
+    "indices": "use x.argmax(axis=...) for positions",
+    "int": "use x.astype(ml.int32)",
     "is_cuda": "see x.device",
     "is_floating_point": "use x.dtype.is_float",
-    "long": _ASTYPE,
+    "le": "use x <= y",
+    "long": "use x.astype(ml.int64)",
+    "lt": "use x < y",
     "masked_fill": "use ml.where(mask, value, x)",
+    "masked_select": "use x[mask]",
     "mm": "use x @ y",
+    "mul": "use x * y",
     "mul_": "use x *= y",
+    "mv": "use x @ y",
+    "narrow": "use a slice such as x[:, start:stop]",
+    "ne": "use x != y",
+    "neg": "use -x",
     "new_ones": "use ml.ones(shape, dtype=x.dtype)",
     "new_zeros": "use ml.zeros(shape, dtype=x.dtype)",
-    "norm": "use ml.linalg.vector_norm(x), or ml.linalg.matrix_norm(x)",
+    "norm": "use ml.linalg.norm(x), which takes axis=",
+    "normal_": "use x[...] = ml.random.normal(x.shape)",
     "numel": "use x.size",
     "ptp": "use x.max() - x.min()",
+    "random_": "use ml.random.randint",
+    "repeat_interleave": "use x.repeat(n)",
     "requires_grad": _GRADIENT,
     "requires_grad_": _GRADIENT,
     "resize": "use x.reshape(shape)",
     "scatter_add": "use x[i] += y; where indices repeat, x += ml.one_hot(i, len(x)).T @ y",
-    "sort": "use ml.sort(x), a new tensor, and x.argsort() for the positions",
+    "select": "use an index such as x[:, i]",
+    "sort": "use ml.sort(x), and x.argsort() for the positions",
+    "split": "use ml.split(x, n, axis=...), into n parts",
     "strides": "elements lie in row-major order, without gaps",
+    "sub": "use x - y",
     "sub_": "use x -= y",
     "t": "use x.T",
-    "to": 'use x.astype(dtype), or x.to_device(vm) with vm = ml.VM(device="cuda:0")',
+    "to": "use x.astype(dtype); a device is a VM: x.to_device(vm)",
     "tobytes": "use x.numpy().tobytes()",
     "trace": "use ml.linalg.trace(x)",
+    "type_as": "use x.astype(y.dtype)",
     "unbind": "use ml.unstack(x, axis=...)",
+    "uniform_": "use x[...] = ml.random.uniform(x.shape)",
     "unsqueeze": "use ml.expand_dims(x, axis=...)",
+    "values": "use x.max(axis=...) itself: it gives the values alone",
     "view": "use x.reshape(shape), which copies nothing; the bits are those of x.numpy()",
     "view_as": "use x.reshape(y.shape), which copies nothing",
     "zero_": "use x[...] = 0, or ml.zeros_like(x)",
@@ -112,7 +140,9 @@ OF_MODULES: Final = {
     "double": _WIDE.format("ml.float64"),
     "flatten_parameters": "the kernels of all gates are one, and lie together",
     "float": _WIDE.format("ml.float32"),
+    "forward": "call it: model(x); its layers' __call__ is what forward is in PyTorch",
     "half": _WIDE.format("ml.float16"),
+    "init": "a model has its parameters once it is made",
     "load_state_dict": "use model.load_state(arrays)",
     "modules": "the parts of a model are its fields",
     "named_children": "the parts of a model are its fields",
@@ -158,24 +188,36 @@ OF_DTYPES: Final = {
 """What to write for fields of other libraries' dtypes."""
 
 KEYWORDS: Final = {
+    "a_max": "max",
+    "a_min": "min",
+    "constant_values": "value",
     "ddof": "correction",
+    "diagonal": "k",
     "dim": "axis",
     "dims": "axis",
     "embedding_dim": "features",
     "keepdim": "keepdims",
     "kernel_size": "window",
     "lr": "learning_rate",
+    "maxval": "high",
+    "minval": "low",
     "normalized_shape": "features",
+    "num": "n",
     "num_channels": "channels",
     "num_features": "channels",
     "num_groups": "groups",
     "p": "rate",
+    "shifts": "shift",
+    "size": "shape",
+    "steps": "num",
     "unbiased": "correction",
 }
 """The keywords of other libraries, and what they are called here."""
 
 _NO_KEYWORDS: Final = {
     "affine": _AFFINE,
+    "alpha": "write x + alpha * y",
+    "as_tuple": "a tuple is what it gives",
     "bias": "a layer has one, which begins at 0; ml.nn.buffer(layer.bias) keeps it there",
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "dampening": "momentum takes each gradient whole",
@@ -184,10 +226,15 @@ _NO_KEYWORDS: Final = {
     "elementwise_affine": _AFFINE,
     "dtype": "convert with ml.astype; sums of halves are accumulated in f32 as it is",
     "inplace": "only what is assigned to changes: x[...] = y",
+    "loc": "write loc + scale * ml.random.normal(shape)",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",
     "requires_grad": _GRADIENT,
+    "return_counts": "use ml.unique_counts(x)",
+    "scale": "write loc + scale * ml.random.normal(shape)",
+    "training": "a layer asks for it: ml.nn.Dropout(rate), and its eval()",
     "weight_decay": "use ml.optim.AdamW, which has one",
+    "weights": "write ml.sum(weights * x) / ml.sum(weights)",
 }
 """Keywords of other libraries that have no other name here, and what to write."""
 
@@ -197,7 +244,7 @@ _OTHER_NAMES: Final = {
     "acosh": "arccosh",
     "all": "alltrue",
     "any": "sometrue",
-    "asarray": "array as_tensor from_numpy tensor asanyarray ascontiguousarray frombuffer",
+    "asarray": "array as_tensor from_numpy tensor asanyarray ascontiguousarray",
     "asin": "arcsin",
     "asinh": "arcsinh",
     "astype": "cast",
@@ -209,7 +256,7 @@ _OTHER_NAMES: Final = {
     "bitwise_right_shift": "right_shift",
     "bool": "bool_ bool8",
     "broadcast_to": "expand broadcast",
-    "capture": "jit compile make_jaxpr",
+    "capture": "jit compile",
     "clip": "clamp",
     "concat": "cat concatenate column_stack dstack append",
     "copy": "clone",
@@ -244,9 +291,8 @@ _OTHER_NAMES: Final = {
     "linalg.trace": "trace",
     "linalg.vector_norm": "norm",
     "map": "vmap pmap",
-    "matmul": "dot mm bmm mv inner",
+    "matmul": "dot mm bmm mv",
     "max": "amax",
-    "mean": "average",
     "mean_squared_error": "mse_loss",
     "min": "amin",
     "moveaxis": "movedim",
@@ -261,13 +307,16 @@ _OTHER_NAMES: Final = {
     "random.permutation": "randperm",
     "random.seed": "manual_seed",
     "random.uniform": "rand",
-    "remainder": "mod fmod",
+    "remainder": "mod",
     "reshape": "ravel view",
     "result_type": "promote_types",
     "round": "rint around round_",
     "sigmoid": "expit",
     "silu": "swish",
-    "softmax_cross_entropy": "cross_entropy nll_loss",
+    "huber": "huber_loss smooth_l1_loss",
+    "l1": "l1_loss",
+    "kl_divergence": "kl_div",
+    "softmax_cross_entropy": "cross_entropy nll_loss softmax_cross_entropy_with_integer_labels",
     "split": "chunk array_split tensor_split hsplit vsplit dsplit",
     "stop_gradient": "detach",
     "subtract": "sub",
@@ -278,28 +327,77 @@ _OTHER_NAMES: Final = {
     "tree.map": "tree_map",
     "trunc": "fix",
     "unstack": "unbind",
+    "vecdot": "vdot",
 }
 """The name here, and what it is called elsewhere."""
 
 _NONE: Final = {
+    "addmm": "c + x @ y",
     "atleast_1d": "x.reshape(-1) if x.ndim < 1 else x",
     "atleast_2d": "x.reshape(1, -1) if x.ndim < 2 else x",
+    "average": "ml.sum(weights * x) / ml.sum(weights), or ml.mean(x)",
+    "bernoulli": "ml.random.bernoulli(p.shape, p)",
     "bincount": "ml.sum(ml.one_hot(x, length, dtype=ml.int64), axis=0)",
+    "cbrt": "ml.sign(x) * ml.abs(x) ** (1 / 3)",
+    "cosine_similarity": "ml.vecdot(x / ml.linalg.norm(x, axis=-1, keepdims=True), y / ...)",
     "cov": "c @ c.T / (n - 1), with c = x - ml.mean(x, axis=1, keepdims=True)",
+    "delete": "ml.concat([x[:i], x[i + 1 :]])",
+    "digitize": "ml.searchsorted(bins, x, side='right')",
+    "divmod": "x // y, x % y",
+    "embedding": "weight[i], or see ml.nn.Embedding",
+    "fliplr": "ml.flip(x, axis=1)",
+    "flipud": "ml.flip(x, axis=0)",
     "fmax": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.maximum(x, y)))",
     "fmin": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.minimum(x, y)))",
+    "fmod": "x - y * ml.trunc(x / y)",
+    "frombuffer": "ml.asarray(numpy.frombuffer(...))",
+    "fromfunction": "it with ml.arange(n)[:, None] and ml.arange(m)",
+    "hardtanh": "ml.clip(x, -1.0, 1.0)",
+    "heaviside": "ml.where(x > 0, 1.0, ml.where(x == 0, y, 0.0))",
+    "hessian": "ml.stack([ml.grad(lambda x: ml.grad(fn)(x)[i])(x) for i in range(len(x))])",
     "histogram": "numpy.histogram(x.numpy())",
+    "insert": "ml.concat([x[:i], y, x[i:]])",
     "interp": "numpy.interp(x.numpy(), xp, fp), or see ml.searchsorted",
     "intersect1d": "ml.unique_values(x[ml.isin(x, y)])",
+    "is_tensor": "isinstance(x, ml.Tensor)",
+    "jacfwd": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
+    "jacobian": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
+    "jacrev": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
     "kron": "ml.einsum('ij,kl->ikjl', x, y), and reshape it to a matrix",
+    "lerp": "x + weight * (y - x)",
     "lexsort": "i[ml.argsort(major[i])], with i = ml.argsort(minor)",
+    "linear": "x @ weight.T + bias, or see ml.nn.Linear",
+    "loadtxt": "ml.asarray(numpy.loadtxt(...))",
+    "log_sigmoid": "-ml.softplus(-x)",
+    "logsigmoid": "-ml.softplus(-x)",
+    "logspace": "ml.pow(10.0, ml.linspace(start, stop, num))",
+    "masked_select": "x[mask]",
     "median": "ml.mean(ml.sort(x)[(n - 1) // 2 : n // 2 + 1]), with x of n elements",
+    "mgrid": "ml.meshgrid(ml.arange(n), ml.arange(m), indexing='ij')",
+    "multinomial": "ml.random.categorical(ml.log(p), shape=(n,))",
     "nan_to_num": "ml.where(ml.isnan(x), 0.0, x), and ml.clip where infinite",
+    "nanmax": "ml.max(ml.where(ml.isnan(x), -ml.inf, x))",
     "nanmean": "ml.mean(x[~ml.isnan(x)])",
+    "nanmin": "ml.min(ml.where(ml.isnan(x), ml.inf, x))",
     "nansum": "ml.sum(ml.where(ml.isnan(x), 0.0, x))",
+    "normal": "mean + std * ml.random.normal(shape)",
+    "normalize": "x / ml.linalg.norm(x, axis=-1, keepdims=True)",
     "percentile": "numpy.percentile(x.numpy(), q), or see ml.sort",
+    "polyfit": "numpy.polyfit(x.numpy(), y.numpy(), degree)",
+    "polyval": "Horner's rule, ml.fori_loop or a for of y = y * x + p[i]",
+    "ptp": "ml.max(x) - ml.min(x)",
     "quantile": "numpy.quantile(x.numpy(), q), or see ml.sort",
+    "rand_like": "ml.random.uniform(x.shape)",
+    "randn_like": "ml.random.normal(x.shape)",
+    "relu6": "ml.clip(x, 0.0, 6.0)",
+    "select": "ml.where(c1, x1, ml.where(c2, x2, default))",
+    "sinc": "ml.where(x == 0, 1.0, ml.sin(ml.pi * x) / (ml.pi * x))",
+    "softsign": "x / (1.0 + ml.abs(x))",
     "trapezoid": "ml.sum((y[1:] + y[:-1]) * ml.diff(x)) / 2",
+    "tri": "ml.tril(ml.ones((n, n)))",
+    "tril_indices": "ml.nonzero(ml.tril(ml.ones((n, n))))",
+    "triu_indices": "ml.nonzero(ml.triu(ml.ones((n, n))))",
+    "vectorize": "it with tensors, or ml.map(fn, x)",
 }
 """Functions that are not here under any name, and what to write."""
 
@@ -307,7 +405,21 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
         **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
+        "Array": "tensors are ml.Tensor",
+        "autograd": _GRADIENT,
+        "block_until_ready": "use x itself: a call that returned has run",
+        "config": "there are no switches: a dtype is an argument, dtype=ml.float64",
+        "custom_vjp": "see ml.call, whose vjp= is a gradient of your own, and docs/functions.md",
+        "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
+        "device_get": "use x.numpy()",
+        "devices": 'a device is a VM: ml.default_vm(), or ml.VM(device="cuda:0"), see docs/gpu.md',
+        "distributed": "see ml.parallel, and docs/parallel.md",
+        "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
+        "floating": 'use ml.isdtype(x.dtype, "real floating")',
+        "func": "the functions are ml's own: ml.grad, ml.value_and_grad, ml.vjp",
+        "Generator": "use ml.random.key(seed), and give it to the draw",
+        "get_num_threads": "use ml.VM(threads=n); see docs/performance.md",
         "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
         "amp": f"{_AUTOCAST}, and ml.optim.LossScale is its GradScaler",
         "autocast": _AUTOCAST,
@@ -322,17 +434,30 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
         "half": "see ml.float16",
         "inference_mode": _NO_TAPE,
+        "integer": 'use ml.isdtype(x.dtype, "integral")',
         "is_complex": 'use ml.isdtype(x.dtype, "complex floating")',
         "is_floating_point": 'use x.dtype.is_float, or ml.isdtype(x.dtype, "real floating")',
-        "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
+        "issubdtype": 'use ml.isdtype(x.dtype, "real floating")',
+        "jvp": "there is none; of one number write ml.sum(ml.grad(fn)(x) * t)",
+        "lax": "the functions are ml's own, such as ml.scan, ml.cond and ml.stop_gradient",
+        "make_jaxpr": "use ml.program_of(fn, *args), which ml.disassemble prints",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
         "ndim": "use x.ndim",
         "no_grad": _NO_TAPE,
+        "numel": "use x.size",
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
+        "randint": "use ml.random.randint(shape, low=..., high=...)",
+        "savez": "use ml.save(file, {name: x})",
+        "scipy": "the functions are ml's own, such as ml.erf, ml.logsumexp and ml.linalg.solve",
         "set_default_dtype": _DEFAULT_DTYPE,
+        "set_grad_enabled": _NO_TAPE,
+        "set_num_threads": "use ml.VM(threads=n); see docs/performance.md",
+        "set_printoptions": "use numpy.set_printoptions, which tensors follow",
         "shape": "use x.shape",
         "size": "use x.size",
+        "special": "the functions are ml's own, such as ml.erf and ml.logsumexp",
         "unique": "use ml.unique_values(x), or ml.unique_counts(x) and ml.unique_inverse(x)",
+        "use_deterministic_algorithms": "a program gives the same bits each time as it is",
         "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
     },
     "mlvm.eager.fft": {
@@ -342,31 +467,37 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "rfft2": "use ml.fft.rfftn(x, axes=(-2, -1))",
     },
     "mlvm.eager.linalg": {
-        "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
+        "cond": "there is none; write s[0] / s[-1], with s = ml.linalg.svdvals(x)",
         "expm": "there is none; write scipy.linalg.expm(x.numpy())",
         "inverse": "use ml.linalg.inv",
         "kron": f"there is none; write {_NONE['kron']}",
         "solve_triangular": "use ml.linalg.solve(x, y)",
-        "multi_dot": "use x @ y @ z, or ml.einsum",
+        "multi_dot": "use x @ y @ z",
     },
     "mlvm.eager.nn": {
+        "BCELoss": "use ml.binary_cross_entropy_with_logits, of logits",
         "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
         "BatchNorm1d": "use ml.nn.BatchNorm",
         "BatchNorm2d": "use ml.nn.BatchNorm",
         "ConvTranspose1d": "use ml.nn.ConvTranspose2d, with axes of length 1",
         "CrossEntropyLoss": "use ml.softmax_cross_entropy",
+        "DataParallel": "see ml.parallel.data_parallel, and docs/parallel.md",
         "Dense": "use ml.nn.Linear",
         "Flatten": "use lambda x: x.flatten(1)",
+        "HuberLoss": "use ml.huber",
         "Identity": "use lambda x: x",
+        "KLDivLoss": "use ml.kl_divergence",
+        "L1Loss": "use ml.l1",
         "MSELoss": "use ml.mean_squared_error",
         "ModuleDict": "a dict of Modules in a field is part of the tree",
         "ModuleList": "a list of Modules in a field is part of the tree",
         "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
+        "SmoothL1Loss": "use ml.huber",
         "Transformer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerDecoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerEncoder": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerEncoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
-        "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "functional": "the functions are ml's own: ml.relu, ml.softmax_cross_entropy and the like",
         "init": "see ml.random for draws, and load_parameters",
         "relu": "use ml.relu",
         "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
@@ -381,14 +512,15 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "lr_scheduler": "use ml.optim.cosine, ml.optim.one_cycle and the like as learning rate",
     },
     "mlvm.eager.random": {
+        "binomial": "there is none; write ml.sum(ml.random.bernoulli((n, *shape), p), axis=0)",
         "PRNGKey": "use ml.random.key",
         "default_rng": "use ml.random.key, and give it to the draw",
         "gumbel": "use ml.random.categorical for a draw by logits",
         "manual_seed": "use ml.random.seed",
-        "rand": "use ml.random.uniform",
-        "randn": "use ml.random.normal",
+        "rand": "use ml.random.uniform(shape)",
+        "randn": "use ml.random.normal(shape)",
         "random": "use ml.random.uniform",
-        "shuffle": "use ml.random.permutation",
+        "shuffle": "use ml.random.permutation(x), a new tensor",
         "standard_normal": "use ml.random.normal",
     },
 }
@@ -437,24 +569,46 @@ def hint_at(owner: type, hints: Mapping[str, Hint], listing: Callable[..., list[
 
 
 def hint(
-    function: str, args: Sequence[object], keywords: Iterable[str], known: Container[str]
+    function: str, args: Sequence[object], keywords: Iterable[str], known: Collection[str]
 ) -> str | None:
-    """What to write, if the arguments are those of another library's function: for the first such
-    keyword what it is called here, if the function knows that."""
-    if function == "where" and len(args) == 1:
-        return "where() takes a condition, x and y; the places are ml.nonzero(c)"
-    if function == "randint" and len(args) > 1:
-        return "randint() takes low= and high= by name: randint(shape, low=..., high=...)"
+    """What to write, if the arguments are those of another library's function: what by position
+    means something else here, and what each keyword is called that the function does not know."""
+    text = _of_places(function, args, {*keywords}, known)
+    told = [text] if text else []
     for name in keywords:
         if name in known:
             continue
-        if name in _NO_KEYWORDS:
-            return f"{function}(): there is no {name}=; {_NO_KEYWORDS[name]}"
         here = KEYWORDS.get(name)
-        if here in known:
+        if name in _NO_KEYWORDS:
+            told.append(f"there is no {name}=; {_NO_KEYWORDS[name]}")
+        elif here in known:
             also = ", 1 for True" if name == "unbiased" else ""
-            return f"{function}(): there is no {name}=; use {here}={also}"
+            told.append(f"there is no {name}=; use {here}={also}")
+    return f"{function}(): {'; '.join(told)}" if told else None
+
+
+def _of_places(
+    function: str, args: Sequence[object], keywords: set[str], known: Collection[str]
+) -> str | None:
+    first = next(iter(known), None)
+    bounds = ", low=..., high=..." if "low" in known else ""
+    ints = [x for x in args if isinstance(x, int)]
+    missing_bounds = function == "randint" and not keywords & {"low", "high"}
+    if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
+        return f"the shape is one argument: write {function}({(*ints,)})"
+    if function == "where" and len(args) == 1:
+        return "takes a condition, x and y; the places are ml.nonzero(c)"
+    if "key" in known and first != "key" and any(_is_key(x) for x in args):
+        return f"the key is given by name: {function}({first}{bounds}, key=key)"
+    if function == "normal" and len(args) > 1:
+        return "has mean 0 and variance 1: write loc + scale * ml.random.normal(shape)"
+    if missing_bounds or (function in ("randint", "uniform") and len(args) > 1):
+        return f"takes low= and high= by name: {function}({first}{bounds})"
     return None
+
+
+def _is_key(x: object) -> bool:
+    return isinstance(x, Tensor) and x.type is _KEY
 
 
 wrapper.hint = hint
@@ -483,6 +637,27 @@ def of_users(instance: object) -> list[str]:
     ]
 
 
+def is_slip(name: str, meant: str) -> bool:
+    """Whether a name is another one, mistyped: in other case, or with one letter too few, too many
+    or another, or two in each other's place. That is inside a name of five letters or more: `glu`
+    is no gelu, `image` no imag and `savez` no save."""
+    if name.lower().replace("_", "") == meant.lower().replace("_", ""):
+        return True
+    start = _alike(name, meant)
+    x, y = name[start:], meant[start:]
+    end = _alike(x[::-1], y[::-1])
+    x, y = x[: len(x) - end], y[: len(y) - end]
+    swapped = len(x) == 2 and x == y[::-1]
+    one = max(len(x), len(y)) == 1 and (end > 0 or len(x) == len(y))
+    return min(len(name), len(meant)) >= 5 and start > 0 and (swapped or one)
+
+
+def _alike(x: str, y: str) -> int:
+    """With how many letters both begin."""
+    pairs = enumerate(zip(x, y, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(x), len(y)))
+
+
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
     """A module's `__getattr__`: says for a name that it lacks what there is instead. `names` are
     those that it has."""
@@ -491,11 +666,9 @@ def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
     @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
     def text(name: str) -> str:
         hint = hints.get(name)
-        if hint is None and not name.startswith("_"):
-            from difflib import get_close_matches  # which many programs do not use
-
-            found = get_close_matches(name, names, 1, 0.75)
-            hint = f"did you mean {found[0]}?" if found else None
+        if hint is None:
+            meant = next((each for each in names if is_slip(name, each)), None)
+            hint = f"did you mean {meant}?" if meant else None
         return f"{module} has no {name}" + (f"; {hint}" if hint else "")
 
     def __getattr__(name: str) -> NoReturn:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 
 from typing_extensions import dataclass_transform
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -368,6 +368,11 @@ class Optimizer(_OfFields):
                         f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
                         f"hyperparameters took none when the optimizer was made; make another one"
                     )
+        if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
+            raise PathError(
+                f"{self._name}: update takes gradients, a tree like the parameters, not one "
+                f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
+            )
         gradients = dict(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, bf16, promote
-from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside
+from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
 from mlvm.eager.tensor.tensor import Tensor
 
 _KINDS: Final = {
@@ -79,8 +79,9 @@ def result_type(*arrays_and_dtypes: object) -> DType:
     """
     if not arrays_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
-    numbers = [x.__class__ for x in arrays_and_dtypes if x.__class__ in DEFAULTS]
-    dtypes = [_dtype_of(x) for x in arrays_and_dtypes if x.__class__ not in DEFAULTS]
+    kinds = [scalar_kind(x.__class__) for x in arrays_and_dtypes]
+    numbers = [kind for kind in kinds if kind]
+    dtypes = [_dtype_of(x) for x, kind in zip(arrays_and_dtypes, kinds, strict=True) if not kind]
     result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
     for kind in numbers:
         result = dtype_beside(kind, result)

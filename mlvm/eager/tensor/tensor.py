@@ -21,6 +21,15 @@ from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.reading import values_of, write
 
 
+class Size(int):
+    """How many elements a tensor has. PyTorch's size is a method: a call says what to write."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise TypeError("size is a number here; write x.shape, or x.shape[i] for one axis")
+
+
 class Tensor(Methods, Allocation):
     """An n-dimensional value on a VM, with the operators of the Array API standard.
 
@@ -56,8 +65,8 @@ class Tensor(Methods, Allocation):
     tape: Tape | None
     node: int
 
-    def __init__(self) -> None:  # an arena makes tensors with object.__new__
-        raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
+    def __init__(self, *_: object, **__: object) -> None:  # an arena makes tensors with __new__
+        raise TypeError("a Tensor is made by ml.asarray, ml.zeros and the like, not by Tensor()")
 
     def prepare(self) -> None:
         self.tape = None
@@ -85,7 +94,7 @@ class Tensor(Methods, Allocation):
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return self.type.size
+        return Size(self.type.size)
 
     @property
     def nbytes(self) -> int:
@@ -114,7 +123,9 @@ class Tensor(Methods, Allocation):
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""
         if self.type.size != 1:
-            raise ShapeError("only a tensor of one element is a scalar").at("item", (self.type,))
+            raise ShapeError("only one element is a scalar; take x.tolist()").at(
+                "item", (self.type,)
+            )
         return self.numpy().item()
 
     def tolist(self) -> Any:

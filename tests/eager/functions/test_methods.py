@@ -91,13 +91,13 @@ OF_PYTORCH: dict[str, tuple[Callable[[Any], Any], np.ndarray[Any, Any]]] = {
     "softmax": (lambda x: x.softmax(-1), np.exp(P) / np.exp(P).sum(-1, keepdims=True)),
     "topk": (lambda x: x.topk(2)[0], np.sort(P)[..., :-3:-1]),
 }
-OF_TWO = """add atan2 copysign divide floor_divide greater greater_equal hypot less less_equal logaddexp
-    maximum minimum multiply not_equal pow remainder subtract"""
+OF_TWO = """add atan2 copysign divide floor_divide greater greater_equal hypot less less_equal
+    logaddexp maximum minimum multiply not_equal pow remainder subtract"""
 OF_BOOLS = "logical_and logical_or logical_xor"
 OF_INTEGERS = "bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor"
 ARGUMENTS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
-    **{name: ((Q,), (P, Q)) for name in OF_TWO.split()},
-    **{name: ((Q > 0.5,), (P > 0.6, Q > 0.5)) for name in OF_BOOLS.split()},
+    **dict.fromkeys(OF_TWO.split(), ((Q,), (P, Q))),
+    **dict.fromkeys(OF_BOOLS.split(), ((Q > 0.5,), (P > 0.6, Q > 0.5))),
     "logical_not": ((), (P > 0.6,)),
     **{name: (([1, 2, 3, 0],), (X.astype(int), [1, 2, 3, 0])) for name in OF_INTEGERS.split()},
     "acosh": ((), (P + 1,)),
