@@ -19,7 +19,12 @@ from mlvm.eager.tensor.tensor import Tensor
 _KEY: Final = TensorType(u64, (2,))
 
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
-_NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
+_ANY: Final = "any tensor of floats may be differentiated by ml.grad: leave it out"
+_VALUES: Final = "gradients are values, of ml.value_and_grad: leave it out"
+_MEAN: Final = 'use ml.{}, with reduction="mean"'
+_NO_TAPE: Final = (
+    "only ml.grad and its like record: leave it out; within them, see ml.stop_gradient"
+)
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
 _NO_DEVICE: Final = (
     "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
@@ -31,7 +36,7 @@ _MODEL_DEVICE: Final = (
 )
 _MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
 _WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
-_DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise: dtype=ml.float64"
+_DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise, as in ml.zeros(3, dtype=ml.float64)"
 _AUTOCAST: Final = "compute with model.astype(ml.bfloat16); see docs/dtypes.md"
 _GATES: Final = (
     "see model.named_parameters(): input_kernel, hidden_kernel and bias of each cell, kernels "
@@ -103,8 +108,8 @@ METHODS: Final = {
     "ptp": "use x.max() - x.min()",
     "random_": "use ml.random.randint",
     "repeat_interleave": "use x.repeat(n)",
-    "requires_grad": _GRADIENT,
-    "requires_grad_": _GRADIENT,
+    "requires_grad": _ANY,
+    "requires_grad_": _ANY,
     "resize": "use x.reshape(shape)",
     "scatter_add": "use x[i] += y; where indices repeat, x += ml.one_hot(i, len(x)).T @ y",
     "select": "use an index such as x[:, i]",
@@ -152,10 +157,10 @@ OF_MODULES: Final = {
     "register_buffer": "assign ml.nn.buffer(x) to a field",
     "state_dict": "use model.state()",
     "to": f"for a dtype use model.astype(dtype); {_MODEL_DEVICE}",
-    "weight": "see model.named_parameters(): of a Linear it is kernel, the transpose of PyTorch's",
+    "weight": "of a Linear it is model.kernel.T; see model.named_parameters()",
     "weight_hh_l0": _GATES,
     "weight_ih_l0": _GATES,
-    "zero_grad": "gradients are values, see ml.value_and_grad",
+    "zero_grad": _VALUES,
 }
 """What to write for methods and fields of other libraries' models."""
 
@@ -166,7 +171,7 @@ OF_OPTIMIZERS: Final = {
     "param_groups": "use optimizer.groups; optimizer.learning_rate may be assigned",
     "state_dict": "use optimizer.state()",
     "step": "use optimizer.update(gradients), with those of ml.value_and_grad",
-    "zero_grad": "gradients are values, see ml.value_and_grad",
+    "zero_grad": _VALUES,
 }
 """What to write for methods and fields of other libraries' optimizers."""
 
@@ -229,7 +234,7 @@ _NO_KEYWORDS: Final = {
     "loc": "write loc + scale * ml.random.normal(shape)",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",
-    "requires_grad": _GRADIENT,
+    "requires_grad": _ANY,
     "return_counts": "use ml.unique_counts(x)",
     "scale": "write loc + scale * ml.random.normal(shape)",
     "training": "a layer asks for it: ml.nn.Dropout(rate), and its eval()",
@@ -258,7 +263,7 @@ _OTHER_NAMES: Final = {
     "broadcast_to": "expand broadcast",
     "capture": "jit compile",
     "clip": "clamp",
-    "concat": "cat concatenate column_stack dstack append",
+    "concat": "cat concatenate dstack row_stack",
     "copy": "clone",
     "cumulative_prod": "cumprod",
     "cumulative_sum": "cumsum",
@@ -298,7 +303,6 @@ _OTHER_NAMES: Final = {
     "moveaxis": "movedim",
     "multiply": "mul",
     "negative": "neg",
-    "nonzero": "flatnonzero",
     "not_equal": "ne",
     "permute_dims": "permute transpose",
     "pow": "power float_power",
@@ -310,41 +314,43 @@ _OTHER_NAMES: Final = {
     "remainder": "mod",
     "reshape": "ravel view",
     "result_type": "promote_types",
+    "rad2deg": "degrees",
+    "deg2rad": "radians",
     "round": "rint around round_",
     "sigmoid": "expit",
     "silu": "swish",
-    "huber": "huber_loss smooth_l1_loss",
-    "l1": "l1_loss",
+    "huber": "huber_loss",
     "kl_divergence": "kl_div",
-    "softmax_cross_entropy": "cross_entropy nll_loss softmax_cross_entropy_with_integer_labels",
-    "split": "chunk array_split tensor_split hsplit vsplit dsplit",
+    "softmax_cross_entropy": "nll_loss softmax_cross_entropy_with_integer_labels",
+    "split": "chunk tensor_split hsplit vsplit dsplit",
     "stop_gradient": "detach",
     "subtract": "sub",
     "swapaxes": "swapdims",
-    "take": "index_select",
     "take_along_axis": "gather",
-    "tree": "tree_util",
     "tree.map": "tree_map",
     "trunc": "fix",
     "unstack": "unbind",
-    "vecdot": "vdot",
+    "vecdot": "inner vdot",
 }
 """The name here, and what it is called elsewhere."""
 
 _NONE: Final = {
     "addmm": "c + x @ y",
+    "append": "ml.concat([x, ml.asarray([y])])",
     "atleast_1d": "x.reshape(-1) if x.ndim < 1 else x",
     "atleast_2d": "x.reshape(1, -1) if x.ndim < 2 else x",
     "average": "ml.sum(weights * x) / ml.sum(weights), or ml.mean(x)",
     "bernoulli": "ml.random.bernoulli(p.shape, p)",
     "bincount": "ml.sum(ml.one_hot(x, length, dtype=ml.int64), axis=0)",
     "cbrt": "ml.sign(x) * ml.abs(x) ** (1 / 3)",
+    "column_stack": "ml.stack(arrays, axis=1) of vectors, ml.concat(arrays, axis=1) of matrices",
     "cosine_similarity": "ml.vecdot(x / ml.linalg.norm(x, axis=-1, keepdims=True), y / ...)",
     "cov": "c @ c.T / (n - 1), with c = x - ml.mean(x, axis=1, keepdims=True)",
     "delete": "ml.concat([x[:i], x[i + 1 :]])",
     "digitize": "ml.searchsorted(bins, x, side='right')",
     "divmod": "x // y, x % y",
     "embedding": "weight[i], or see ml.nn.Embedding",
+    "flatnonzero": "ml.nonzero(x.ravel())[0]",
     "fliplr": "ml.flip(x, axis=1)",
     "flipud": "ml.flip(x, axis=0)",
     "fmax": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.maximum(x, y)))",
@@ -356,7 +362,7 @@ _NONE: Final = {
     "heaviside": "ml.where(x > 0, 1.0, ml.where(x == 0, y, 0.0))",
     "hessian": "ml.stack([ml.grad(lambda x: ml.grad(fn)(x)[i])(x) for i in range(len(x))])",
     "histogram": "numpy.histogram(x.numpy())",
-    "insert": "ml.concat([x[:i], y, x[i:]])",
+    "insert": "ml.concat([x[:i], ml.asarray([y]), x[i:]])",
     "interp": "numpy.interp(x.numpy(), xp, fp), or see ml.searchsorted",
     "intersect1d": "ml.unique_values(x[ml.isin(x, y)])",
     "is_tensor": "isinstance(x, ml.Tensor)",
@@ -405,10 +411,13 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
         **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
+        "__version__": "use mlvm.__version__",
         "Array": "tensors are ml.Tensor",
+        "array_split": "use ml.split(x, n), or ml.split(x, [i, j]) for parts of other lengths",
         "autograd": _GRADIENT,
         "block_until_ready": "use x itself: a call that returned has run",
         "config": "there are no switches: a dtype is an argument, dtype=ml.float64",
+        "cross_entropy": _MEAN.format("softmax_cross_entropy"),
         "custom_vjp": "see ml.call, whose vjp= is a gradient of your own, and docs/functions.md",
         "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
@@ -433,12 +442,14 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "get_default_dtype": _DEFAULT_DTYPE,
         "gradient": "see ml.grad for derivatives; of samples, see ml.diff",
         "half": "see ml.float16",
+        "index_select": "use ml.take(x, i, axis=...)",
         "inference_mode": _NO_TAPE,
         "integer": 'use ml.isdtype(x.dtype, "integral")',
         "is_complex": 'use ml.isdtype(x.dtype, "complex floating")',
         "is_floating_point": 'use x.dtype.is_float, or ml.isdtype(x.dtype, "real floating")',
         "issubdtype": 'use ml.isdtype(x.dtype, "real floating")',
         "jvp": "there is none; of one number write ml.sum(ml.grad(fn)(x) * t)",
+        "l1_loss": _MEAN.format("l1"),
         "lax": "the functions are ml's own, such as ml.scan, ml.cond and ml.stop_gradient",
         "make_jaxpr": "use ml.program_of(fn, *args), which ml.disassemble prints",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
@@ -455,9 +466,11 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "set_printoptions": "use numpy.set_printoptions, which tensors follow",
         "shape": "use x.shape",
         "size": "use x.size",
+        "smooth_l1_loss": _MEAN.format("huber"),
         "special": "the functions are ml's own, such as ml.erf and ml.logsumexp",
+        "tree_util": "use ml.tree.map, ml.tree.leaves",
         "unique": "use ml.unique_values(x), or ml.unique_counts(x) and ml.unique_inverse(x)",
-        "use_deterministic_algorithms": "a program gives the same bits each time as it is",
+        "use_deterministic_algorithms": "a program gives the same bits each time: leave it out",
         "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
     },
     "mlvm.eager.fft": {
@@ -476,23 +489,23 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "mlvm.eager.nn": {
         "BCELoss": "use ml.binary_cross_entropy_with_logits, of logits",
-        "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
+        "BCEWithLogitsLoss": _MEAN.format("binary_cross_entropy_with_logits"),
         "BatchNorm1d": "use ml.nn.BatchNorm",
         "BatchNorm2d": "use ml.nn.BatchNorm",
         "ConvTranspose1d": "use ml.nn.ConvTranspose2d, with axes of length 1",
-        "CrossEntropyLoss": "use ml.softmax_cross_entropy",
+        "CrossEntropyLoss": _MEAN.format("softmax_cross_entropy"),
         "DataParallel": "see ml.parallel.data_parallel, and docs/parallel.md",
         "Dense": "use ml.nn.Linear",
         "Flatten": "use lambda x: x.flatten(1)",
-        "HuberLoss": "use ml.huber",
+        "HuberLoss": _MEAN.format("huber"),
         "Identity": "use lambda x: x",
         "KLDivLoss": "use ml.kl_divergence",
-        "L1Loss": "use ml.l1",
+        "L1Loss": _MEAN.format("l1"),
         "MSELoss": "use ml.mean_squared_error",
         "ModuleDict": "a dict of Modules in a field is part of the tree",
         "ModuleList": "a list of Modules in a field is part of the tree",
         "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
-        "SmoothL1Loss": "use ml.huber",
+        "SmoothL1Loss": _MEAN.format("huber"),
         "Transformer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerDecoderLayer": "see models/transformer.py, of ml.nn.MultiHeadAttention",
         "TransformerEncoder": "see models/transformer.py, of ml.nn.MultiHeadAttention",
@@ -500,7 +513,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "functional": "the functions are ml's own: ml.relu, ml.softmax_cross_entropy and the like",
         "init": "see ml.random for draws, and load_parameters",
         "relu": "use ml.relu",
-        "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
+        "utils": "use ml.optim.clip_by_global_norm(gradients, most), and lengths= of ml.nn.LSTM",
     },
     "mlvm.eager.optim": {
         "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
@@ -600,6 +613,8 @@ def _of_places(
         return "takes a condition, x and y; the places are ml.nonzero(c)"
     if "key" in known and first != "key" and any(_is_key(x) for x in args):
         return f"the key is given by name: {function}({first}{bounds}, key=key)"
+    if function == "layer_norm" and "eps" not in keywords:
+        return "takes scale, bias and eps: layer_norm(x, ml.ones(n), ml.zeros(n), eps=1e-5)"
     if function == "normal" and len(args) > 1:
         return "has mean 0 and variance 1: write loc + scale * ml.random.normal(shape)"
     if missing_bounds or (function in ("randint", "uniform") and len(args) > 1):
