@@ -6,6 +6,7 @@ start, a page for each other file of the repository that is linked to, and the p
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 import mlvm.eager as ml
+from mlvm.core.op import OPS
 from mlvm.eager import public
 from mlvm.eager.tensor import primitives
 
@@ -35,7 +37,25 @@ _MODULES: Final = (
 )
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
 """What a page shows of the bases of its classes."""
-_TITLES: Final = {"classes": "Tensors, arenas, machines", "functions": "Functions"}
+_GROUPS: Final = {
+    "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
+    "elementwise": ("Elementwise functions", "elementwise elements special"),
+    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting"),
+    "reductions": ("Sums and statistics", "reduction sums statistics"),
+    "products": ("Products", "contraction linalg matrices"),
+    "neural": ("Layers as functions, losses", "neural attention losses windows"),
+    "transformations": (
+        "Gradients, capture, control flow",
+        "grad host_call captured branches checkpoint functions loops debug",
+    ),
+    "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
+}
+"""Pages of functions: their titles, and the files whose functions they have."""
+_CLASSES: Final = "Tensors, arenas, machines"
+_CODE: Final = re.compile(
+    r"(```.*?```|^#.*?$|\[[^\]]*\]\([^)]*\))|`(ml\.[\w.]+)(\([^`]*\))?`", re.DOTALL | re.MULTILINE
+)
+"""Code that is a public name, perhaps with arguments; or text that gets no links inside."""
 _LINK: Final = re.compile(
     r"(```.*?```|`[^`\n]*`)|(\[(?:docs/)?[\w-]+\.md)?\]\(([^)#\s]+)(#[^)\s]*)?\)", re.DOTALL
 )
@@ -49,11 +69,13 @@ def write(folder: Path) -> None:
     """Write all pages and pictures to that folder, in place of what it had."""
     shutil.rmtree(folder, ignore_errors=True)
     left = ["README.md", *(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))]
-    pages = reference()
+    names = reference()
+    pages = dict(names)
     while left:
         path = left.pop()
         if place(path) not in pages:
-            pages[place(path)] = relinked(content(path), path, left.append)
+            text = relinked(content(path), path, left.append)
+            pages[place(path)] = crossed(text, place(path), names) if path.endswith(".md") else text
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
@@ -107,35 +129,83 @@ def content(path: str) -> str:
 
 
 def reference() -> dict[str, str]:
-    """The pages of the public names, which mkdocstrings fills from the docstrings."""
-    names: dict[str, list[tuple[str, str]]] = {"functions": [], "classes": []}
-    for name in dir(ml):
-        value = getattr(ml, name)
-        if inspect.isclass(value) or inspect.isroutine(value):
-            page = "classes" if isinstance(value, type) else "functions"
-            op = (primitives.__name__, name)
-            names[page].append((".".join(public.PLACES.get(name, op)), f"ml.{name}"))
+    """The pages of the public names, which mkdocstrings fills from the docstrings. Each begins with
+    a table of its names."""
+    pages = {
+        page: (_CLASSES if page == "classes" else _GROUPS[page][0], "", names)
+        for page, names in _of_language().items()
+    }
     for module in _MODULES:
         shown = getattr(ml, module)
-        names[module] = [
+        names = [
             (f"{vars(shown)['__wrapped__'].__name__}.{name}", f"ml.{module}.{name}")
             for name in dir(shown)
             if not name.startswith("_") and not isinstance(getattr(shown, name), types.ModuleType)
         ]
+        pages[module] = f"ml.{module}", f"{shown.__doc__}\n\n", names
     return {
         f"reference/{page}.md": "\n".join(
             [
-                f"# {_TITLES.get(page, f'ml.{page}')}\n",
-                f"{getattr(ml, page).__doc__ if page in _MODULES else ''}\n",
-                *(_entry(path, name, _INHERITED.get(page, "false")) for path, name in named),
+                f"# {title}\n\n{about}| | |\n|---|---|",
+                *(
+                    f"| [`{name}`](#{_anchor(name)}) | {_first_sentence(name)} |"
+                    for _, name in names
+                ),
+                "",
+                *(_entry(path, name, _INHERITED.get(page, "false")) for path, name in names),
             ]
         )
-        for page, named in names.items()
+        for page, (title, about, names) in pages.items()
     }
 
 
+def _of_language() -> dict[str, list[tuple[str, str]]]:
+    """For each page the functions and classes of `ml`: the path of each, and its public name."""
+    named: dict[str, list[tuple[str, str]]] = {page: [] for page in (*_GROUPS, "classes")}
+    page_of = {file: page for page, (_, files) in _GROUPS.items() for file in files.split()}
+    for name in dir(ml):
+        value = getattr(ml, name)
+        if not (inspect.isclass(value) or inspect.isroutine(value)):
+            continue
+        room, there = public.PLACES.get(name, (primitives.__name__, name))
+        defined = OPS[name].kernel.__module__ if name in OPS and name not in public.PLACES else room
+        file = defined.rpartition(".")[2]
+        page = "classes" if isinstance(value, type) else page_of[file]
+        named[page].append((f"{room}.{there}", f"ml.{name}"))
+    return named
+
+
+def _first_sentence(name: str) -> str:
+    """What a public name is, for a table."""
+    value = functools.reduce(getattr, name.split(".")[1:], ml)
+    doc = " ".join((inspect.getdoc(value) or "").split("\n\n")[0].split())
+    return re.split(r"(?<=[^.]\.)\s", doc, maxsplit=1)[0].replace("|", "\\|")
+
+
+def _anchor(name: str) -> str:
+    return name.replace("ml.", "mlvm.eager.", 1)
+
+
+def crossed(text: str, path: str, pages: dict[str, str]) -> str:
+    """The text of that page with a link to the reference at each public name in code."""
+    places = {
+        name: page
+        for page, entries in pages.items()
+        for name in re.findall(r'heading: "(\S+)"', entries)
+    }
+    here = PurePosixPath(path).parent
+
+    def link(match: re.Match[str]) -> str:
+        other, name, _ = match.groups()
+        if other or name not in places:
+            return match.group()
+        return f"[{match.group()}]({os.path.relpath(places[name], here)}#{_anchor(name)})"
+
+    return _CODE.sub(link, text)
+
+
 def _entry(path: str, name: str, inherited: str) -> str:
-    public = name.replace("ml.", "mlvm.eager.", 1)
+    public = _anchor(name)
     anchor = f'<a id="{public}"></a>\n\n' if public != path else ""  # mkdocstrings knows the path
     return (
         f'{anchor}::: {path}\n    options:\n      heading: "{name}"\n      toc_label: "{name}"\n'

@@ -84,7 +84,7 @@ BUDGET = {
     "mlvm": 370,
     "models": 2_930,
     "bench": 2_990,
-    "tests": 49_450,
+    "tests": 49_460,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
