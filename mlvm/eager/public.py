@@ -36,18 +36,16 @@ AT_ONCE: Final = {
     "mlvm.eager.functions.contraction": "einsum",
     "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
-    "mlvm.eager.functions.elements": """astype clip count_nonzero dynamic_update nonzero one_hot
-        positive stop_gradient take take_along_axis where""",
-    "mlvm.eager.functions.everyday": """allclose angle argwhere array_equal deg2rad diag exp2 hstack
-        isclose rad2deg rot90 round unravel_index vstack""",
+    "mlvm.eager.functions.elements": """angle astype clip count_nonzero deg2rad dynamic_update exp2
+        nonzero one_hot positive rad2deg round stop_gradient take take_along_axis unravel_index
+        where""",
     "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
         mean_squared_error softmax_cross_entropy""",
-    "mlvm.eager.functions.methods": "flatten swapaxes",
     "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
         leaky_relu max_pool2d silu softplus""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
-        expand_dims matrix_transpose meshgrid moveaxis pad permute_dims repeat reshape roll split
-        squeeze stack tile unstack""",
+        expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
+        reshape roll split squeeze stack swapaxes tile unstack vstack""",
     "mlvm.eager.functions.sorting": """argsort isin searchsorted sort topk unique_all unique_counts
         unique_inverse unique_values""",
     "mlvm.eager.functions.sums": "cumulative_prod cumulative_sum diff outer std",

@@ -7,17 +7,15 @@ something else here, or has another name, has a hint in `interop/hints.py`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.eager.functions import elements, everyday, shapes, sums
+from mlvm.eager.functions import elements, shapes, sorting, sums
 from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.shapes import transposed
-from mlvm.eager.functions.sorting import argsort, topk
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.tensor import Tensor
@@ -27,25 +25,6 @@ from mlvm.eager.tensor.wrapper import public
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
     return shapes.reshape(x, _one_tuple(shape), copy=copy)
-
-
-@public
-def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector.
-
-    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` for an axis that x does not have,
-    `AttributeRefused` for an end before the start.
-
-        >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
-        (2, 12)
-    """
-    if not x.ndim:
-        return shapes.reshape(x, -1)
-    first, last = _axes(x, start_dim, end_dim)
-    if last < first:
-        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}")
-    length = math.prod(x.shape[first : last + 1])
-    return shapes.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 
 def ravel(x: Tensor, /) -> Tensor:
@@ -77,22 +56,6 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
-    return shapes.permute_dims(x, order)
-
-
-@public
-def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
-    """x with these two axes in each other's place.
-
-    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` for an axis that x does
-    not have.
-
-        >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
-        (4, 3, 2)
-    """
-    order = list(range(x.ndim))
-    i, j = _axes(x, axis1, axis2)
-    order[i], order[j] = j, i
     return shapes.permute_dims(x, order)
 
 
@@ -191,19 +154,18 @@ _OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan ata
     logical_xor logsumexp matmul max maximum min minimum multiply negative not_equal pow prod
     reciprocal relu remainder rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
     sum tan tanh tril triu trunc"""
-_OF_TENSORS = reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std
-_OF_ELEMENTS = (
-    elements.astype,
-    elements.clip,
-    elements.count_nonzero,
-    elements.nonzero,
-    elements.take,
-)
-_OF_SHAPES = shapes.broadcast_to, shapes.moveaxis, shapes.repeat, shapes.roll, shapes.squeeze
-_OF_OTHERS = elements.take, argsort, topk, everyday.round, sums.diff, sums.outer
+_OF_FUNCTIONS: Final[dict[Any, str]] = {
+    elements: "astype clip count_nonzero nonzero round take",
+    shapes: "broadcast_to flatten moveaxis repeat roll squeeze swapaxes",
+    sorting: "argsort topk",
+    sums: "diff outer",
+}
 METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
     **{name: _OfOp(name) for name in _OF_OPS.split()},
-    **{f.__name__: f for f in (*_OF_TENSORS, *_OF_ELEMENTS, *_OF_SHAPES, *_OF_OTHERS)},
+    **{
+        name: getattr(room, name) for room, words in _OF_FUNCTIONS.items() for name in words.split()
+    },
+    **{each.__name__: each for each in (reshape, ravel, permute, transpose, mean, var, std)},
 }
 
 
