@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlvm
 import mlvm.eager as ml
 from mlvm.eager.interop.hints import (
     FUNCTIONS,
@@ -239,6 +240,27 @@ def test_a_call_of_size_says_what_to_write() -> None:
     assert (x * x.size).dtype is ml.float32
     assert ml.full(2, x.size).dtype is ml.int64
     assert ml.result_type(x.size, x) is ml.float32
+
+
+def test_the_name_of_a_parameter_says_where_that_is() -> None:
+    model: Any = ml.nn.Linear(2, 3)
+    refuses(
+        AttributeError, r"model\.num_parameters", lambda: [p.numel() for p in model.parameters()]
+    )
+    refuses(AttributeError, r"\.values\(\)", lambda: [p.shape for p in model.named_parameters()])
+    refuses(TypeError, r"\.items\(\)", lambda: {n: p for n, p in model.named_parameters()})
+    [name, _] = model.parameters()
+    refuses(AttributeError, "is a name", setattr, name, "requires_grad", False)
+    assert (name, str(name), repr(name), f"{name}s") == ("kernel", "kernel", "'kernel'", "kernels")
+
+
+def test_a_dtype_makes_a_tensor() -> None:
+    assert ml.float32(1.5).type == ml.asarray(1.5).type
+    assert ml.int64([1, 2]).tolist() == [1, 2]
+
+
+def test_the_package_says_where_the_language_is() -> None:
+    refuses(AttributeError, "import mlvm.eager as ml, ml.zeros$", getattr, mlvm, "zeros")
 
 
 def test_a_mistyped_name() -> None:
