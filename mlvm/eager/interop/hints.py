@@ -357,7 +357,6 @@ _NONE: Final = {
     "fmin": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.minimum(x, y)))",
     "fmod": "x - y * ml.trunc(x / y)",
     "frombuffer": "ml.asarray(numpy.frombuffer(...))",
-    "fromfunction": "it with ml.arange(n)[:, None] and ml.arange(m)",
     "hardtanh": "ml.clip(x, -1.0, 1.0)",
     "heaviside": "ml.where(x > 0, 1.0, ml.where(x == 0, y, 0.0))",
     "hessian": "ml.stack([ml.grad(lambda x: ml.grad(fn)(x)[i])(x) for i in range(len(x))])",
@@ -390,7 +389,7 @@ _NONE: Final = {
     "normalize": "x / ml.linalg.norm(x, axis=-1, keepdims=True)",
     "percentile": "numpy.percentile(x.numpy(), q), or see ml.sort",
     "polyfit": "numpy.polyfit(x.numpy(), y.numpy(), degree)",
-    "polyval": "Horner's rule, ml.fori_loop or a for of y = y * x + p[i]",
+    "polyval": "sum(c * x**i for i, c in enumerate(reversed(p)))",
     "ptp": "ml.max(x) - ml.min(x)",
     "quantile": "numpy.quantile(x.numpy(), q), or see ml.sort",
     "rand_like": "ml.random.uniform(x.shape)",
@@ -403,7 +402,6 @@ _NONE: Final = {
     "tri": "ml.tril(ml.ones((n, n)))",
     "tril_indices": "ml.nonzero(ml.tril(ml.ones((n, n))))",
     "triu_indices": "ml.nonzero(ml.triu(ml.ones((n, n))))",
-    "vectorize": "it with tensors, or ml.map(fn, x)",
 }
 """Functions that are not here under any name, and what to write."""
 
@@ -426,6 +424,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "distributed": "see ml.parallel, and docs/parallel.md",
         "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
         "floating": 'use ml.isdtype(x.dtype, "real floating")',
+        "fromfunction": "call it with ml.arange(n)[:, None] and ml.arange(m)",
         "func": "the functions are ml's own: ml.grad, ml.value_and_grad, ml.vjp",
         "Generator": "use ml.random.key(seed), and give it to the draw",
         "get_num_threads": "use ml.VM(threads=n); see docs/performance.md",
@@ -471,6 +470,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "tree_util": "use ml.tree.map, ml.tree.leaves",
         "unique": "use ml.unique_values(x), or ml.unique_counts(x) and ml.unique_inverse(x)",
         "use_deterministic_algorithms": "a program gives the same bits each time: leave it out",
+        "vectorize": "use ml.map(fn, x), or give fn tensors",
         "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
     },
     "mlvm.eager.fft": {

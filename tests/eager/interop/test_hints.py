@@ -167,6 +167,11 @@ X, Y = np.array([3.0, 1.0, np.nan, 2.0]), np.array([[1.0, 2.0], [3.0, 5.0]])
 WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
     ("atleast_1d", (Y[0, 0],)),
     ("atleast_2d", (Y[0],)),
+    ("cbrt", (Y - 2,)),
+    ("fliplr", (Y,)),
+    ("flipud", (Y,)),
+    ("heaviside", (Y - 2, Y)),
+    ("sinc", (Y - 2,)),
     ("fmax", (X, X[::-1])),
     ("fmin", (X, X[::-1])),
     ("intersect1d", (X[:2], X[1:2])),
@@ -248,7 +253,7 @@ def test_the_name_of_a_parameter_says_where_that_is() -> None:
         AttributeError, r"model\.num_parameters", lambda: [p.numel() for p in model.parameters()]
     )
     refuses(AttributeError, r"\.values\(\)", lambda: [p.shape for p in model.named_parameters()])
-    refuses(TypeError, r"\.items\(\)", lambda: {n: p for n, p in model.named_parameters()})
+    refuses(TypeError, r"\.items\(\)", lambda: {n: p.shape for n, p in model.named_parameters()})
     [name, _] = model.parameters()
     refuses(AttributeError, "is a name", setattr, name, "requires_grad", False)
     assert (name, str(name), repr(name), f"{name}s") == ("kernel", "kernel", "'kernel'", "kernels")
