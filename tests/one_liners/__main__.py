@@ -47,6 +47,7 @@ NOT_YET: Final[frozenset[str]] = frozenset(
         "ml.corrcoef(x)",
         "ml.cosine_similarity(x, y)",
         "ml.cov(x)",
+        "ml.cross(v, w)",
         "ml.cummax(v, dim=0)",
         "ml.diag(a)",
         "ml.diag(v)",
@@ -97,6 +98,7 @@ NOT_YET: Final[frozenset[str]] = frozenset(
         "ml.scaled_dot_product_attention(heads, heads, heads, is_causal=True)",
         "ml.segment_sum(v, labels[:3], 3)",
         "ml.smooth_l1_loss(x, y)",
+        "ml.softmax_cross_entropy(logits, ml.one_hot(labels, 3))",
         "ml.sqrt(2)",
         "ml.trace(a)",
         "ml.trapezoid(v)",
@@ -109,7 +111,7 @@ NOT_YET: Final[frozenset[str]] = frozenset(
         "model.requires_grad_(False)(x)",
         "model.summary(x) is not None",
         "net[0].kernel.shape",
-        "next(iter(ml.Pipeline(data, batch_size=2)))",
+        "next(iter(ml.Pipeline(data, batch_size=2)))[0]",
         "pickle.loads(pickle.dumps(model))(x)",
         "x.at[0].add(1.0)",
         "x.at[0].set(1.0)",
@@ -121,7 +123,7 @@ NOT_YET: Final[frozenset[str]] = frozenset(
 _TYPE: Final = re.compile(r"(bool|[iufc]\d+)\[[\d,]*\]")
 _WORDS: Final = re.compile(r"[A-Za-z_]\w*")
 _TEXTS: Final = re.compile(r"\"[^\"]*\"")
-_GIVEN: Final = {"for", "in", "lambda", "np", "pass"}
+_GIVEN: Final = {"None", "True", "for", "in", "is", "lambda", "not", "np", "pass"}
 
 
 @dataclass(frozen=True)
@@ -278,13 +280,16 @@ def require_words(text: str, line: str, remedy: str) -> None:
 
 
 def main() -> int:
-    """Print how many lines of each group work, and those that are wrong."""
+    """Print how many lines of each group work, those that are wrong, and those that need no longer
+    be in `NOT_YET`."""
     counts: dict[str, Counter[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         for row in rows():
             try:
                 kind = judge(row)
+                if row.lines[0] in NOT_YET:
+                    print(f"{row.habit:6} {row.lines[0]}\n       is not to be in NOT_YET")
             except Exception as error:
                 kind = "wrong"
                 print(f"{row.habit:6} {row.lines[0]}\n       {type(error).__name__}: {error}")

@@ -237,6 +237,7 @@ _NO_KEYWORDS: Final = {
     "requires_grad": _ANY,
     "return_counts": "use ml.unique_counts(x)",
     "scale": "write loc + scale * ml.random.normal(shape)",
+    "upper": "lower= is its opposite",
     "training": "a layer asks for it: ml.nn.Dropout(rate), and its eval()",
     "weight_decay": "use ml.optim.AdamW, which has one",
     "weights": "write ml.sum(weights * x) / ml.sum(weights)",
