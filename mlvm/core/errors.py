@@ -94,8 +94,7 @@ class OpError(MlvmError):
         add (f32[2], f32[3])
     """
 
-    layer: ClassVar[Callable[[], str | None] | None] = None
-    """The layer of a model that runs, as a note for people: `mlvm.eager.nn` adds it."""
+    layer: ClassVar[Callable[[], str | None] | None] = None  # that runs: `mlvm.eager.nn` adds it
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

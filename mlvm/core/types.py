@@ -33,8 +33,7 @@ class DType:
 
     __slots__ = ("is_half", "itemsize", "kind", "name", "numpy")
     all: ClassVar[dict[str, DType]] = {}
-    __call__: ClassVar[Callable[..., Any]]
-    """Values in this dtype, as a tensor: `mlvm.eager` adds it."""
+    __call__: ClassVar[Callable[..., Any]]  # a tensor of values: `mlvm.eager` adds it
 
     def __init__(self, name: str, kind: Kind, numpy: DTypeLike) -> None:
         self.name = name
