@@ -14,6 +14,7 @@ import shutil
 import sys
 import types
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path, PurePosixPath
 from typing import Final
 
@@ -26,6 +27,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 
 _MODULES: Final = (
     "nn",
+    "nn.init",
     "optim",
     "random",
     "linalg",
@@ -33,6 +35,7 @@ _MODULES: Final = (
     "parallel",
     "tree",
     "testing",
+    "debug",
     "errors",
 )
 _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
@@ -40,13 +43,17 @@ _INHERITED: Final = {"classes": "true", "nn": "[__call__]"}
 _GROUPS: Final = {
     "creation": ("Making tensors, dtypes", "creation dtypes exchange"),
     "elementwise": ("Elementwise functions", "elementwise elements special"),
-    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting"),
+    "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting segments"),
     "reductions": ("Sums and statistics", "reduction sums statistics"),
-    "products": ("Products", "contraction linalg matrices"),
-    "neural": ("Layers as functions, losses", "neural attention losses windows"),
+    "products": ("Products", "contraction linalg matrices products"),
+    "signals": ("Signals", "signal"),
+    "neural": (
+        "Layers as functions, losses",
+        "neural activations convolution pooling windows images attention losses ctc",
+    ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad host_call captured branches checkpoint functions loops debug",
+        "grad host_call captured branches checking checkpoint functions loops",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }
@@ -136,7 +143,7 @@ def reference() -> dict[str, str]:
         for page, names in _of_language().items()
     }
     for module in _MODULES:
-        shown = getattr(ml, module)
+        shown = attrgetter(module)(ml)
         names = [
             (f"{vars(shown)['__wrapped__'].__name__}.{name}", f"ml.{module}.{name}")
             for name in dir(shown)

@@ -444,6 +444,8 @@ def print_info() -> None:
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
+    threads = extension.default_threads()
+    print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     try:
         found = "; ".join(f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in gpu.devices())
     except MlvmError as error:

@@ -96,7 +96,8 @@ class MlpMixer(nn.Module):
             MixerBlock(*dims, keys[1 + i], approximate=approximate) for i in range(num_blocks)
         ]
         self.pre_head_layer_norm = nn.LayerNorm(hidden_dim, eps=1e-6)
-        self.head = nn.Linear(hidden_dim, num_classes, zeros=True)  # as the paper's code starts it
+        # as the paper's code starts it
+        self.head = nn.Linear(hidden_dim, num_classes, kernel_init=nn.init.zeros)
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.image_shape:

@@ -27,7 +27,7 @@ class Block(nn.Module):
         ]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.think(x + self.attention(self.norm[0](x), causal=True))
+        return self.think(x + self.attention(self.norm[0](x), is_causal=True))
 
     def step(self, x: Tensor, cache: Known, position: Tensor) -> tuple[Tensor, Known]:
         """The same for one place [N, 1, width], given what is known of those before."""

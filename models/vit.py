@@ -171,7 +171,8 @@ class VisionTransformer(nn.Module):
         if representation_size is not None:
             features = representation_size
             self.pre_logits = nn.Linear(hidden_size, features, key=keys[2])
-        self.head = nn.Linear(features, num_classes, zeros=True)  # as the paper's code starts it
+        # as the paper's code starts it
+        self.head = nn.Linear(features, num_classes, kernel_init=nn.init.zeros)
 
     def __call__(self, images: Tensor) -> Tensor:
         if images.shape[1:] != self.image_shape:

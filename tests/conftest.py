@@ -30,7 +30,7 @@ def put_elsewhere(way: Callable[[VM], Any]) -> None:
     """Have tests that are imported from now on find VMs at the end of that way, and so the
     default VM."""
     keep_vms = "mlvm.__main__", "mlvm.eager", "mlvm.machines.dry", "mlvm.parallel.group"
-    for each in keep_vms:
+    for each in (*keep_vms, "mlvm.eager.recording.debug"):
         import_module(each)
     for place in (
         "mlvm.core.vm.VM",

@@ -15,7 +15,7 @@ from tests.test_packaging import HAS_COMPILER, IGNORED, ROOT
 
 OP: Final = '''
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def cubed(out: Array, x: Array) -> None:
     """x * x * x, elementwise.
 

@@ -50,6 +50,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("docs/layers.md", 2),
     ("docs/linalg.md", 3),
     ("docs/memory.md", 6),
+    ("docs/numerics.md", 4),
     ("docs/parallel.md", 3),
     ("docs/queues.md", 3),
     ("docs/pipelines.md", 4),

@@ -6,6 +6,7 @@ import doctest
 import importlib
 import inspect
 import re
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,18 @@ import pytest
 
 import mlvm.eager as ml
 
-ROOMS = ("nn", "optim", "random", "linalg", "fft", "parallel", "tree", "testing", "errors")
+ROOMS = (
+    "nn",
+    "nn.init",
+    "optim",
+    "random",
+    "linalg",
+    "fft",
+    "parallel",
+    "tree",
+    "testing",
+    "errors",
+)
 ROOT = Path(__file__).resolve().parent.parent
 IMPORT = re.compile(r"^from (mlvm\.[a-z]+\.[\w.]+) import ([\w, ]+)$", re.MULTILINE)
 NUMBER = re.compile(r"(?<![\w.])-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)")
@@ -39,7 +51,7 @@ def public() -> dict[str, Any]:
     """The functions and classes that users call by name."""
     found = {name: getattr(ml, name) for name in dir(ml)}
     for room in ROOMS:
-        module = getattr(ml, room)
+        module = attrgetter(room)(ml)
         found |= {f"{room}.{name}": getattr(module, name) for name in dir(module)}
     return {
         name: value

@@ -18,6 +18,8 @@ from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
 from tests.fuzz.language.trying import Found, Kind, require_same
 
+pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+
 KNOWN: tuple[Kind, ...] = ()
 """What is still found in the eager language, until it is mended."""
 

@@ -60,31 +60,31 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 5_210,
-    "mlvm/machines": 2_140,
-    "mlvm/machines/native": 1_790,
+    "mlvm/core": 5_560,
+    "mlvm/machines": 2_170,
+    "mlvm/machines/native": 1_820,
     "mlvm/machines/remote": 2_120,
     "mlvm/arena": 1_120,
-    "mlvm/show": 1_440,
-    "mlvm/input": 1_100,
-    "mlvm/step": 1_290,
+    "mlvm/show": 1_600,
+    "mlvm/input": 1_280,
+    "mlvm/step": 1_300,
     "mlvm/parallel": 1_800,
-    "mlvm/eager": 590,
-    "mlvm/eager/tensor": 1_390,
-    "mlvm/eager/functions": 2_430,
-    "mlvm/eager/recording": 620,
-    "mlvm/eager/autodiff": 1_360,
-    "mlvm/eager/control": 1_000,
-    "mlvm/eager/nn": 990,
-    "mlvm/eager/parallel": 480,
-    "mlvm/eager/optim": 610,
-    "mlvm/eager/files": 310,
-    "mlvm/eager/interop": 740,
-    "mlvm/eager/capture": 1_550,
+    "mlvm/eager": 760,
+    "mlvm/eager/tensor": 1_510,
+    "mlvm/eager/functions": 4_410,
+    "mlvm/eager/recording": 810,
+    "mlvm/eager/autodiff": 1_470,
+    "mlvm/eager/control": 1_030,
+    "mlvm/eager/nn": 1_930,
+    "mlvm/eager/parallel": 510,
+    "mlvm/eager/optim": 1_190,
+    "mlvm/eager/files": 540,
+    "mlvm/eager/interop": 870,
+    "mlvm/eager/capture": 1_700,
     "mlvm": 370,
-    "models": 2_930,
+    "models": 2_960,
     "bench": 2_990,
-    "tests": 49_460,
+    "tests": 55_410,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -246,7 +246,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 4575
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 4600
 
 
 def lines_without_examples(source: str) -> int:

@@ -118,6 +118,14 @@ def test_info_shows_the_instruction_sets(
 def test_info_refuses_a_setting_that_says_nothing_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("MLVM_THREADS", "2")
+    assert main(["info"]) == 0
+    said = f"\nthreads of the default VM: 2 of {os.cpu_count()} (set MLVM_THREADS for others)\n"
+    assert said in capsys.readouterr().out
+    monkeypatch.setenv("MLVM_THREADS", "all")
+    assert main(["info"]) == 1
+    text = "error: MLVM_THREADS is a number from 1 to 256, not 'all'\n"
+    assert capsys.readouterr().err == text
     monkeypatch.setenv("MLVM_NATIVE", "2")
     assert main(["info"]) == 1
     assert capsys.readouterr().err == "error: MLVM_NATIVE is 0 or 1, not '2'\n"

@@ -58,7 +58,7 @@ def test_a_class_is_found_by_its_public_path(folder: Path) -> None:
 
 def test_every_page_can_be_chosen(folder: Path) -> None:
     navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("\nnav:\n")[2]
-    listed = re.findall(r"([\w/-]+\.md)$", navigation, re.MULTILINE)
+    listed = re.findall(r"([\w./-]+\.md)$", navigation, re.MULTILINE)
     written = {str(page.relative_to(folder)) for page in folder.rglob("*.md")}
     assert sorted(listed) == sorted(x for x in written if not x.startswith("repository/"))
 

@@ -273,6 +273,7 @@ class Arena(ArenaFields):
     report: ClassVar[Callable[..., str]]
     """`arena.report()`; see `mlvm.show.report`, which adds it."""
 
+    _repr_html_: ClassVar[Callable[[Arena], str]]
     plot: ClassVar[Callable[..., None]]
     """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
 

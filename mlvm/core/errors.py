@@ -11,6 +11,7 @@
     │   ├── AttributeRefused    (TypeError, ValueError) unknown, missing or impossible attribute
     │   │   └── AxisRefused     (IndexError)  an axis is out of range, or named twice
     │   ├── IndexRefused        (IndexError)  what stands between x[ and ] does not fit x
+    │   ├── NotFinite           (FloatingPointError) a result is nan or infinite: `ml.debug.nans`
     │   └── OperandValueError   (ValueError)  a value is out of range (a probability)
     │       ├── PositionRefused (IndexError)  an index or a class is out of range
     │       └── LinAlgError     (numpy.linalg.LinAlgError) a matrix has no inverse, factor, ...
@@ -31,6 +32,7 @@
     ├── QueueFull               (queue.Full)  no slot of a queue tensor is free, or was in time
     ├── QueueEmpty              (queue.Empty) no element of a queue tensor is there, or was in time
     ├── ShutDown                (RuntimeError) a queue tensor is closed; for `get` also drained
+    ├── CheckFailed             (AssertionError) what `ml.check` was told to hold does not
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
     ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
     ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
@@ -195,6 +197,16 @@ class IndexRefused(OpError, IndexError):
     >>> try: ml.ones(2)[5]
     ... except ml.errors.IndexRefused as error: print(error)
     getitem(f32[2], 5): index 5 is out of range for length 2
+    """
+
+
+class NotFinite(OpError, FloatingPointError):
+    """A result is nan or infinite, inside `ml.debug.nans`.
+
+    >>> with ml.debug.nans():
+    ...     try: ml.log(ml.asarray([1.0, -1.0]))
+    ...     except ml.errors.NotFinite as error: print(error)
+    log(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
     """
 
 
@@ -397,6 +409,15 @@ class ShutDown(MlvmError, RuntimeError):
     >>> try: queue.get()
     ... except ml.errors.ShutDown as error: print(error)
     queue 'queue' is closed
+    """
+
+
+class CheckFailed(MlvmError, AssertionError):
+    """A condition does not hold that `ml.check` was told to check.
+
+    >>> try: ml.check(ml.ones(3) < 1.0, "losses are below 1")
+    ... except ml.errors.CheckFailed as error: print(error)
+    losses are below 1: 3 of 3 are False, the first at [0]
     """
 
 

@@ -28,30 +28,42 @@ from mlvm.machines.local import LocalVM as VM
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",
     "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
-        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64
-        u8:uint8 u16:uint16 u32:uint32 u64:uint64""",
+        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64 u8:uint8
+        u16:uint16 u32:uint32 u64:uint64""",
     "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
+    "mlvm.eager.functions.activations": """celu elu glu hard_sigmoid hard_swish hard_tanh
+        hardshrink leaky_relu log_sigmoid mish prelu relu6 selu silu soft_sign softplus
+        softshrink tanhshrink""",
     "mlvm.eager.functions.attention": """rotary_encoding scaled_dot_product_attention
         sinusoidal_encoding""",
     "mlvm.eager.functions.contraction": "einsum",
+    "mlvm.eager.functions.convolution": """conv1d conv2d conv3d conv_transpose1d
+        conv_transpose2d conv_transpose3d""",
     "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
-    "mlvm.eager.functions.elements": """angle astype clip count_nonzero deg2rad dynamic_update exp2
-        nonzero one_hot positive rad2deg round stop_gradient take take_along_axis unravel_index
-        where""",
-    "mlvm.eager.functions.losses": """binary_cross_entropy_with_logits huber kl_divergence l1
-        mean_squared_error softmax_cross_entropy""",
-    "mlvm.eager.functions.neural": """avg_pool2d conv1d conv2d conv_transpose2d dropout elu
-        leaky_relu max_pool2d silu softplus""",
+    "mlvm.eager.functions.elements": """angle argwhere astype clip count_nonzero deg2rad
+        dynamic_update exp2 flatnonzero nonzero one_hot positive rad2deg round stop_gradient take
+        take_along_axis unravel_index where""",
+    "mlvm.eager.functions.indexing": "scatter_add",
+    "mlvm.eager.functions.losses": """binary_cross_entropy binary_cross_entropy_with_logits
+        cosine_embedding cosine_similarity gaussian_nll hinge huber kl_divergence l1
+        margin_ranking mean_squared_error nll poisson_nll smooth_l1 softmax_cross_entropy
+        triplet_margin""",
+    "mlvm.eager.functions.neural": "dropout embedding_bag",
+    "mlvm.eager.functions.pooling": """adaptive_avg_pool adaptive_max_pool avg_pool1d avg_pool2d
+        avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
         expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
-        reshape roll split squeeze stack swapaxes tile unstack vstack""",
-    "mlvm.eager.functions.sorting": """argsort isin searchsorted sort topk unique_all unique_counts
-        unique_inverse unique_values""",
-    "mlvm.eager.functions.sums": "cumulative_prod cumulative_sum diff outer std",
+        reshape roll rot90 split squeeze stack swapaxes tile unstack vstack""",
+    "mlvm.eager.functions.sorting": """argsort interp isin searchsorted sort topk unique
+        unique_all unique_counts unique_inverse unique_values""",
+    "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff
+        logcumsumexp outer std trapezoid""",
+    "mlvm.eager.functions.windows": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
     "mlvm.eager.tensor.context": "default_arena default_vm use",
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
+    "mlvm.eager.tensor.precision": "PrecisionWarning",
     "mlvm.eager.tensor.tensor": "Tensor",
     "mlvm.machines.local": "LocalVM:VM",
 }
@@ -63,25 +75,41 @@ WHEN_ASKED: Final = {
     "mlvm.eager.autodiff.host_call": "call",
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
+    "mlvm.eager.capture.guards.frozen": "FrozenWarning",
     "mlvm.eager.control.branches": "cond switch",
+    "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",
     "mlvm.eager.control.functions": "function",
     "mlvm.eager.control.loops": "fori_loop map scan while_loop",
     "mlvm.eager.files.checkpoints": "load save",
-    "mlvm.eager.functions.linalg": "tensordot vecdot",
+    "mlvm.eager.functions.images": "grid_sample interpolate pixel_shuffle pixel_unshuffle",
+    "mlvm.eager.functions.linalg": "cross tensordot vecdot",
+    "mlvm.eager.functions.products": """cdist diag diagonal dot inner kron trace tril_indices
+        triu_indices vdot""",
+    "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
+        segment_sum""",
+    "mlvm.eager.functions.signal": "hamming hanning istft stft",
+    "mlvm.eager.functions.special": """allclose array_equal fmod i0 isclose lerp logit
+        nan_to_num polygamma xlogy""",
+    "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
+        median nanmax nanmean nanmin nanstd nansum nanvar percentile ptp quantile""",
+    "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
-    "mlvm.input.batches": "Dataset Transform",
+    "mlvm.input.batches": "Transform",
+    "mlvm.input.datasets": "Dataset",
     "mlvm.input.pipeline": "PipelineState PipelineStats",
     "mlvm.input.sampling": "SampleRandom",
     "mlvm.machines.dry": "DryVM",
     "mlvm.machines.remote.client": "RemoteVM",
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",
+    "mlvm.show.scalars": "ScalarLog",
 }
 """What is imported when it is first asked for: what many programs do not use."""
 
 SHOWN: Final = {
+    "debug": "mlvm.eager.recording.debug",
     "errors": "mlvm.core.errors",
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
@@ -113,6 +141,7 @@ __all__ = sorted({*PLACES, *SHOWN})
 _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "plot", "mlvm.show.picture"),
     (Arena, "report", "mlvm.show.report"),
+    (Arena, "_repr_html_", "mlvm.show.picture"),
     (VM, "trace", "mlvm.show.trace"),
     (VM, "on_device", "mlvm.machines.gpu"),
 ]
@@ -156,7 +185,9 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     path = f"{__package__}.{name}"
     shown = ModuleType(path, module.__doc__)
     for each in module.__all__:
-        setattr(shown, each, getattr(module, each))
+        value = getattr(module, each)
+        inner = _shown(f"{name}.{each}", value) if isinstance(value, ModuleType) else value
+        setattr(shown, each, inner)
     vars(shown).update(
         __all__=module.__all__,
         __getattr__=missing(path, module.__all__),

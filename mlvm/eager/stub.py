@@ -29,6 +29,7 @@ from typing import Literal
 from mlvm.core.rules import Axis
 from mlvm.eager.functions.arguments import Ints
 from mlvm.eager.functions.creation import Device
+from mlvm.eager.functions.indexing import At
 from mlvm.eager.tensor.operands import Operand
 from mlvm.eager.tensor.tensor import Tensor
 

@@ -13,12 +13,24 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, NoReturn, Self, TypeAlias
+from fnmatch import fnmatchcase
+from inspect import signature
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Final,
+    NamedTuple,
+    NoReturn,
+    Self,
+    TypeAlias,
+    TypeVar,
+)
 
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import DTypeError, PathError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, PathError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.reading import write
@@ -42,6 +54,11 @@ class Buffer:
 
 
 _BUFFERS: Final = "_buffers"
+_FROZEN: Final = "_frozen"
+BUFFER_OF: Final = "_buffer_of"
+MARKS: Final = frozenset({_BUFFERS, _FROZEN, BUFFER_OF})
+"""The fields of a Node that say what its others are."""
+
 _ORIGINS: Final[dict[int, weakref.ref[Node]]] = {}
 """For a Node, by its id, that to which a buffer is assigned too that is assigned here. It is no
 field, and a copy has none."""
@@ -57,16 +74,27 @@ class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
     A field that was once assigned a `Buffer` stays a buffer, whatever is assigned to it later,
-    until it is deleted.
+    until it is deleted. Children that are `_frozen` are taken for buffers, until they are thawed.
+    The class of a Node is no value of a field, alone or in a list: it was meant to be called.
+    `AttributeRefused` says so.
     """
 
     _buffers: tuple[str, ...] = ()
+    _frozen: tuple[str, ...] = ()
+    _buffer_of: Node | None = None
+    """The Node of which all is a buffer in this one, a copy that stands for it in a list. A field
+    gets that Node itself. In a copy of the copy it is that one."""
+
     _as_dict: ClassVar[type[dict[str, Any]]] = dict
     """What `map_to_dicts` makes of it."""
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
+            if value.__class__ is not Tensor and name != "__class__":
+                _require_no_class(self, name, value)
+            if isinstance(value, Node) and value._buffer_of is not None:
+                value = Buffer(value._buffer_of)
             if isinstance(value, Buffer):
                 value = value.value
                 if name not in self._buffers:
@@ -79,14 +107,43 @@ class Node:
 
     def __delattr__(self, name: str) -> None:
         super().__delattr__(name)
-        if name in self._buffers:
-            vars(self)[_BUFFERS] = tuple([each for each in self._buffers if each != name])
+        for mark in {_BUFFERS, _FROZEN} & vars(self).keys():
+            vars(self)[mark] = tuple([each for each in vars(self)[mark] if each != name])
 
     def __copy__(self) -> Self:
         """Another one with the same fields."""
         copied = object.__new__(type(self))
         vars(copied).update(vars(self))
         return copied
+
+
+def _require_no_class(owner: Node, name: str, value: object) -> None:
+    """Raise `AttributeRefused` for a Module's class where one of its objects is meant."""
+    if isinstance(value, type) and issubclass(value, Node):
+        home = "nn." if value.__module__.startswith("mlvm.eager.nn.") else ""
+        made_by: Any = getattr(value, "__init__")  # noqa: B009  mypy knows no such field of a type
+        takes = made_by is not object.__init__ and len(signature(made_by).parameters) > 1
+        arguments = "..." if takes else ""
+        raise AttributeRefused(
+            f"{type(owner).__name__}: {name} is the class {value.__name__}, which is no layer yet; "
+            f"write {home}{value.__name__}({arguments})"
+        )
+    if isinstance(value, (list, tuple)):
+        for i, each in enumerate(value):
+            if isinstance(each, type):
+                _require_no_class(owner, f"{name}[{i}]", each)
+
+
+N = TypeVar("N", bound=Node)
+
+
+def buffer_of(node: N) -> N:
+    """Another Node over the children of this one, all of which is a buffer wherever it is put. What
+    is assigned to a buffer of it is assigned to the first one too."""
+    copied = copy.copy(node)
+    vars(copied)[BUFFER_OF] = node
+    assign_buffers_too(copied, node)
+    return copied
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)
@@ -105,14 +162,19 @@ def holds_tensors(value: object) -> bool:
     return any(holds_tensors(x) for x in value)
 
 
-def fields(node: Node, *, buffers: bool = False) -> Iterator[tuple[str, Any]]:
-    """A Module's fields by name, in order of assignment; a list of children item by item."""
+def fields(node: Node, *, buffers: bool = False, frozen: bool = False) -> Iterator[tuple[str, Any]]:
+    """A Module's fields by name, in order of assignment; a list of children item by item. Without
+    `buffers` those that are none, and not frozen either, unless `frozen`."""
+    if node._buffer_of is not None and not buffers:
+        return
+    left_out = () if buffers or frozen else node._frozen
     for name, field in vars(node).items():
-        if name == _BUFFERS or (name in node._buffers and not buffers):
+        if name in MARKS or (name in node._buffers and not buffers):
             continue
         if isinstance(field, (list, tuple)) and holds_tensors(field):
-            yield from ((f"{name}_{i}", item) for i, item in enumerate(field))
-        else:
+            items = ((f"{name}_{i}", item) for i, item in enumerate(field))
+            yield from (each for each in items if each[0] not in left_out) if left_out else items
+        elif name not in left_out:
             yield name, field
 
 
@@ -123,7 +185,10 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
     """
     if not isinstance(tree, _CONTAINERS):
         given = type(tree).__name__
-        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}")
+        hint = ""
+        if isinstance(tree, Buffer):
+            hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+        raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}{hint}")
     found = [(str(name), child) for name, child in _items(tree, buffers)]
     named = dict(found)
     if len(named) != len(found):
@@ -151,6 +216,7 @@ class Structure(NamedTuple):
 
 
 _LEAF: Final = Structure(None, None, 1)
+_NOTHING: Final = Structure(None, None, 0)
 
 Leaves: TypeAlias = list[tuple[str, Any]]
 """Leaves in order, each with its path."""
@@ -301,6 +367,28 @@ def partners(
     return found
 
 
+def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
+    """Each Module of a tree once, those in buffers too, in order, with the first of its paths."""
+    left, seen = [("", tree)], set[int]()
+    while left:
+        path, part = left.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        if isinstance(part, Node):
+            yield path, part
+            named: Any = fields(part, buffers=True)
+        else:
+            named = part.items() if isinstance(part, dict) else enumerate(part)
+        left += reversed(
+            [
+                (_join(path, str(name)), child)
+                for name, child in named
+                if isinstance(child, _CONTAINERS) and holds_tensors(child)
+            ]
+        )
+
+
 def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
     """The dicts, lists, tuples and Modules that a tree is made of, each once."""
     found: dict[int, Any] = {}
@@ -311,6 +399,109 @@ def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:
             found[id(part.container)] = part.container
             left.extend(part.parts.values())
     return list(found.values())
+
+
+# --- some of the tensors -------------------------------------------------------------
+
+Where: TypeAlias = str | Callable[[str, Tensor], bool]
+"""Which tensors of a tree are meant: a pattern of paths, `blocks_*/mlp`, in which `*` matches "/"
+too, or a function of path and tensor. A pattern that fits the path of a part is for all in it."""
+
+
+def fits(where: object, path: str, x: Any) -> bool:
+    """Whether `where` is for the tensor of that path. Raises `AttributeRefused` for what is no
+    `Where`."""
+    if callable(where):
+        return bool(where(path, x))
+    if not isinstance(where, str):
+        raise AttributeRefused(
+            f"tensors are named by a pattern of paths, or a function of path and tensor, not "
+            f"{brief(where)}"
+        )
+    ends = [i for i, letter in enumerate(path) if letter == "/"]
+    return any(fnmatchcase(path[:end], where) for end in (*ends, len(path)))
+
+
+def meant(leaves: Leaves, where: Where | None) -> set[int]:
+    """The ids of those tensors that are meant, under one of their paths at least. Raises
+    `AttributeRefused` where that is none."""
+    if where is None:
+        return {id(x) for _, x in leaves}
+    found = {id(x) for path, x in leaves if fits(where, path, x)}
+    if not found:
+        raise nothing_meant(where, [path for path, _ in leaves])
+    return found
+
+
+def nothing_meant(where: Where, paths: Iterable[str]) -> AttributeRefused:
+    """The error where none of the paths is meant."""
+    name = repr(where) if isinstance(where, str) else "this function"
+    hint = ", with / between names" if isinstance(where, str) and "." in where else ""
+    there = ", ".join(paths) or "none"
+    return AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {there}")
+
+
+def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:
+    """The structure with those leaves that are kept. The others are missing in dicts and Modules,
+    and None in lists and tuples."""
+    return _pruned(structure, iter(kept))
+
+
+def _pruned(structure: Structure, kept: Iterator[bool]) -> Structure:
+    if structure.parts is None:
+        return structure if structure is not _LEAF or next(kept) else _NOTHING
+    tree, parts = structure.container, {}
+    for name, part in structure.parts.items():
+        parts[name] = _pruned(part, kept)
+    size = sum(part.size for part in parts.values())
+    if isinstance(tree, (dict, Node)):
+        gone = [part is _NOTHING for part in parts.values()]
+        if isinstance(tree, dict):
+            tree, keys = copy.copy(tree), [*tree]
+            for key in [key for key, is_gone in zip(keys, gone, strict=True) if is_gone]:
+                del tree[key]
+        parts = {name: part for name, part in parts.items() if part is not _NOTHING}
+    return Structure(tree, parts, size)
+
+
+def freeze(tree: Tree, where: Where | None, *, frozen: bool) -> None:
+    """Take parameters for buffers from now on, or, if not `frozen`, for parameters again. One that
+    occurs in several places of the tree is frozen in all of them.
+
+    Raises `AttributeRefused` for a list within a list, or a dict, of which some would be frozen
+    and some not, and what `meant` raises. Then nothing has changed.
+    """
+    found: list[tuple[Node, str, Leaves, bool]] = []
+    left, seen = [("", tree)], set[int]()
+    while left:
+        path, node = left.pop()
+        if id(node) in seen or node._buffer_of is not None:
+            continue
+        seen.add(id(node))
+        for name, child in fields(node, frozen=True):
+            if holds_tensors(child):
+                inside = flatten(child, _join(path, name), ends=_at_tensors_and_nodes)[0]
+                tensors = [each for each in inside if isinstance(each[1], Tensor)]
+                nodes = [each for each in inside if isinstance(each[1], Node)]
+                left += nodes
+                found.append((node, name, tensors, bool(nodes)))
+    ids = meant([x for each in found for x in each[2]], where)
+    changes: dict[int, tuple[Node, set[str]]] = {}
+    for node, name, tensors, mixed in found:
+        which = [id(x) in ids for _, x in tensors]
+        if any(which):
+            if mixed or not all(which):
+                others = ", ".join([path for path, _ in tensors])
+                text = "what a dict or an inner list has is frozen together, and alone"
+                raise AttributeRefused(f"{type(node).__name__}.{name}: {text}: {others}")
+            changes.setdefault(id(node), (node, set()))[1].add(name)
+    for node, names in changes.values():
+        before = [name for name in node._frozen if name not in names]
+        vars(node)[_FROZEN] = tuple(sorted({*before, *names}) if frozen else before)
+
+
+def _at_tensors_and_nodes(part: Any) -> bool | None:
+    return True if isinstance(part, Node) else at_tensors(part)
 
 
 # --- what is made with them ----------------------------------------------------------
@@ -464,14 +655,8 @@ def require_types(
     `PathError` names the paths that are missing or unknown, `DTypeError` and `ShapeError` the first
     whose dtype or shape is wrong. `what` says what each is: "gradient", "parameter".
     """
-    missing = [path for path in expected if path not in given]
-    unknown = [path for path in given if path not in expected]
-    if missing or unknown:
-        texts = [
-            f"{word} {what}{'s' * (len(paths) > 1)} {', '.join(map(repr, paths))}"
-            for word, paths in (("missing", missing), ("unknown", unknown))
-            if paths
-        ]
+    texts = differences(expected, given, what)
+    if texts:
         raise PathError(f"{'; '.join(texts)}; given are {', '.join(given) or 'none'}")
     for path, type in expected.items():
         if given[path].dtype is not type.dtype:
@@ -482,6 +667,18 @@ def require_types(
             )
         if given[path] is not type:
             raise ShapeError(f"{what} {path!r} is {type}, given {given[path]}")
+
+
+def differences(expected: Iterable[str], given: Iterable[str], what: str) -> list[str]:
+    """What to say of the paths that are missing among the given ones, and of unknown ones."""
+    left, right = dict.fromkeys(expected), dict.fromkeys(given)
+    missing = [path for path in left if path not in right]
+    unknown = [path for path in right if path not in left]
+    return [
+        f"{word} {what}{'s' * (len(paths) > 1)} {', '.join([repr(path) for path in paths])}"
+        for word, paths in (("missing", missing), ("unknown", unknown))
+        if paths
+    ]
 
 
 def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) -> None:
@@ -498,7 +695,7 @@ def load(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any], what: str) ->
     copied = {path: array_for(path, array, what) for path, array in arrays.items()}
     for path, array in copied.items():
         if path in tensors:
-            copied[path] = _exactly(array, tensors[path].dtype)
+            copied[path] = exactly(array, tensors[path].dtype)
     types = {path: TensorType.of(array) for path, array in copied.items()}
     require_types({path: x.type for path, x in tensors.items()}, types, what)
     require_live(tensors.values())
@@ -518,7 +715,7 @@ def array_for(path: str, array: Any, what: str) -> Array:
         raise DTypeError(f"{what} {path!r}: {error.reason}") from None
 
 
-def _exactly(array: Array, dtype: DType) -> Array:
+def exactly(array: Array, dtype: DType) -> Array:
     """A half as f32, or f32 as a half that has the same values; any other array as it is."""
     own = DType.of(array.dtype)
     if not (own.is_half and dtype is f32) and not (own is f32 and dtype.is_half):

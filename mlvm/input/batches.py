@@ -5,17 +5,20 @@ Both are functions of seed, epoch and position alone, so any worker can make any
 
 from __future__ import annotations
 
-import operator
+import copy
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 
 from mlvm.core.errors import DTypeError, PipelineError, brief
-from mlvm.core.types import Array, TensorType
+from mlvm.core.ops.half import convert
+from mlvm.core.types import Array, DType, TensorType, c64, c128, f32, f64, promote
+from mlvm.input.datasets import Arrays, Dataset, as_dataset, length_of, parts_of, with_parts
 from mlvm.input.sampling import Indices, SampleRandom, order
 
-Arrays: TypeAlias = tuple[Array, ...]
+_NARROWED: Final = {f64: f32, c128: c64}
+"""What numpy and pandas give by themselves, and the default dtypes that it becomes on entering."""
 
 
 class Transform(Protocol):
@@ -28,26 +31,10 @@ class Transform(Protocol):
         ...     def __getitem__(self, indices): return (indices,)
         >>> def noisy(arrays, random): return (arrays[0] + random.uniform(0.0, 0.5),)
         >>> ml.Pipeline(Numbers(), 4, vm=ml.VM(), transform=noisy).get()[0].type
-        f64[4]
+        f32[4]
     """
 
     def __call__(self, arrays: Arrays, random: SampleRandom, /) -> Arrays: ...
-
-
-@runtime_checkable
-class Dataset(Protocol):
-    """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
-    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once.
-
-        >>> class Numbers:
-        ...     def __len__(self): return 10
-        ...     def __getitem__(self, indices): return (indices,)
-        >>> isinstance(Numbers(), ml.Dataset), Numbers()[[3, 1]]
-        (True, ([3, 1],))
-    """
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, indices: Indices, /) -> Arrays: ...
 
 
 class Batch(NamedTuple):
@@ -80,6 +67,12 @@ class Schedule(NamedTuple):
             return None
         return Batch(epoch, start, start + min(left, self.batch_size))
 
+    @property
+    def batches(self) -> int:
+        """How many batches an epoch has."""
+        whole, rest = divmod(self.length, self.batch_size)
+        return whole + (rest > 0 and not self.drop_last)
+
     def after(self, batch: Batch) -> Batch | None:
         return self.at(batch.epoch, batch.stop)
 
@@ -103,18 +96,27 @@ class Recipe:
     """How a batch is made. It is what a worker process is sent."""
 
     def __init__(
-        self, dataset: Dataset, transform: Transform | None, *, shuffle: bool, seed: int
+        self,
+        dataset: object,
+        transform: Transform | None,
+        *,
+        shuffle: bool,
+        seed: int,
+        dtype: DType | None = None,
     ) -> None:
-        self.dataset = dataset
+        self.dataset: Dataset = as_dataset(dataset)
         self.transform = transform
         self.shuffle = shuffle
         self.seed = seed
-        self.length = _length(dataset)
+        self.dtype = dtype
+        self.length = length_of(self.dataset)
         self._order: tuple[int, Indices] | None = None  # of the epoch asked for last
 
     def with_seed(self, seed: int) -> Recipe:
         """The same recipe with other random numbers."""
-        return Recipe(self.dataset, self.transform, shuffle=self.shuffle, seed=seed)
+        other = copy.copy(self)
+        other.seed, other._order = seed, None
+        return other
 
     def indices(self, batch: Batch) -> Indices:
         """The numbers of the batch's samples, i64[B]."""
@@ -127,11 +129,28 @@ class Recipe:
         return known[1][batch.start : batch.stop]
 
     def types(self) -> tuple[TensorType, ...]:
-        """The types of a batch of one sample. They are found by making the batch of sample 0."""
-        try:
-            return tuple(map(TensorType.of, self._made(0, np.zeros(1, np.int64))))
-        except DTypeError as error:
-            raise PipelineError(f"samples are what no tensor holds: {error}") from None
+        """The types of a batch of one sample, under the names that batches have. They are found by
+        making the batch of sample 0."""
+        made = self._made(0, np.zeros(1, np.int64))
+        types = []
+        for name, x in zip(getattr(made, "_fields", range(len(made))), made, strict=True):
+            try:
+                types.append(TensorType(self._entering(x), x.shape))
+            except DTypeError as error:
+                raise PipelineError(
+                    f"samples are what no tensor holds, in column {name!r}: {error}"
+                ) from None
+        return with_parts(made, types)
+
+    def _entering(self, array: Array) -> DType:
+        """The dtype that an array has in a batch: of floats it is `dtype`, or else none wider than
+        the default."""
+        own = DType.of(array.dtype)
+        if self.dtype is None:
+            return _NARROWED.get(own, own)
+        if own.is_float:
+            return self.dtype
+        return promote(self.dtype, c64) if own.is_inexact else own
 
     def fill(self, batch: Batch, slot: Sequence[Array]) -> None:
         """Make the batch in the arrays of `slot`. An error is raised with a note that names the
@@ -145,12 +164,16 @@ class Recipe:
                     f"{len(slot)}"
                 )
             for array, place in zip(arrays, slot, strict=True):
-                if array.dtype != place.dtype or array.shape != place.shape:
+                if array.shape != place.shape or self._entering(array).numpy != place.dtype:
                     raise PipelineError(
                         f"samples differ: this batch has {array.dtype} {array.shape} where the "
                         f"first sample told {place.dtype} {place.shape}"
                     )
-                np.copyto(place, array)
+                if array.dtype == place.dtype:
+                    np.copyto(place, array)
+                else:
+                    with np.errstate(all="ignore"):  # out of range is what `astype` makes of it
+                        convert(place, array)
         except Exception as error:
             error.add_note(self._culprit(batch, indices, error))
             raise
@@ -163,10 +186,11 @@ class Recipe:
                 f"the dataset says it has {self.length} samples, and has no {brief(indices)}: "
                 f"{error}"
             ) from error
-        arrays = _checked(arrays, len(indices), "dataset")
+        arrays = _checked(parts_of(arrays), len(indices), "dataset")
         if self.transform is not None:
             random = SampleRandom(self.seed, epoch, indices)
-            arrays = _checked(self.transform(arrays, random), len(indices), "transform")
+            changed = parts_of(self.transform(arrays, random))
+            arrays = _checked(changed, len(indices), "transform")
         return arrays
 
     def _culprit(self, batch: Batch, indices: Indices, error: Exception) -> str:
@@ -182,23 +206,9 @@ class Recipe:
         return f"at epoch {batch.epoch}, in the batch of samples {named}"
 
 
-def _length(dataset: Dataset) -> int:
-    if not isinstance(dataset, Dataset):
-        raise PipelineError(
-            f"a dataset has a length and samples by number, unlike a {type(dataset).__name__}"
-        )
-    try:
-        length = operator.index(len(dataset))
-    except (TypeError, ValueError) as error:
-        raise PipelineError(f"the dataset's length is none: {error}") from error
-    if not length:
-        raise PipelineError("the dataset has no samples")
-    return length
-
-
-def _checked(arrays: object, rows: int, source: str) -> Arrays:
+def _checked(arrays: tuple[Any, ...], rows: int, source: str) -> Arrays:
     """The arrays, unchanged. Raises `PipelineError` unless they are a batch of `rows` samples."""
-    if not isinstance(arrays, tuple) or not arrays:
+    if not arrays:
         raise PipelineError(f"the {source} gives a tuple of arrays, not {brief(arrays)}")
     for array in arrays:
         if not isinstance(array, np.ndarray):

@@ -1,8 +1,9 @@
 """Input pipelines: batches of a data set, made ahead of time in the slots of a queue.
 
-    with Pipeline(dataset, 32, vm=vm, shuffle=True, epochs=20, workers=2) as pipeline:
-        for images, labels in pipeline:
-            ...
+    with Pipeline(dataset, 32, vm=vm, shuffle=True, workers=2) as pipeline:
+        for epoch in range(20):
+            for images, labels in pipeline:
+                ...
 
 Which samples are in which batch, and what random numbers a transform finds, is a function of
 seed, epoch and index alone: any number of workers gives the same bits.
@@ -13,14 +14,18 @@ from __future__ import annotations
 import operator
 import os
 import time
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.errors import PipelineError, QueueFull, ShutDown, brief
+from mlvm.core.errors import DTypeError, PipelineError, QueueFull, ShutDown, brief
 from mlvm.core.protocol import VMProtocol
-from mlvm.input.batches import Batch, Dataset, Recipe, Schedule, Transform
+from mlvm.core.types import DType
+from mlvm.input.batches import Batch, Recipe, Schedule, Transform
+from mlvm.input.datasets import with_parts
 from mlvm.input.queue import QueueTensor
 from mlvm.input.workers import Crew
 
@@ -67,9 +72,18 @@ class PipelineStats(NamedTuple):
 class Pipeline(Generic[A]):
     """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
 
-    `epochs` is how often each sample comes (None: without end), `shuffle` gives each epoch its own
-    random order, and `transform(arrays, random)` changes the arrays of each batch. What is left
-    over after the last whole batch of an epoch is a smaller batch, or nothing with `drop_last`.
+    A `for` goes over one epoch, of `len(pipeline)` batches, and the next `for` over the next one.
+    After `epochs` of them it raises `ShutDown`; None is without end. A `for` that was left, or a
+    `restore`, is gone on from. `get` knows no epochs: it gives one batch after the other.
+
+    `shuffle` gives each epoch its own random order, and `transform(arrays, random)` changes the
+    arrays of each batch. What is left over after the last whole batch of an epoch is a smaller
+    batch, or nothing with `drop_last`.
+
+    `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of them,
+    whose batches are named tuples; a list or whatever else has samples by number, each an array, a
+    number, or a tuple or dict of these; or a `Dataset`, which gives many samples at once. Arrays of
+    f64 become f32 on entering, the default; `dtype` is another for all floats.
 
     `workers` threads make batches ahead; with `processes`, each does so in a process of its own,
     started by spawn. Without workers, `get` makes its batch itself. `prefetch` batches (by default
@@ -85,27 +99,32 @@ class Pipeline(Generic[A]):
         ...     def __len__(self): return 10
         ...     def __getitem__(self, indices): return (indices,)
         >>> with ml.Pipeline(Numbers(), 4, vm=ml.VM()) as batches:
-        ...     for (numbers,) in batches: print(numbers.tolist())
-        [0, 1, 2, 3]
-        [4, 5, 6, 7]
-        [8, 9]
+        ...     for epoch in range(2):
+        ...         for (numbers,) in batches: print(epoch, numbers.tolist())
+        0 [0, 1, 2, 3]
+        0 [4, 5, 6, 7]
+        0 [8, 9]
+        1 [0, 1, 2, 3]
+        1 [4, 5, 6, 7]
+        1 [8, 9]
     """
 
     _kind: type[A] = Allocation  # type: ignore[assignment]
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: object,
         batch_size: int,
         *,
         vm: VMProtocol | None = None,
         shuffle: bool = False,
         seed: int = 0,
-        epochs: int | None = 1,
+        epochs: int | None = None,
         drop_last: bool = False,
         workers: int = 0,
         processes: bool = False,
         transform: Transform | None = None,
+        dtype: object = None,
         prefetch: int | None = None,
         name: str = "pipeline",
     ) -> None:
@@ -118,7 +137,8 @@ class Pipeline(Generic[A]):
         if transform is not None and not callable(transform):
             raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
         seed = self._integer("seed", seed, 0, _SEEDS)
-        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed)
+        wanted = None if dtype is None else self._float(dtype)
+        self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted)
         self._schedule = Schedule(
             self._recipe.length,
             self._integer("batch_size", batch_size, 1),
@@ -134,6 +154,7 @@ class Pipeline(Generic[A]):
         self._crew: Crew | None = None
         self._close: weakref.finalize[Any, Any] | None = None
         self._closed = False
+        self._loops = 0
         self._process = os.getpid()
         self._batches = 0
         self._consumer_waited = 0.0
@@ -147,10 +168,7 @@ class Pipeline(Generic[A]):
         process than the pipeline was made in.
         """
         began = time.perf_counter()
-        batch = self._next
-        self._require_usable()
-        if batch is None:
-            raise ShutDown(f"{self.name}: all {self._schedule.epochs} epochs are over")
+        batch = self._coming()
         crew = self._crew or self._start(batch)
         try:
             if not self._workers:
@@ -162,12 +180,19 @@ class Pipeline(Generic[A]):
             self._consumer_waited += time.perf_counter() - began
         self._batches += 1
         self._next = self._schedule.after(batch)
-        return tensors
+        return with_parts(self._types, tensors)
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
-        """The batches that are left."""
-        while self._next is not None:
+        """The batches that are left of this epoch: all of them, unless some were got before. Raises
+        `ShutDown` after the last epoch, and what `get` raises."""
+        epoch = self._coming().epoch
+        self._loops += 1
+        while self._next is not None and self._next.epoch == epoch:
             yield self.get()
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        return self._schedule.batches
 
     # --- where it stands ---
 
@@ -213,8 +238,15 @@ class Pipeline(Generic[A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         self.close()
+        epochs = self._schedule.epochs or 1
+        if error is None and self._loops == 1 < epochs and self._next == self._schedule.at(1, 0):
+            warnings.warn(
+                f"{self.name}: 1 of {epochs} epochs was asked for; a `for` goes over one, and the "
+                f"next `for` over the next: write it in `for epoch in range({epochs})`",
+                stacklevel=2,
+            )
 
     # --- inside ---
 
@@ -260,6 +292,16 @@ class Pipeline(Generic[A]):
             self._close()
             self._producers_waited += crew.producers_waited
 
+    def _coming(self) -> Batch:
+        """The batch that comes next. Raises `ShutDown` if there is none, or after `close`."""
+        self._require_usable()
+        if self._next is None:
+            raise ShutDown(
+                f"{self.name}: all {self._schedule.epochs} epochs are over; with epochs=None there "
+                f"is no last one, and restore(state) goes back"
+            )
+        return self._next
+
     def _require_usable(self) -> None:
         if self._closed:
             raise ShutDown(f"{self.name} was closed")
@@ -267,6 +309,12 @@ class Pipeline(Generic[A]):
             raise PipelineError(
                 f"{self.name} belongs to process {self._process}; make one in each process"
             )
+
+    def _float(self, dtype: object) -> DType:
+        with suppress(DTypeError):
+            if (found := DType.of(dtype)).is_float:
+                return found
+        raise PipelineError(f"{self.name}: dtype is that of floats, not {brief(dtype)}")
 
     def _integer(self, name: str, value: Any, low: int, below: int | None = None) -> int:
         try:

@@ -44,9 +44,15 @@ Padding = tuple[Pair, Pair]
 
 _TABLE: dict[str, Callable[..., Any]] = {}
 
-_ON_HOST: Final = frozenset({"eig", "eigvals", "permutation"})
+_ON_HOST: Final = frozenset(
+    [
+        *("eig", "eigvals", "permutation", "gamma", "poisson", "binomial", "multinomial"),
+        *("lu", "solve_triangular", "expm"),
+    ]
+)
 """Ops whose operands go to the host and back. CuPy's `eig` needs a newer cuSOLVER than that of
-CUDA 12.0; a permutation is made by exchanges, one after the other."""
+CUDA 12.0; a permutation is made by exchanges, one after the other; other draws reject numbers, each
+as many as it happens to; factors and substitutions go by blocks, of which each is small."""
 
 _FACTORS: Final = {
     "cholesky": "a matrix is not positive definite",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
-from mlvm.machines import residuals
+from mlvm.machines import checks, residuals
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
 
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
     from mlvm.machines.native._native import FastPath, Pool
     from mlvm.machines.native.known import KnownLaunches
-
-_MOST_THREADS: Final = 256
 
 
 class LocalVM(VM):
@@ -83,8 +81,8 @@ class LocalVM(VM):
             raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
         if not isinstance(workers, int) or workers < 0:
             raise MachineError(f"a VM has workers >= 0, not {workers!r}")
-        if not isinstance(threads, int) or not 1 <= threads <= _MOST_THREADS:
-            raise MachineError(f"a VM has 1 to {_MOST_THREADS} threads, not {threads!r}")
+        if not isinstance(threads, int) or not 1 <= threads <= extension.MOST_THREADS:
+            raise MachineError(f"a VM has 1 to {extension.MOST_THREADS} threads, not {threads!r}")
         if native not in (None, True, False) or isinstance(threads, bool):
             raise MachineError(
                 f"a VM has native True, False or None and a number of threads, "
@@ -121,6 +119,7 @@ class LocalVM(VM):
         self.fast_path = None
         self._pool = None
         residuals.register(self)
+        checks.register(self)
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)
 

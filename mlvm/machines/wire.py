@@ -295,6 +295,7 @@ def read_error(reader: Reader) -> Exception:
     try:
         error = kind(*args)
         vars(error).update(parts)
+        vars(error).pop("__notes__", None)  # of where it is read
         str(error)
     except Exception as refused:  # each class has arguments and parts of its own
         given = brief((*args, parts))

@@ -11,8 +11,9 @@ from typing import Final
 
 from mlvm.arena.arena import Arena
 from mlvm.arena.recording import Lifetime, Recording
+from mlvm.show import html
 from mlvm.show.record import snapshot
-from mlvm.show.report import forgotten_of, short
+from mlvm.show.report import forgotten_of, report, short
 from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
@@ -230,4 +231,13 @@ def plot(arena: Arena, path: str | Path, *, title: str | None = None) -> None:
     Path(path).write_text(timeline(recording, title=title), encoding="utf-8")
 
 
+def _arena_html(arena: Arena) -> str:
+    """What notebooks show of an arena: its picture, and its report."""
+    recording = arena.recording.so_far() if arena.recording is not None else snapshot(arena)
+    text = report(arena)
+    drawn = html.picture(timeline(recording), text) if recording.lifetimes else ""
+    return drawn + html.block(text)
+
+
 Arena.plot = plot
+Arena._repr_html_ = _arena_html

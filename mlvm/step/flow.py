@@ -64,7 +64,8 @@ class Call:
 
     `op` is None for a function that may do anything with its operands: it keeps its place among
     the calls, `outs` has a new value for each operand, in their order, and `ins` those before. If
-    it is `orderly`, it only writes `outs` and only reads `ins`, as ops do.
+    it is `orderly`, it only writes `outs` and only reads `ins`, as ops do. If it `guards`, what
+    comes later and is seen from outside is not updated before it has run.
     `line` is the line of Python that made the call. An `again` is one that computes anew what was
     there before, and is to run no earlier than where it stands. A call with a `queue`, whose
     handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
@@ -84,6 +85,7 @@ class Call:
     queue: int | None = None
     blocks: tuple[Block, ...] = ()
     orderly: bool = False
+    guards: bool = False
     callee: Procedure | None = None
     passed: Sequence[Use] = ()
     procedures: Sequence[Procedure] = ()
@@ -121,6 +123,10 @@ class Procedure:
     params: list[Home] = field(default_factory=list)
 
 
+def _guards(call: Call) -> bool:
+    return call.guards or any(_guards(each) for block in call.blocks for each in block.calls)
+
+
 @dataclass(eq=False)
 class Unit:
     """Calls that run as one: one alone, or a chain that is fused."""
@@ -153,6 +159,16 @@ class Unit:
         return any(call.fixed for call in self.calls)
 
     @property
+    def guards(self) -> bool:
+        """Whether it may raise, with nothing updated that is updated later."""
+        return any(map(_guards, self.calls))
+
+    @property
+    def updates(self) -> bool:
+        """Whether it writes to what is seen from outside."""
+        return any(home.role not in ("scratch", "element") for home in self.writes_to)
+
+    @property
     def movable(self) -> bool:
         """Whether it may run earlier though that frees nothing."""
         return not any(call.op is None or call.again for call in self.calls)
@@ -164,6 +180,7 @@ class Unit:
             or not later.writes_to.isdisjoint(self.reads_from)
             or not later.writes_to.isdisjoint(self.writes_to)
             or (self.fixed and later.fixed)
+            or (later.updates and self.guards)
         )
 
     def operands(self, kept: Container[object]) -> tuple[list[Use], list[Use]]:

@@ -76,6 +76,7 @@ def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
     written: dict[Home, int] = {}
     readers: dict[Home, list[int]] = {}
     fixed: int | None = None
+    guard: int | None = None
     for i, unit in enumerate(units):
         found = {maker[value] for value in unit.reads if value in maker}
         for home in unit.writes_to:
@@ -91,6 +92,10 @@ def _dependences(units: Sequence[Unit]) -> Iterable[tuple[int, int]]:
             if fixed is not None:
                 found.add(fixed)
             fixed = i
+        if guard is not None and unit.updates:
+            found.add(guard)
+        if unit.guards:
+            guard = i  # which comes after the one before: both are fixed
         maker.update(dict.fromkeys(unit.makes, i))
         found.discard(i)
         for earlier in found:

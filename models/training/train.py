@@ -13,7 +13,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypedDict
 
@@ -96,6 +96,7 @@ def train(
     resume: Path | None = None,
     init: Path | None = None,
     plot: Path | None = None,
+    log: Path | None = None,
     progress: Progress | None = None,
 ) -> Result:
     """Train a model of `MODELS` on the data set that `data` names, by default its own, and test it.
@@ -114,7 +115,9 @@ def train(
     `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size and
     channels that it is for, and what else differs is told aloud: a head for another number of
     classes is a new one, and the position embeddings of a ViT are interpolated for images of
-    another size. With `plot`, a folder, loss.svg and step_memory.svg are written there. In a group
+    another size. With `plot`, a folder, loss.svg and step_memory.svg are written there. With `log`,
+    a folder, the loss and the learning rate of each step are written there, and those of each epoch
+    with its test, as `ml.ScalarLog` writes scalars. In a group
     of MPI all its processes call this with the same arguments, get the same result, and the first
     one alone writes and shows progress.
 
@@ -165,22 +168,30 @@ def train(
             for change in start.changes(dataset.shape, dataset.num_classes, dataset.classes):
                 progress.say(change)
         trainer = Trainer(make, members, shard=shard, vm=vm)
-        with ml.Pipeline(
-            dataset.train,
-            batch_size,
-            vm=trainer.vm,
-            shuffle=True,
-            seed=seed,
-            epochs=epochs,
-            drop_last=True,
-            workers=workers,
-            transform=dataset.augment,
-        ) as pipeline:
+        with (
+            ExitStack() as stack,
+            ml.Pipeline(
+                dataset.train,
+                batch_size,
+                vm=trainer.vm,
+                shuffle=True,
+                seed=seed,
+                epochs=epochs,
+                drop_last=True,
+                workers=workers,
+                transform=dataset.augment,
+            ) as pipeline,
+        ):
             if resume is not None:
                 losses += _resumed(resume, options, steps, trainer, pipeline)
+            scalars: ml.ScalarLog | None = None
+            if log is not None and is_first:
+                scalars = stack.enter_context(ml.ScalarLog(log, purge_step=len(losses) + 1))
             progress.begin(epochs, epochs * steps, len(losses))
             try:
-                for samples, labels in pipeline:
+                while len(losses) < epochs * steps:
+                    samples, labels = pipeline.get()
+                    rate = trainer.rate() if log is not None else 0.0
                     began = time.perf_counter()
                     losses.append(trainer.step(samples, labels))
                     seconds.append(time.perf_counter() - began)
@@ -190,6 +201,8 @@ def train(
                             f"a learning rate below {learning_rate} may help"
                         )
                     progress.step()
+                    if scalars is not None:
+                        scalars.add("train", len(losses), loss=losses[-1], learning_rate=rate)
                     is_last = len(losses) == epochs * steps
                     if save is not None and (len(losses) % (save_every or steps) == 0 or is_last):
                         state = trainer.state()
@@ -201,6 +214,14 @@ def train(
                         if not math.isfinite(loss):
                             raise Diverged(f"no loss of epoch {len(losses) // steps} is finite")
                         progress.epoch(len(losses) // steps, loss, score.accuracy)
+                        if scalars is not None:
+                            scalars.add(
+                                "epoch",
+                                len(losses),
+                                train_loss=loss,
+                                test_loss=score.loss,
+                                test_accuracy=score.accuracy,
+                            )
                         held_then = held_then or trainer.consumed()
             finally:
                 progress.end()
@@ -415,6 +436,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--json", type=Path, metavar="FILE", help="write the results there")
     add("--plot", type=Path, metavar="DIR", help="draw the loss and a step's memory there, as SVG")
+    add(
+        "--log",
+        type=Path,
+        metavar="DIR",
+        help="write loss and learning rate of each step there, and the test of each epoch: as CSV, "
+        "and for TensorBoard",
+    )
     add("--quiet", action="store_true", help="print the result only")
     return parser
 

@@ -114,6 +114,11 @@ class Replica:
         with self.batch:
             return float(self.improve(samples, labels))
 
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        with self.batch:
+            return self.optimizer.rate
+
     def loss_scale(self) -> float:
         """The factor under which the next loss is taken: 1 without a loss scale. A step whose loss
         is not finite has changed nothing else, while that is more than 1."""
@@ -264,6 +269,10 @@ class Trainer:
     def step(self, samples: Tensor, labels: Tensor) -> float:
         """Improve the model by one batch; its loss before is returned."""
         return self._ask(samples, labels)  # type: ignore[no-any-return]
+
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        return self._ask(do="rate")  # type: ignore[no-any-return]
 
     def loss_scale(self) -> float:
         """The factor under which the next loss is taken: 1 without a loss scale."""

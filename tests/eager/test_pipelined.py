@@ -48,9 +48,10 @@ def trained(vm: Any, *, captured: bool, workers: int) -> list[bytes]:
     improve = ml.capture(step) if captured else step
     found = []
     with ml.Pipeline(Rows(), 10, vm=vm, epochs=3, shuffle=True, workers=workers) as batches:
-        for samples, labels in batches:
-            with batch:
-                found.append(improve(samples, labels).numpy().tobytes())
+        for _ in range(3):
+            for samples, labels in batches:
+                with batch:
+                    found.append(improve(samples, labels).numpy().tobytes())
     found += [x.numpy().tobytes() for x in model.state().values()]
     return found
 

@@ -92,7 +92,7 @@ def test_a_transform_may_give_other_types_than_the_dataset() -> None:
         return (arrays[0][:, :1].astype(np.float64) / 2,)
 
     made = recipe(Numbers(), halves)
-    assert [str(type) for type in made.types()] == ["f64[1,1]"]
+    assert [str(type) for type in made.types()] == ["f32[1,1]"]
     assert filled(made, Batch(0, 2, 4))[0].tolist() == [[1.0], [1.5]]
 
 
@@ -126,9 +126,10 @@ def test_what_is_no_dataset_is_refused(dataset: Any, reason: str) -> None:
 
 @cases(
     "returned, reason",
-    (None, "gives a tuple of arrays, not None"),
+    (None, "gives numpy arrays, not a NoneType"),
     ((), "gives a tuple of arrays"),
-    (np.zeros(1), "gives a tuple of arrays"),
+    ({}, "gives a tuple of arrays"),
+    ({1.5}, "gives numpy arrays, not a set"),
     (([1.0],), "gives numpy arrays, not a list"),
     ((np.array(1.0),), r"asked for 1 samples, and gives an array \(\)"),
     ((np.zeros((2, 3)),), r"asked for 1 samples, and gives an array \(2, 3\)"),
@@ -136,7 +137,9 @@ def test_what_is_no_dataset_is_refused(dataset: Any, reason: str) -> None:
 def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
     class Wrong(Numbers):
         def __getitem__(self, indices: Indices) -> Any:
-            return returned
+            if np.ndim(indices):
+                return returned
+            raise TypeError("it takes arrays")
 
     refuses(
         PipelineError,
@@ -148,7 +151,7 @@ def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
 
 
 def test_samples_that_no_tensor_holds_are_refused() -> None:
-    with pytest.raises(PipelineError, match=r"samples are what no tensor holds: .*<U1"):
+    with pytest.raises(PipelineError, match=r"what no tensor holds, in column 0: .*<U1"):
         recipe(Numbers(), lambda arrays, random: (np.array(["a"]),)).types()
 
 

@@ -16,8 +16,10 @@ import textwrap
 import threading
 import time
 import traceback
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +66,14 @@ def failing_at(sample: int, error: BaseException) -> Any:
 
 
 def pipeline(dataset: Any = None, batch_size: int = 5, **options: Any) -> Pipeline[Allocation]:
-    return Pipeline(dataset or Numbers(), batch_size, vm=options.pop("vm", VM()), **options)
+    options = {"epochs": 1, "vm": VM(), **options}
+    return Pipeline(dataset or Numbers(), batch_size, **options)
+
+
+def left(pipeline: Pipeline[Any]) -> Iterator[Any]:
+    """The batches of all epochs that are left."""
+    while pipeline._next is not None:
+        yield pipeline.get()
 
 
 def values(pipeline: Pipeline[Any], tensors: Any) -> tuple[bytes, ...]:
@@ -72,9 +81,9 @@ def values(pipeline: Pipeline[Any], tensors: Any) -> tuple[bytes, ...]:
 
 
 def digests(pipeline: Pipeline[Any], count: int | None = None) -> list[str]:
-    """A digest of each of the next batches."""
+    """A digest of each of the next batches, of all epochs that are left."""
     found = []
-    for tensors in pipeline:
+    for tensors in left(pipeline):
         found.append(hashlib.sha256(b"".join(values(pipeline, tensors))).hexdigest())
         if len(found) == count:
             break
@@ -111,7 +120,7 @@ def test_samples_and_types() -> None:
         got = [
             [str(x.type) for x in tensors]
             + np.frombuffer(values(batches, tensors)[1], np.int64).tolist()
-            for tensors in batches
+            for tensors in left(batches)
         ]
     assert got[0] == ["f32[5,2]", "i64[5]", 0, 1, 2, 3, 4]
     assert got[4] == ["f32[3,2]", "i64[3]", 20, 21, 22]
@@ -187,6 +196,62 @@ def test_what_is_no_state_is_refused(state: Any) -> None:
         assert len(digests(batches)) == 13
 
 
+# --- epochs --------------------------------------------------------------------------
+
+
+def indices(batches: Pipeline[Any]) -> list[list[int]]:
+    return [np.frombuffer(values(batches, x)[1], np.int64).tolist() for x in batches]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
+    """The second one was over nothing: `for epoch: for batch in pipe` trained one epoch."""
+    options: dict[str, Any] = {"shuffle": True, "seed": 5, "workers": workers}
+    with Pipeline(Numbers(), 5, vm=VM(), **options) as batches:
+        assert len(batches) == 5
+        found = [indices(batches) for _ in range(3)]
+        assert batches.state() == {"epoch": 3, "next_index": 0, "seed": 5}
+    assert [len(epoch) for epoch in found] == [5, 5, 5]
+    assert all(sorted(itertools.chain(*epoch)) == [*range(23)] for epoch in found)
+    assert found[0] != found[1] != found[2]
+    with pipeline(**options, epochs=2) as batches:
+        assert [indices(batches), indices(batches)] == found[:2]
+        refuses(ShutDown, "all 2 epochs are over", indices, batches)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_loop_that_was_left_is_gone_on_from(drop_last: bool) -> None:
+    whole = 4 if drop_last else 5
+    with pipeline(epochs=None, drop_last=drop_last) as batches:
+        assert len(batches) == whole
+        for _ in batches:
+            break
+        assert len(indices(batches)) == whole - 1
+        batches.restore({"epoch": 7, "next_index": 10, "seed": 1})
+        assert indices(batches)[0] == [10, 11, 12, 13, 14]
+        assert batches.state() == {"epoch": 8, "next_index": 0, "seed": 1}
+        assert len(indices(batches)) == whole
+    refuses(ShutDown, "pipeline was closed", list, batches)
+
+
+def test_one_loop_over_several_epochs_is_told() -> None:
+    text = r"1 of 3 epochs .* `for epoch in range\(3\)`"
+    with pytest.warns(UserWarning, match=text) as told, pipeline(epochs=3) as batches:
+        indices(batches)
+    assert told[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for epochs, loops, last in ((3, 2, 0), (3, 1, 2), (1, 1, 0), (None, 1, 0), (3, 0, 2)):
+            with pipeline(epochs=epochs) as batches:
+                for _ in range(loops):
+                    indices(batches)
+                for _ in range(last):
+                    batches.get()
+        with suppress(ZeroDivisionError), pipeline(epochs=3) as batches:
+            indices(batches)
+            raise ZeroDivisionError
+
+
 # --- the tensors ---------------------------------------------------------------------
 
 
@@ -247,7 +312,7 @@ def test_keeping_every_batch_is_an_error_and_no_hang(workers: int) -> None:
         pipeline(workers=workers, prefetch=1, epochs=3) as batches,
         pytest.raises((PipelineError, QueueEmpty), match="slots"),
     ):
-        list(batches)
+        list(left(batches))
 
 
 def test_steady_batches_take_no_new_memory(vm: VM) -> None:
@@ -272,7 +337,7 @@ def test_statistics_tell_who_waits() -> None:
     assert slow_producer.batches == 5
     assert slow_producer.consumer_waited > 0.03
     with pipeline(workers=1, prefetch=1, epochs=2) as batches:
-        for _ in batches:
+        for _ in left(batches):
             time.sleep(0.01)
         slow_consumer = batches.stats()
     assert slow_consumer.producers_waited > 0.03
@@ -405,13 +470,12 @@ def test_close_does_not_wait_for_ever_for_a_thread(monkeypatch: pytest.MonkeyPat
             thread.join(10)
 
 
-def test_the_end_of_the_last_epoch() -> None:
-    with pipeline(epochs=0) as batches:
-        assert digests(batches) == []
-    with pipeline(workers=1) as batches:
-        assert len(digests(batches)) == 5
-        assert digests(batches) == []
-        refuses(ShutDown, "all 1 epochs are over", batches.get)
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_the_end_of_the_last_epoch(epochs: int) -> None:
+    with pipeline(workers=1, epochs=epochs) as batches:
+        assert len(digests(batches)) == 5 * epochs
+        for call in (batches.get, lambda: list(batches), lambda: next(iter(batches))):
+            refuses(ShutDown, f"all {epochs} epochs are over; with epochs=None", call)
 
 
 @cases(
@@ -480,8 +544,9 @@ def test_an_interrupt_ends_all_with_one_traceback(workers: int) -> None:
     with ml.Pipeline(Numbers(1000), 4, epochs=None, workers={workers}, transform=slow) as pipeline:
         pipeline.get()
         print("ready", flush=True)
-        for _ in pipeline:
-            pass
+        while True:
+            for _ in pipeline:
+                pass
     """
     child = subprocess.Popen(
         script(body), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -166,15 +166,15 @@ def shared_memory() -> list[str]:
 
 
 def pipeline(dataset: Any, workers: int = 2, **options: Any) -> Pipeline[Any]:
+    options = {"epochs": 1, **options}
     return Pipeline(dataset, 4, vm=VM(), workers=workers, processes=True, **options)
 
 
 def contents(pipeline: Pipeline[Any], count: int | None = None) -> list[bytes]:
-    found = []
-    for tensors in pipeline:
+    found: list[bytes] = []
+    while pipeline._next is not None and len(found) != count:
+        tensors = pipeline.get()
         found.append(b"".join(pipeline._vm.read(x.handle).tobytes() for x in tensors))
-        if len(found) == count:
-            break
     return found
 
 
@@ -278,8 +278,9 @@ if __name__ == "__main__":
     print("ready", flush=True)
     if sys.argv[1] == "loop":
         with pipeline:
-            for _ in pipeline:
-                time.sleep(0.001)
+            while True:
+                for _ in pipeline:
+                    time.sleep(0.001)
 """
 
 

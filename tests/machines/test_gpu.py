@@ -20,10 +20,12 @@ from bench.sizes import MixerSize
 from mlvm.__main__ import main
 from mlvm.core.errors import (
     ArenaError,
+    CheckFailed,
     HandleError,
     LimitExceeded,
     MachineError,
     MissingExtra,
+    NotFinite,
     OperandValueError,
     OutOfMemory,
     PositionRefused,
@@ -305,6 +307,7 @@ def test_what_waits_for_a_value() -> None:
     assert {
         *("nonzero_indices", "boolean_index"),  # shapes
         *("eig", "eigvals", "permutation"),  # what CuPy lacks
+        *("gamma", "poisson", "binomial", "multinomial", "lu", "solve_triangular", "expm"),
         *("cholesky", "det_vjp", "eigh", "eigvalsh", "inv", "pinv", "solve", "svd", "svdvals"),
     } == WAITS
 
@@ -955,3 +958,40 @@ def test_a_trace_has_each_kernel(vm: gpu.GpuVM, tmp_path: Path) -> None:
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     names = [event["name"] for event in events if event["ph"] == "X"]
     assert {"add.out", "multiply.out", "exp.out"} <= set(names)
+
+
+def test_checks_raise_before_updates(fake: Fake) -> None:
+    with ml.use(VM(device="cuda:0")):
+        x, total = ml.asarray([1.0, -1.0]), ml.zeros(2)
+
+        @ml.capture
+        def step(x: ml.Tensor) -> None:
+            ml.check(x > 0.0, "x is positive")
+            ml.add(total, x, out=total)
+
+        step(ml.ones(2))
+        for each in (step, lambda x: ml.check(x > 0.0, "x is positive")):
+            with pytest.raises(CheckFailed, match=r"1 of 2 are False, the first at \[1\]"):
+                each(x)
+        assert total.tolist() == [1.0, 1.0]
+
+
+def test_where_a_nan_comes_from(fake: Fake) -> None:
+    vm = VM(device="cuda:0")
+    with ml.use(vm):
+        x, total = ml.asarray([1.0, -1.0]), ml.zeros(2)
+
+        @ml.capture
+        def step(x: ml.Tensor) -> None:
+            ml.add(total, 1.0, out=total)
+            ml.add(total, ml.log(x), out=total)
+
+        with ml.debug.nans(vm):
+            step(ml.ones(2))
+            for each in (step, ml.log):
+                with pytest.raises(NotFinite, match=r"log\(f32\[2\]\): .* is nan at \[1\]"):
+                    each(x)
+            with pytest.raises(NotFinite, match="divide"):
+                x /= 0.0
+        assert x.tolist() == [1.0, -1.0]
+        assert total.tolist() == [1.0, 1.0]

@@ -10,3 +10,4 @@ from mlvm.core.ops import linalg as linalg
 from mlvm.core.ops import neural as neural
 from mlvm.core.ops import random as random
 from mlvm.core.ops import reduction as reduction
+from mlvm.core.ops import special as special

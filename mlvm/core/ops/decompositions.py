@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -121,6 +121,15 @@ def _singular_values(x: TensorType) -> TensorType:
     return _real(_matrices(x)).with_shape((*x.shape[:-2], min(_pair(x))))
 
 
+def _triangular(x: TensorType, y: TensorType, lower: bool, unit_diagonal: bool) -> TensorType:
+    return _solve(x, y)
+
+
+def _lu(x: TensorType) -> TensorType:
+    rows, columns = _pair(_matrices(x))
+    return _flat(x, (rows, columns), (rows,))
+
+
 def _pinv(x: TensorType, rtol: TensorType) -> TensorType:
     require("float", rtol)
     stack = _matrices(x).shape[:-2]
@@ -162,6 +171,15 @@ def _det_vjp_flops(g: TensorType, x: TensorType) -> int:
 def _solve_flops(x: TensorType, y: TensorType) -> int:
     n = x.shape[-1]
     return _cubic(2 / 3)(x) + 2 * n * _solve(x, y).size
+
+
+def _triangular_flops(x: TensorType, y: TensorType, **attributes: Any) -> int:
+    return x.shape[-1] * _solve(x, y).size
+
+
+def _lu_flops(x: TensorType) -> int:
+    (m, n), r = _pair(x), min(_pair(x))
+    return (2 * m * n * r - (m + n) * r**2 + 2 * r**3 // 3) * math.prod(x.shape[:-2])
 
 
 def _qr_flops(x: TensorType, mode: QRMode) -> int:
@@ -240,6 +258,124 @@ def solve(out: Array, x: Array, y: Array) -> None:
     """
     with _refusing(_SINGULAR):
         np.copyto(out, np.linalg.solve(x, y))
+
+
+@internal(infer=_triangular, flops=_triangular_flops)
+def solve_triangular(
+    out: Array, x: Array, y: Array, *, lower: bool, unit_diagonal: bool = False
+) -> None:
+    """`solve` by the lower or the upper triangle of x alone, with ones for its diagonal if asked
+    for. Raises `LinAlgError` for a 0 in the diagonal."""
+    if unit_diagonal:
+        x = np.where(np.eye(x.shape[-1], dtype=np.bool_), x.dtype.type(1), x)
+    columns = y[:, np.newaxis] if y.ndim == 1 else y
+    with _refusing(_SINGULAR):
+        found = _substituted(x, columns, lower)
+        np.copyto(out, found[..., 0] if y.ndim == 1 else found)
+
+
+_LEAF: Final = 32
+"""Rows that are worked on one by one, or by LAPACK; products do the rest."""
+
+
+def _substituted(x: Array, y: Array, lower: bool) -> Array:
+    """By halves: one, the product with what is beside it, the other."""
+    n = x.shape[-1]
+    if n <= _LEAF:
+        solved: Array = np.linalg.solve(np.tril(x) if lower else np.triu(x), y)
+        return solved
+    half = n // 2
+    first, last = np.s_[..., :half, :], np.s_[..., half:, :]
+    if lower:
+        upper = _substituted(x[first][..., :half], y[first], lower)
+        beneath = _substituted(x[last][..., half:], y[last] - x[last][..., :half] @ upper, lower)
+    else:
+        beneath = _substituted(x[last][..., half:], y[last], lower)
+        upper = _substituted(x[first][..., :half], y[first] - x[first][..., half:] @ beneath, lower)
+    return np.concatenate([upper, beneath], axis=-2)
+
+
+@internal(infer=_lu, flops=_lu_flops)
+def lu(out: Array, x: Array) -> None:
+    """x[p] = L U, with a unit lower triangular L and an upper triangular U in one matrix, and the
+    permutation p of the rows, by which the largest element of each column is its pivot:
+    f[..., m, n] -> f[..., m n + m].
+
+    Columns are halved (Toledo, Locality of reference in LU decomposition with partial pivoting,
+    1997). A pivot of 0 stays, and U is singular then.
+    """
+    rows, columns = x.shape[-2:]
+    a = x.copy()
+    order = np.broadcast_to(np.arange(rows), x.shape[:-1]).copy()
+    square = min(rows, columns)
+    with np.errstate(all="ignore"):
+        _eliminate(a, order, 0, square)
+        if columns > square:
+            a[..., square:] = _unit_solved(a[..., :square], a[..., square:])
+    write(out, a, order.astype(x.dtype))
+
+
+def _unit_solved(x: Array, y: Array) -> Array:
+    """y by the unit lower triangle of x."""
+    eye = np.eye(x.shape[-1], dtype=np.bool_)
+    return _substituted(np.where(eye, x.dtype.type(1), x), y, True)
+
+
+def _eliminate(a: Array, order: Array, start: int, stop: int) -> None:
+    """Factor the columns from `start` to before `stop`, in place, and exchange whole rows."""
+    if stop - start > _LEAF:
+        middle = (start + stop) // 2
+        _eliminate(a, order, start, middle)
+        left, right = np.s_[start:middle], np.s_[middle:stop]
+        a[..., left, right] = _unit_solved(a[..., left, left], a[..., left, right])
+        a[..., middle:, right] -= a[..., middle:, left] @ a[..., left, right]
+        _eliminate(a, order, middle, stop)
+        return
+    for k in range(start, stop):
+        pivot = np.abs(a[..., k:, k]).argmax(-1) + k
+        exchanged = np.broadcast_to(np.arange(order.shape[-1]), order.shape).copy()
+        np.put_along_axis(exchanged, pivot[..., np.newaxis], k, -1)
+        exchanged[..., k] = pivot
+        a[...] = np.take_along_axis(a, exchanged[..., np.newaxis], -2)
+        order[...] = np.take_along_axis(order, exchanged, -1)
+        diagonal = a[..., k, k, np.newaxis]
+        a[..., k + 1 :, k] /= np.where(diagonal == 0, 1, diagonal)
+        rest = np.s_[k + 1 : stop]
+        a[..., k + 1 :, rest] -= a[..., k + 1 :, k, np.newaxis] * a[..., k, np.newaxis, rest]
+
+
+_PADE: Final = tuple(
+    [math.comb(13, k) * math.factorial(26 - k) / math.factorial(26) for k in range(14)]
+)
+"""(26 - k)! 13! / (26! k! (13 - k)!), of x^k."""
+_PADE_MOST: Final = 5.371920351148152
+
+
+@internal(infer=_squares, flops=_cubic(20))
+def expm(out: Array, x: Array) -> None:
+    """The sum of x^k / k!, of matrix powers: f[..., n, n]. nan for a matrix with inf or nan.
+
+    By scaling, a Pade approximant of degree 13 and squaring, in f64 (Higham, The scaling and
+    squaring method for the matrix exponential revisited, 2005).
+    """
+    a = finite(x).astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    size = np.abs(a).sum(-2).max(-1, initial=0.0)
+    with np.errstate(all="ignore"):
+        halvings = np.ceil(np.log2(np.maximum(size / _PADE_MOST, 1.0)))
+        a = a * (0.5**halvings)[..., np.newaxis, np.newaxis]
+        b, one = _PADE, np.eye(a.shape[-1])
+        a2 = a @ a
+        a4 = a2 @ a2
+        a6 = a4 @ a2
+        odd = a6 @ (b[13] * a6 + b[11] * a4 + b[9] * a2)
+        odd = a @ (odd + b[7] * a6 + b[5] * a4 + b[3] * a2 + b[1] * one)
+        even = a6 @ (b[12] * a6 + b[10] * a4 + b[8] * a2)
+        even = even + b[6] * a6 + b[4] * a4 + b[2] * a2 + b[0] * one
+        power = np.linalg.solve(even - odd, even + odd)
+        for i in range(int(halvings.max(initial=0.0))):
+            power = np.where((i < halvings)[..., np.newaxis, np.newaxis], power @ power, power)
+        np.copyto(out, power, casting="same_kind")
+    out[strange(x)] = np.nan
 
 
 @internal(infer=_scalars, flops=_cubic(2 / 3))

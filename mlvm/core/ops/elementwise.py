@@ -33,7 +33,7 @@ def _inexact(*operands: TensorType) -> TensorType:
     return type if type.dtype.is_inexact else type.with_dtype(f32)
 
 
-def _float(*operands: TensorType) -> TensorType:
+def float_(*operands: TensorType) -> TensorType:
     type = _inexact(*operands)
     require("float", type)
     return type
@@ -309,7 +309,7 @@ def conj(out: Array, x: Array) -> None:
     np.conjugate(x, out)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def copysign(out: Array, x: Array, y: Array) -> None:
     """|x| with the sign of y, also that of zeros and nans.
 
@@ -412,7 +412,7 @@ def log10(out: Array, x: Array) -> None:
     np.log10(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def logaddexp(out: Array, x: Array, y: Array) -> None:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does.
@@ -504,7 +504,7 @@ def atan(out: Array, x: Array) -> None:
     np.arctan(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def atan2(out: Array, x: Array, y: Array) -> None:
     """atan(x / y) in the quadrant of the point (y, x), from -pi to pi, also where an operand is 0
     or infinite.
@@ -515,7 +515,7 @@ def atan2(out: Array, x: Array, y: Array) -> None:
     np.arctan2(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def hypot(out: Array, x: Array, y: Array) -> None:
     """sqrt(x^2 + y^2), elementwise, with broadcasting; it overflows only where the result does.
 
@@ -591,7 +591,7 @@ def atanh(out: Array, x: Array) -> None:
     np.arctanh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def sigmoid(out: Array, x: Array) -> None:
     """1 / (1 + e^-x), accurate at both ends. Where e^-x overflows the result is 0, or subnormal.
 
@@ -604,7 +604,7 @@ def sigmoid(out: Array, x: Array) -> None:
     np.reciprocal(out, out)
 
 
-@pointwise(infer=_float)
+@pointwise(infer=float_)
 def erf(out: Array, x: Array) -> None:
     """The error function, 2 / sqrt(pi) * integral of exp(-t^2) from 0 to x; its relative error
     is below 1e-15 in f64 and 1e-6 in f32.

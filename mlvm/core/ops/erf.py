@@ -19,7 +19,7 @@ from mlvm.core.types import Array
 
 Coefficients = tuple[float, ...]  # the highest power first
 
-_NEAR_P, _NEAR_Q = zip(
+NEAR_P, NEAR_Q = zip(
     (1.85777706184603153e-1, 1.0),
     (3.16112374387056560e0, 2.36012909523441209e1),
     (1.13864154151050156e2, 2.44024637934444173e2),
@@ -27,7 +27,7 @@ _NEAR_P, _NEAR_Q = zip(
     (3.20937758913846947e3, 2.84423683343917062e3),
     strict=True,
 )
-_FAR_P, _FAR_Q = zip(
+FAR_P, FAR_Q = zip(
     (2.15311535474403846e-8, 1.0),
     (5.64188496988670089e-1, 1.57449261107098347e1),
     (8.88314979438837594e0, 1.17693950891312499e2),
@@ -60,12 +60,12 @@ def _erf_f64(out: Array, x: Array) -> None:
     square = np.square(magnitude)
     workspace = np.empty_like(square)
 
-    near = _polynomial(_NEAR_P, square, np.empty_like(square))
+    near = _polynomial(NEAR_P, square, np.empty_like(square))
     near *= magnitude
-    near /= _polynomial(_NEAR_Q, square, workspace)
+    near /= _polynomial(NEAR_Q, square, workspace)
 
-    far = _polynomial(_FAR_P, magnitude, np.empty_like(square))
-    far /= _polynomial(_FAR_Q, magnitude, workspace)
+    far = _polynomial(FAR_P, magnitude, np.empty_like(square))
+    far /= _polynomial(FAR_Q, magnitude, workspace)
     np.negative(square, square)
     far *= np.exp(square, square)
     np.subtract(1.0, far, far)

@@ -399,17 +399,19 @@ def _repeated(vector: Array, rows: Array) -> Array:
 # --- windows -------------------------------------------------------------------------
 
 
-def resolve_padding(padding: str | Padding, window: Pair, stride: Pair, size: Pair) -> Padding:
-    """Padding in zeros per side, for an image of that (height, width).
+def resolve_padding(
+    padding: str | tuple[Pair, ...], window: Shape, stride: Shape, size: Shape
+) -> tuple[Pair, ...]:
+    """Padding in zeros per side, (before, after) for each axis of images of that size.
 
-    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the bottom
-    or right, as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises
-    `AttributeRefused` for any other word, and for a stride below 1.
+    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the end,
+    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `AttributeRefused` for
+    any other word, and for a stride below 1.
     """
     if not isinstance(padding, str):
         return padding
     if padding == "VALID":
-        return ((0, 0), (0, 0))
+        return ((0, 0),) * len(window)
     if padding != "SAME":
         raise AttributeRefused(
             f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
@@ -419,11 +421,10 @@ def resolve_padding(padding: str | Padding, window: Pair, stride: Pair, size: Pa
         max((-(-n // step) - 1) * step + length - n, 0)
         for n, step, length in zip(size, stride, window, strict=True)
     ]
-    (top, left), (bottom, right) = [n // 2 for n in missing], [n - n // 2 for n in missing]
-    return ((top, bottom), (left, right))
+    return tuple((n // 2, n - n // 2) for n in missing)
 
 
-def _require_stride(stride: Pair) -> None:
+def _require_stride(stride: Shape) -> None:
     if min(stride) < 1:
         raise AttributeRefused(f"stride must be >= 1 both ways, not {stride}")
 

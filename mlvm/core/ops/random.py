@@ -175,3 +175,100 @@ def permutation(out: Array, key: Array, *, n: int) -> None:
     """The numbers 0 .. n-1 in random order: i64[n]."""
     out[...] = np.arange(n)
     generator(key).shuffle(out)
+
+
+def _by(*parameters: tuple[str, TensorType], shape: tuple[int, ...]) -> None:
+    """Raise unless parameters of these names broadcast to the shape."""
+    for name, type in parameters:
+        if broadcast_shapes(type.shape, shape) != shape:
+            raise ShapeError(f"{name} of shape {type.shape} does not broadcast to shape {shape}")
+
+
+def _gamma(key: TensorType, a: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
+    require("float", a)
+    _by(("a", a), shape=shape)
+    return _draw_float(key, shape, dtype)
+
+
+@internal(infer=_gamma)
+def gamma(out: Array, key: Array, a: Array, *, shape: tuple[int, ...], dtype: str = "f32") -> None:
+    """Values of the gamma distribution of shape `a`, which broadcasts to `shape`, and scale 1.
+    Needs finite a > 0."""
+    _require_all(a, (a > 0) & np.isfinite(a), "is no shape of a gamma distribution; a must be > 0")
+    drawn = generator(key).standard_gamma(a, size=out.shape, dtype=out.dtype.type)
+    np.copyto(out, drawn)
+
+
+def _count(key: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
+    require_key(key)
+    drawn = TensorType(DType.named(dtype), shape)
+    require("integer", drawn)
+    return drawn
+
+
+def _poisson(key: TensorType, rate: TensorType, shape: tuple[int, ...], dtype: str) -> TensorType:
+    require("float", rate)
+    _by(("rate", rate), shape=shape)
+    return _count(key, shape, dtype)
+
+
+@internal(infer=_poisson)
+def poisson(
+    out: Array, key: Array, rate: Array, *, shape: tuple[int, ...], dtype: str = "i64"
+) -> None:
+    """How many events of a rate there are, which broadcasts to `shape`. Needs 0 <= rate <= 1e18."""
+    _require_all(rate, (rate >= 0) & (rate <= 1e18), "is no rate; it must be in 0 .. 1e18")
+    np.copyto(out, generator(key).poisson(rate, size=out.shape), casting="unsafe")
+
+
+def _binomial(
+    key: TensorType, n: TensorType, p: TensorType, shape: tuple[int, ...], dtype: str
+) -> TensorType:
+    require("integer", n)
+    require("float", p)
+    _by(("n", n), ("p", p), shape=shape)
+    return _count(key, shape, dtype)
+
+
+@internal(infer=_binomial)
+def binomial(
+    out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
+) -> None:
+    """How many of n trials succeed, each with probability p; both broadcast to `shape`. Needs
+    n >= 0 and 0 <= p <= 1."""
+    _require_all(n, n >= 0, "is no number of trials; n must be >= 0")
+    _require_all(p, (p >= 0) & (p <= 1), "is not a probability; p must be in [0, 1]")
+    np.copyto(out, generator(key).binomial(n.astype(np.int64), p, size=out.shape), casting="unsafe")
+
+
+def _multinomial(
+    key: TensorType, n: TensorType, p: TensorType, shape: tuple[int, ...], dtype: str
+) -> TensorType:
+    require("integer", n)
+    require("float", p)
+    if not p.ndim or not p.shape[-1]:
+        raise ShapeError("p has a last axis of one probability or more")
+    _by(("n", n), ("p without its last axis", p.with_shape(p.shape[:-1])), shape=shape)
+    return _count(key, (*shape, p.shape[-1]), dtype)
+
+
+@internal(infer=_multinomial)
+def multinomial(
+    out: Array, key: Array, n: Array, p: Array, *, shape: tuple[int, ...], dtype: str = "i64"
+) -> None:
+    """How many of n trials end in each of the ways along the last axis of p, whose elements they
+    are proportional to: [*shape, ways]. Needs n >= 0, and 0 <= p, finite and not all 0."""
+    _require_all(n, n >= 0, "is no number of trials; n must be >= 0")
+    _require_all(p, (p >= 0) & np.isfinite(p), "is not proportional to a probability")
+    p = p.astype(np.float64)
+    total = p.sum(-1, keepdims=True)
+    _require_all(total, total > 0, "is the sum of all p, which must be > 0")
+    trials = np.broadcast_to(n.astype(np.int64), out.shape[:-1])
+    drawn = generator(key).multinomial(trials, np.broadcast_to(p / total, out.shape))
+    np.copyto(out, drawn, casting="unsafe")
+
+
+def _require_all(x: Array, good: Array, reason: str) -> None:
+    """Raise `OperandValueError` with the first element that is not good."""
+    if not np.all(good):
+        raise OperandValueError(f"{x[~good].flat[0]} {reason}")

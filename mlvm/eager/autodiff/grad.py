@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
@@ -16,7 +16,21 @@ from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
-from mlvm.eager.tree import Copies, Structure, Tree, as_dicts, copied, flatten, rebind_buffers
+from mlvm.eager.tree import (
+    Copies,
+    Structure,
+    Tree,
+    Where,
+    as_dicts,
+    copied,
+    flatten,
+    meant,
+    pruned,
+    rebind_buffers,
+)
+
+P = ParamSpec("P")
+A = TypeVar("A")
 
 
 class Collector(Protocol):
@@ -38,15 +52,19 @@ class _Session:
 
     The function gets other tensors over the same bytes, the variables. So threads may share
     tensors. An update of a variable is none of the caller's. A tensor that the function reaches in
-    another way is a constant. One that occurs twice in one argument is one variable; in two
-    arguments it is two.
+    another way is a constant, and so is one of the arguments that `where` does not mean. One that
+    occurs twice in one argument is one variable; in two arguments it is two.
     """
 
-    def __init__(self, arguments: Sequence[Tree]) -> None:
+    def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
         self.outer = taping()
         self.tape = self.outer or Tape()
         flat = [flatten(each) for each in arguments]
-        for found, _ in flat:
+        wanted = [found for found, _ in flat]
+        if where is not None:
+            ids = meant([each for found in wanted for each in found], where)
+            wanted = [[each for each in found if id(each[1]) in ids] for found in wanted]
+        for found in wanted:
             for path, x in found:
                 if not x.dtype.is_inexact:
                     where = f" at {path}" if path else ""
@@ -59,13 +77,17 @@ class _Session:
         self.copies: Copies = []
         self.arguments: list[Tree] = []
         self._structures: list[tuple[Structure, list[int]]] = []  # with the node of each leaf
-        for found, structure in flat:
-            variables = {id(x): self.tape.watch(x) for x in {id(x): x for _, x in found}.values()}
+        for (found, structure), of_these in zip(flat, wanted, strict=True):
+            once = {id(x): x for _, x in of_these}
+            variables = {key: self.tape.watch(x) for key, x in once.items()}
             self.variables += variables.values()
             self.origins += [each.node for each in variables.values()]
-            leaves = [variables[id(x)] for _, x in found]
-            self._structures.append((structure, [each.node for each in leaves]))
-            self.arguments.append(copied(structure, leaves, self.copies))
+            given = [variables.get(id(x), x) for _, x in found]
+            self.arguments.append(copied(structure, given, self.copies))
+            if where is not None:
+                structure = pruned(structure, [id(x) in once for _, x in found])
+            nodes = [variables[id(x)].node for _, x in of_these]
+            self._structures.append((structure, nodes))
         self.start = len(self.tape.nodes)
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -128,8 +150,28 @@ class _Session:
         self.close()
 
 
+@overload
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+    fn: Callable[P, Tensor],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    where: Where | None = None,
+) -> Callable[P, tuple[Tensor, Any]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, tuple[Tensor, A]],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[True],
+    where: Where | None = None,
+) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
+def value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    where: Where | None = None,
 ) -> Callable[..., Any]:
     """A function that returns `fn`'s value and its gradient with respect to `argnums`.
 
@@ -138,6 +180,10 @@ def value_and_grad(
     float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
     zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
     is one variable, with one gradient in both places.
+
+    `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
+    `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are
+    constants; in the gradient they are missing, or None in a list.
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
     direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
@@ -150,12 +196,16 @@ def value_and_grad(
     `sign`, ...) have no gradient; `stop_gradient` makes constants of them.
 
     Raises `GradientError` when the value is no scalar, or depends on an argument through an op
-    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes.
+    that has no gradient; `DTypeError` when an argument holds tensors of other dtypes;
+    `AttributeRefused` when `where` means none of them.
 
         >>> ml.value_and_grad(lambda x: ml.sum(x**2))(ml.asarray([1.0, 2.0]))
         (Tensor(5., f32[]), Tensor([2., 4.], f32[2]))
+        >>> params = {"w": ml.ones(2), "b": ml.ones(1)}
+        >>> ml.value_and_grad(lambda p: ml.sum(p["w"] * p["b"]), where="b")(params)
+        (Tensor(2., f32[]), {'b': Tensor([2.], f32[1])})
     """
-    return collecting(fn, argnums, has_aux=has_aux)
+    return collecting(fn, argnums, has_aux=has_aux, where=where)
 
 
 def collecting(
@@ -163,6 +213,7 @@ def collecting(
     argnums: int | tuple[int, ...],
     *,
     has_aux: bool,
+    where: Where | None = None,
     collect: Collect | None = None,
 ) -> Callable[..., Any]:
     """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
@@ -178,7 +229,7 @@ def collecting(
             raise GradientError(
                 f"argnums names argument {max(numbers)}; {len(args)} were given by position"
             )
-        session = _Session([args[i] for i in numbers])
+        session = _Session([args[i] for i in numbers], where)
         try:
             watched = dict(zip(numbers, session.arguments, strict=True))
             given = [watched.get(i, arg) for i, arg in enumerate(args)]
@@ -201,8 +252,28 @@ def collecting(
     return differentiated
 
 
+@overload
 def grad(
-    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+    fn: Callable[P, Tensor],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    where: Where | None = None,
+) -> Callable[P, Any]: ...
+@overload
+def grad(
+    fn: Callable[P, tuple[Tensor, A]],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[True],
+    where: Where | None = None,
+) -> Callable[P, tuple[Any, A]]: ...
+def grad(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    where: Where | None = None,
 ) -> Callable[..., Any]:
     """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
 
@@ -213,7 +284,7 @@ def grad(
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
     """
-    differentiated = value_and_grad(fn, argnums, has_aux=has_aux)
+    differentiated = collecting(fn, argnums, has_aux=has_aux, where=where)
 
     @wraps(fn, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:

@@ -520,6 +520,12 @@ VJPS: Final[dict[str, Rules]] = {
         "bitwise_and bitwise_or bitwise_xor bitwise_invert "
         "bitwise_left_shift bitwise_right_shift"
     ),
+    # --- special ---
+    "erfc": {"x": lambda g, x: g * op.exp(-op.square(x)) * (-2 / math.sqrt(math.pi))},
+    "erfinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (math.sqrt(math.pi) / 2)},
+    "lgamma": {"x": lambda g, x: g * op.digamma(x)},
+    "digamma": {"x": lambda g, x: g * op.polygamma(x, n=1)},
+    "polygamma": {"x": lambda g, x, n: g * op.polygamma(x, n=n + 1)},
     # --- reduction ---
     "sum": {"x": lambda g, x_type, axis: _spread(g, x_type, axis)},
     "mean": {"x": lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)},
@@ -649,6 +655,7 @@ VJPS: Final[dict[str, Rules]] = {
     "avg_pool2d": {"x": _avg_pool2d},
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
+    **_none("gamma poisson binomial multinomial"),
 }
 
 _HOLOMORPHIC: Final = (

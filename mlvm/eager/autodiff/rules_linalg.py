@@ -22,7 +22,7 @@ from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType, c64, promote
 from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, real
+from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, order_of, real
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
@@ -105,6 +105,69 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
     if y_type.ndim == 1:
         g, out = _column(g), _column(out)
     return -(op.solve(adjoint(x), g) @ adjoint(out))
+
+
+def _triangular_y(
+    g: Tensor, x: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
+) -> Tensor:
+    """X^-H g"""
+    return op.solve_triangular(adjoint(x), g, lower=not lower, unit_diagonal=unit_diagonal)
+
+
+def _triangular_x(
+    g: Tensor, x: Tensor, out: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
+) -> Tensor:
+    """The triangle of -X^-H g Z^H, for the solution Z."""
+    back = op.solve_triangular(adjoint(x), g, lower=not lower, unit_diagonal=unit_diagonal)
+    if y_type.ndim == 1:
+        back, out = _column(back), _column(out)
+    whole = -(back @ adjoint(out))
+    inside = 1 if unit_diagonal else 0
+    return op.tril(whole, k=-inside) if lower else op.triu(whole, k=inside)
+
+
+def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
+    """P L^-H (tril(L^H gL, -1) + triu(gU U^H)) U^-H of a square matrix. What a wide one has beyond
+    that is L^-1 of its columns, and what a tall one has U^-1 of its rows: they add to gL and gU
+    (De Hoog, Anderssen and Lukas, Differentiation of matrix functionals using triangular
+    factorization, 2011)."""
+    rows, wide = x_type.shape[-2:]
+    n = min(rows, wide)
+    (g, _), (factors, order) = [cut(each, (rows, wide), (rows,)) for each in (g, out)]
+    square, first = factors[..., :n, :n], g[..., :n, :n]
+    extra: list[Tensor] = []
+    if wide > n:
+        beyond = op.solve_triangular(_unit_adjoint(square), g[..., n:], lower=False)
+        first = first - op.tril(beyond @ adjoint(factors[..., n:]), k=-1)
+        extra = [beyond]
+    if rows > n:
+        upper = op.triu(square)
+        beneath = adjoint(op.solve_triangular(upper, adjoint(g[..., n:, :]), lower=False))
+        first = first - op.triu(adjoint(factors[..., n:, :]) @ beneath)
+        extra = [beneath]
+    middle = op.tril(_unit_adjoint(square) @ op.tril(first, k=-1), k=-1)
+    middle = middle + op.triu(op.triu(first) @ adjoint(op.triu(square)))
+    left = op.solve_triangular(_unit_adjoint(square), middle, lower=False)
+    result = adjoint(op.solve_triangular(square, adjoint(left), lower=False))
+    if extra:
+        result = concat([result, *extra], axis=-1 if wide > n else -2)
+    return op.one_hot(order_of(order), num_classes=rows, dtype=g.dtype.name).mT @ result
+
+
+def _unit_adjoint(x: Tensor) -> Tensor:
+    """L^H, for the L with ones in its diagonal that is beneath that of x."""
+    return adjoint(op.tril(x, k=-1)) + op.eye(
+        rows=x.shape[-2], columns=x.shape[-1], dtype=x.dtype.name
+    )
+
+
+def _expm(g: Tensor, x: Tensor) -> Tensor:
+    """The derivative at X^H in the direction of g: a block of an exponential twice as large
+    (Al-Mohy and Higham, Computing the Frechet derivative of the matrix exponential, 2009)."""
+    n, turned = x.shape[-1], adjoint(x)
+    above = concat([turned, g], axis=-1)
+    beneath = concat([turned * 0.0, turned], axis=-1)
+    return op.expm(concat([above, beneath], axis=-2))[..., :n, n:]
 
 
 def _det_vjp_g(c: Tensor, x: Tensor, g_type: TensorType) -> Tensor:
@@ -288,6 +351,9 @@ DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "cholesky": {"x": _cholesky},
     "inv": {"x": _inv},
     "solve": {"x": _solve_x, "y": _solve_y},
+    "solve_triangular": {"x": _triangular_x, "y": _triangular_y},
+    "lu": {"x": _lu},
+    "expm": {"x": _expm},
     "det": {"x": lambda g, x: op.det_vjp(g, x)},
     "det_vjp": {"g": _det_vjp_g, "x": _det_vjp_x},
     "slogdet": {"x": _slogdet},

@@ -31,25 +31,28 @@ from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, 
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.eager.capture.guards.changing import Changing
+from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
-from mlvm.eager.recording import recorder
+from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
+from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
+from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Value
@@ -195,6 +198,14 @@ class _KnownProgram:
                 moved |= x.region is not before
         return moved
 
+    def saved(
+        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], states: Sequence[Allocation]
+    ) -> tuple[SavedStep, list[Array]]:
+        """The step with the state as it is now, and the values of its inputs."""
+        types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
+        step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, states)))
+        return step, [values_of(x.root) for x in inputs]
+
     def taken(self) -> list[Tensor]:
         """The elements of queues that are taken ahead of a launch, and are inputs of it."""
         return [x for queue in self.ahead for x in queue.get(kind=Tensor)]
@@ -323,7 +334,7 @@ class Captured(Generic[P, R]):
         arena = current_arena()
         given, named = args, kwargs
         if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
-            given, named = _with_tensors(args), _with_tensors(kwargs)
+            given, named = self._with_tensors(arena.vm, args, kwargs)
         while True:
             signature, key = self._signature(arena.vm, given, named)
             found = self._find(key, signature)
@@ -339,6 +350,23 @@ class Captured(Generic[P, R]):
                 break
         self._last = known
         return self._replay(known, feed, arena, signature, loop=loop)
+
+    def _with_tensors(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
+        """The arguments with tensors in place of numpy arrays. These are beside all tensors of the
+        call: those of its other arguments, and those that the function reaches."""
+        arrays: list[Array] = []
+        replace(arrays.append, (args, kwargs), _ARRAYS)
+        beside = None
+        if any(array.dtype in (np.float64, np.complex128) for array in arrays):
+            others = replace(lambda _: None, (args, kwargs), _ARRAYS)
+            signature, _ = self._signature(vm, *others)
+            beside = widest_of([*signature.tensors, *signature.look.held])
+
+        def tensor(x: Array) -> Tensor:
+            own = DType.of(x.dtype)
+            return asarray(x, dtype=own if beside is None else array_beside(own, beside.dtype))
+
+        return replace(tensor, (args, kwargs), _ARRAYS) if arrays else (args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method, captured for each instance."""
@@ -377,6 +405,16 @@ class Captured(Generic[P, R]):
         Raises `CaptureError` before the first call, and `OSError`."""
         title = f"Memory of {getattr(self.fn, '__name__', 'a captured function')}"
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the plan of the last call's program, and its picture."""
+        known = self._last
+        if known is None:
+            return html.block(repr(self))
+        text = f"{self!r}: {known.planned.plan}"
+        return html.picture(timeline(known.planned.recording(), title=repr(self)), text) + (
+            html.block(text)
+        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
@@ -437,7 +475,8 @@ class Captured(Generic[P, R]):
                     self._looks.clear()
                 self._looks[ids] = look
         signature = Signature(look, values, arguments)
-        return signature, (id(vm), sharing_of(vm), len(args), *kwargs, *signature.key)
+        how = id(vm), debug.is_watched(vm), sharing_of(vm)
+        return signature, (*how, len(args), *kwargs, *signature.key)
 
     def _find(self, key: Any, signature: Signature) -> tuple[_KnownProgram, _Feed] | None:
         for known in self._programs.get(key, ()):
@@ -462,8 +501,12 @@ class Captured(Generic[P, R]):
             changes.seen.update(free)  # who takes what stands for a number for none
             recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
+        is_plain = debug.is_watched(arena.vm)  # then each call is to be seen
         planned = compile_flow(
-            recorded.flow, fuse=self.fuse, recompute=self.recompute, policy=policy_of(arena.vm)
+            recorded.flow,
+            fuse=self.fuse and not is_plain,
+            recompute=self.recompute and not is_plain,
+            policy=policy_of(arena.vm),
         )
         known = _KnownProgram(planned, recorded, signature)
         with self._lock:
@@ -477,6 +520,7 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
+        warn_of_frozen(signature.look, repr(getattr(self.fn, "__qualname__", self.fn)))
         self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
 
@@ -555,6 +599,11 @@ class Captured(Generic[P, R]):
                 handles = (*[x.handle for x in used], *scratch.reserve(vm, known))
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
+                if debug.is_watched(vm):
+                    updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
+                    saved = partial(known.saved, *given)
+                    debug.launch_watched(vm, programs, handles, updated, saved)
+                    return
                 for program in programs:
                     vm.launch(program, handles)
         except HandleError as error:
@@ -565,6 +614,8 @@ class Captured(Generic[P, R]):
         finally:
             explaining.reset(token)
 
+
+_ARRAYS: Final = np.ndarray, np.generic
 
 _CHANGEABLE: Final = np.ndarray, set, bytearray
 """What a caller may change in a result: each call returns its own."""
@@ -586,14 +637,15 @@ def capture(
 
     It is a decorator, `@capture`, and with options one too, `@capture(fuse=False)`.
 
-    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. A
-    call with tensors of other types, other values, or another Module records anew. So does a call
-    after a change of anything that the function reaches by itself. Python numbers among the
-    arguments and in fields of Modules and optimizers do so once, and from then on are inputs of the
-    program, unless Python code needs to see the value. Tensors that the function reaches by itself
-    are used where they lie, and updated in place. Random keys advance. Each call allocates its
-    results in the current arena. Temporaries lie in scratch memory of the captured function's own;
-    `plan` tells its size.
+    Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
+    array of f64 is in the widest float of the call's tensors, where that is narrower. A call with
+    tensors of other types, other values, or another Module records anew. So does a call after a
+    change of anything that the function reaches by itself. Python numbers among the arguments and
+    in fields of Modules and optimizers do so once, and from then on are inputs of the program,
+    unless Python code needs to see the value. Tensors that the function reaches by itself are used
+    where they lie, and updated in place. Random keys advance. Each call allocates its results in
+    the current arena. Temporaries lie in scratch memory of the captured function's own; `plan`
+    tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
@@ -602,7 +654,8 @@ def capture(
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
-    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed.
+    Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
+    with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
     raises it, with the line, if the function reads a tensor's value, copies a Python value into a
     tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any
@@ -820,14 +873,10 @@ def _listed(known: _KnownProgram) -> str:
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
 
 
-def _with_tensors(tree: Any) -> Any:
-    """The tree with tensors in place of numpy arrays."""
-    return replace(asarray, tree, (np.ndarray, np.generic))
-
-
 def _name_line(planned: Planned, error: Exception) -> None:
     """Note on an error of a planned program which line of Python the failing call is from."""
     function, pc = getattr(error, "function", None), getattr(error, "pc", None)
     line = planned.lines.get((str(function), pc)) if isinstance(pc, int) else None
     if line is not None:
-        error.add_note(f"recorded at {line}")
+        layer = getattr(line, "layer", None)  # that of a saved step has none
+        error.add_note(f"recorded at {line}" + (f", in {layer}" if layer else ""))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 import numpy as np
 
@@ -20,27 +21,46 @@ from mlvm.core.errors import (
 )
 from mlvm.core.types import Array
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
-from mlvm.eager.nn.module import Module
+from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
-from mlvm.eager.tensor.values import array_of
-from mlvm.eager.tree import Node, fields, flatten, require_live
+from mlvm.eager.tree import (
+    Node,
+    Where,
+    fields,
+    fits,
+    flatten,
+    named_nodes,
+    nothing_meant,
+    require_live,
+)
 
-M = TypeVar("M", bound=Module)
+T = TypeVar("T")
 File: TypeAlias = str | os.PathLike[str]
 Rename: TypeAlias = Callable[[str], str | None]
 
 
-class Loaded(dict[str, Tensor]):
-    """Tensors by name, and the texts of their file by name, `metadata`."""
+_PLAIN: Final = "mlvm.plain"
+"""The name of the text in which a file has its plain values by path, as JSON."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+
+class Loaded(dict[str, Tensor]):
+    """Tensors by name; the `plain` values of their file by name, and its texts, `metadata`."""
+
+    def __init__(
+        self, tensors: Mapping[str, Tensor], metadata: Mapping[str, str], plain: Mapping[str, Any]
+    ) -> None:
         super().__init__(tensors)
         self.metadata = dict(metadata)
+        self.plain = dict(plain)
 
 
 def save(
-    file: File, tensors: Module | Mapping[str, Any], metadata: Mapping[str, str] | None = None
+    file: File,
+    tensors: Any,
+    metadata: Mapping[str, str] | None = None,
+    *,
+    where: Where | None = None,
 ) -> None:
     """Write tensors by name to a file in the safetensors format, which PyTorch, JAX and others read
     too; of a Module its `state()`, parameters and buffers by path. Arrays are taken as well.
@@ -50,6 +70,18 @@ def save(
     load("model.safetensors").keys()         # kernel, bias
     load("model.safetensors", into=model)    # the values are the model's again
 
+    A dict may have all that a training needs to go on as if it had not been interrupted: Modules,
+    optimizers, loss scales, pipelines, `ml.random` for the global keys, and whatever else has
+    `state()` and `load_state`; tensors and arrays; numbers, texts and None, and lists and dicts of
+    these. Of an optimizer it has the hyperparameters too, but for a schedule.
+
+    training = {"model": model, "optimizer": optimizer, "batches": pipeline, "epoch": 7}
+    save("training.safetensors", training)
+    load("training.safetensors", into=training)["epoch"]
+
+    With `where` it is a part of this that is written: a pattern of the paths, in which `*` matches
+    "/" too, or a function of path and tensor, as in `Module.freeze`.
+
     `metadata` is texts by name. The file is written beside the one of that name, if there is one,
     and takes its place, and its mode, when it is whole: through a link, too. One tensor at a time
     is copied out of its VM. An array of numpy in a field of a Module is no part of its state, and
@@ -57,26 +89,39 @@ def save(
 
     Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
     a device; `WeightsError` for c128, which the format does not have, and for names that are no
-    texts; `DTypeError` for what is no tensor or array, masked arrays included; `StaleTensor`.
-    Nothing is left behind then. https://github.com/huggingface/safetensors
+    texts; `DTypeError` for what is none of the above, masked arrays included; `PathError` for two
+    parts of one name; `AttributeRefused` where `where` means nothing; `StaleTensor`. Nothing is
+    left behind then. https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
         ['bias', 'kernel']
     """
     path = _path(file, "save")
-    named = tensors.state() if isinstance(tensors, Module) else tensors
-    if not isinstance(named, Mapping):
+    if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
             f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"
         )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise AttributeRefused(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
-    if isinstance(tensors, Module):
-        for place in _arrays_in(tensors):
-            text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
-            warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)
-    found = {name: _readable(name, x) for name, x in named.items()}
+    if metadata is not None and _PLAIN in metadata:
+        raise AttributeRefused(f"the text {_PLAIN!r} has the plain values").at("save", ())
+    if isinstance(tensors, Mapping):
+        for name in tensors:
+            if not isinstance(name, str):
+                raise WeightsError(f"{path} is not written: nothing can have the name {name!r}")
+        tensors = dict(tensors)
+    try:
+        parts = Structure(tensors)
+    except DTypeError as error:
+        raise error.at("save", ()) from None
+    for place in _arrays_in({path: x for path, (x, _) in parts.objects.items()}):
+        text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
+        warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)
+    found, plain = parts.meant(where)
+    texts = dict(metadata or {})
+    if plain:
+        texts[_PLAIN] = json.dumps(plain)
     types = {name: x.type if isinstance(x, Tensor) else type_of(x) for name, x in found.items()}
     require_live(x for x in found.values() if isinstance(x, Tensor))
 
@@ -85,28 +130,41 @@ def save(
         return values_of(x) if isinstance(x, Tensor) else x
 
     try:
-        write(path, types, read, metadata or {})
+        write(path, types, read, texts)
     except WeightsError as error:
         raise WeightsError(escaped(f"{path} is not written: {error}")) from None
 
 
 @overload
-def load(file: File, *, rename: Rename | None = None, keep_halves: bool = False) -> Loaded: ...
-@overload
-def load(file: File, *, into: M, rename: Rename | None = None) -> M: ...
 def load(
-    file: File, *, into: M | None = None, rename: Rename | None = None, keep_halves: bool = False
-) -> Loaded | M:
+    file: File,
+    *,
+    rename: Rename | None = None,
+    keep_halves: bool = False,
+    where: Where | None = None,
+) -> Loaded: ...
+@overload
+def load(file: File, *, into: T, rename: Rename | None = None, where: Where | None = None) -> T: ...
+def load(
+    file: File,
+    *,
+    into: Any = None,
+    rename: Rename | None = None,
+    keep_halves: bool = False,
+    where: Where | None = None,
+) -> Any:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
     texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
-    the paths of its `state()`, and the Module is returned.
+    the paths of its `state()`, and the Module is returned. So is a dict of what `save` takes, whose
+    items that are numbers, texts and arrays are replaced.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata
     model = load("model.safetensors", into=nn.Linear(2, 3))
 
     `rename` is called with each name in the file, and says under which one the tensor comes, or
-    None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. F16 and BF16 are read
+    None to leave it out: `rename=lambda name: name.removeprefix("encoder.")`. With `where`, as in
+    `save`, it is a part of the tensors; the file may have others, too. F16 and BF16 are read
     as f32, which has all of their values, unless `keep_halves`; a parameter of that dtype takes
     them as they are. The file is mapped into memory, so that its tensors need no room besides their
     own, and whoever cuts it short meanwhile ends this process (SIGBUS); in an arena of a `DryVM`
@@ -114,38 +172,59 @@ def load(
 
     Raises `OSError` for a file that cannot be read; `WeightsError` for one that is no such file or
     is damaged, and for a tensor of a dtype that mlvm lacks, unless `rename` leaves it out;
-    `PathError` for two tensors of one name. For a Module nothing is written unless all fits:
+    `PathError` for two tensors of one name. With `into` nothing is written unless all fits:
     `PathError` for names that are missing or unknown, `DTypeError` and `ShapeError` for another
     dtype or shape. Each names the file.
 
-        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3, zeros=True))
+        >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
     """
     path = _path(file, "load")
-    if into is not None and not isinstance(into, Module):
-        raise DTypeError(f"load writes into a Module, not into {brief(into)}")
+    if into is not None and not isinstance(into, dict) and loader_of(into) is None:
+        raise DTypeError(f"load writes into a Module, or a dict, not into {brief(into)}")
     if rename is not None and not callable(rename):
         text = f"rename is called with each name in the file, and {brief(rename)} is no function"
         raise AttributeRefused(text).at("load", ())
     try:
         opened = WeightsFile(path)
-        found = _renamed(opened, rename)
-        if into is None:
-            loaded = {
-                name: from_array(opened.read(own, keep_halves)) for name, own in found.items()
-            }
-            return Loaded(loaded, opened.metadata)
-        into.load_state({name: opened.read(own, True) for name, own in found.items()})
+        metadata = dict(opened.metadata)
+        values = _parsed(metadata.pop(_PLAIN, "{}"))
+        found = _renamed(opened.entries, rename)
+        plain = {name: values[own] for name, own in _renamed(values, rename).items()}
+        if into is not None:
+            arrays = {name: opened.read(own, True) for name, own in found.items()}
+            return Structure(into).take(arrays, plain, where)
+        loaded: dict[str, Tensor] = {}
+        for name, own in found.items():
+            if not isinstance(where, str) or fits(where, name, None):
+                x = from_array(opened.read(own, keep_halves))
+                if where is None or fits(where, name, x):
+                    loaded[name] = x
+        if where is not None:
+            named = [*found, *plain]
+            plain = {name: x for name, x in plain.items() if fits(where, name, x)}
+            if not loaded and not plain:
+                raise nothing_meant(where, named)
+        return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None
-    return into
 
 
-def _renamed(opened: WeightsFile, rename: Rename | None) -> dict[str, str]:
+def _parsed(text: str) -> Values:
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise WeightsError("its plain values are no JSON by path")
+    return values
+
+
+def _renamed(names: Iterable[str], rename: Rename | None) -> dict[str, str]:
     """The names in the file by those that are wanted."""
     found: dict[str, str] = {}
-    for own in opened.entries:
+    for own in names:
         name = own if rename is None else rename(own)
         if name is None:
             continue
@@ -157,36 +236,17 @@ def _renamed(opened: WeightsFile, rename: Rename | None) -> dict[str, str]:
     return found
 
 
-def _readable(name: str, x: Any) -> Tensor | Array:
-    """A tensor as it is, and an array as one of numpy, which is read once."""
-    if isinstance(x, Tensor):
-        return x
-    if not hasattr(x, "__array__"):
-        raise DTypeError(f"{name} must be a tensor or an array, not {brief(x)}").at("save", ())
-    if isinstance(x, np.ma.MaskedArray):
-        raise DTypeError(f"{name} is a masked array, and a file has no masks").at("save", ())
-    try:
-        return array_of(x)
-    except DTypeError as error:
-        raise DTypeError(f"{name}: {error.reason}").at("save", ()) from None
+def _arrays_in(objects: Mapping[str, Any]) -> Iterator[str]:
+    """The paths of numpy's arrays in Modules, which are no part of their state."""
+    for root, model in objects.items():
+        for path, node in named_nodes(model) if isinstance(model, Node) else ():
+            held = dict(fields(node, buffers=True))
+            within = "/".join(filter(None, (root, path)))
+            yield from (place for place, _ in flatten(held, within, ends=_at_arrays)[0])
 
 
-def _arrays_in(node: Node) -> Iterator[str]:
-    """The paths of numpy's arrays in a Module, which are no part of its state."""
-    seen: set[int] = set()
-    left: list[tuple[str, Any]] = [("", node)]
-    while left:
-        path, part = left.pop()
-        if isinstance(part, np.ndarray):
-            yield path
-        elif id(part) not in seen:
-            seen.add(id(part))
-            held = dict(fields(part, buffers=True))
-            left += reversed(flatten(held, path, ends=_at_arrays_and_modules)[0])
-
-
-def _at_arrays_and_modules(part: Any) -> bool | None:
-    if isinstance(part, (np.ndarray, Node)):
+def _at_arrays(part: Any) -> bool | None:
+    if isinstance(part, np.ndarray):
         return True
     return None if isinstance(part, (dict, list, tuple)) else False
 

@@ -74,7 +74,17 @@ def pair(value: Ints, name: str, *, least: int = 1) -> Pair:
 
     Raises `AttributeRefused`, which names the value.
     """
+    first, second = each_of(value, 2, name, least=least)
+    return first, second
+
+
+def each_of(value: Ints, count: int, name: str, *, least: int = 1) -> tuple[int, ...]:
+    """So many ints >= `least`, one for each axis; one int stands for all of them.
+
+    Raises `AttributeRefused`, which names the value.
+    """
     ints = integers(value, name)
-    if len(ints) not in (1, 2) or min(ints) < least:
-        raise AttributeRefused(f"{name} must be one or two integers >= {least}, given {value}")
-    return ints[0], ints[-1]
+    if len(ints) not in (1, count) or min(ints) < least:
+        wanted = {1: "an integer", 2: "one or two integers"}.get(count, f"one or {count} integers")
+        raise AttributeRefused(f"{name} must be {wanted} >= {least}, given {value}")
+    return ints * count if len(ints) == 1 else ints

@@ -28,24 +28,26 @@ def scaled_dot_product_attention(
     /,
     mask: Tensor | None = None,
     *,
-    causal: bool = False,
+    is_causal: bool = False,
     scale: float | None = None,
     dropout: float = 0.0,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
     """softmax(query key^T scale) value, in the last two axes (arXiv 1706.03762, equation 1):
     f[..., T, D], f[..., S, D] and f[..., S, E] -> f[..., T, E]. The scale is 1 / sqrt(D) unless
-    given.
+    given. Of the axes before, the last are heads: H heads of queries may share G of keys and
+    values, where G divides H; head i sees head i // (H / G) of these (grouped-query attention,
+    Ainslie et al., arXiv 2305.13245).
 
     `mask`, a bool tensor that broadcasts to [..., T, S], is True where a query may see a key. With
-    `causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight of
-    the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
+    `is_causal`, query i sees keys 0 .. i only. A query that may see no key gets zeros. Each weight
+    of the softmax is dropped at the rate `dropout`, with `dropout_key` or the next global key.
 
     Raises `ShapeError` for shapes that do not fit, `DTypeError` for a mask that is not bool and for
     complex numbers, `AttributeRefused` for a rate that is not in [0, 1).
 
         >>> q = ml.ones((1, 2, 5, 4))
-        >>> ml.scaled_dot_product_attention(q, q, q, causal=True).type
+        >>> ml.scaled_dot_product_attention(q, q, q, is_causal=True).type
         f32[1,2,5,4]
     """
     types = (type_of(query), type_of(key), type_of(value))
@@ -55,7 +57,7 @@ def scaled_dot_product_attention(
         raise ShapeError(
             "query and key have equally many features, key and value equally many rows"
         )
-    before = seen_before(query.shape[-2], key.shape[-2]) if causal else None
+    before = seen_before(query.shape[-2], key.shape[-2]) if is_causal else None
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     return attended(query, key, value, mask, before, scale, dropout, dropout_key)
 
@@ -73,7 +75,9 @@ def attended(
 ) -> Tensor:
     """`scaled_dot_product_attention`, with the keys that a query sees in `before`, too: each query
     one or more."""
-    scores = op.matmul(query * scale, key, transpose_y=True)
+    groups = _groups(query, key, value)
+    scores = op.matmul(_together(query * scale, groups), key, transpose_y=True)
+    scores = _apart(scores, groups)
     if mask is not None:
         _require_mask(mask, scores)
     seen = mask if before is None else before
@@ -82,9 +86,42 @@ def attended(
             seen = op.logical_and(before, mask)
         scores = where(seen, scores, float(finfo(scores.dtype).min))
     weights = op.softmax(scores, axis=-1)
-    if mask is not None:
-        weights = where(mask, weights, 0.0)  # else a query that sees no key would see all
-    return op.matmul(dropped(weights, dropout, key=dropout_key), value)
+    if mask is not None and seen is not None:
+        weights = where(seen, weights, 0.0)  # else a query that sees no key would see all
+    weights = dropped(weights, dropout, key=dropout_key)
+    return _apart(op.matmul(_together(weights, groups), value), groups)
+
+
+def _groups(query: Tensor, key: Tensor, value: Tensor) -> int:
+    """How many heads of queries see one of keys and values; 1 too where there is one for all."""
+    if min(x.ndim for x in (query, key, value)) < 3:
+        return 1
+    heads, shared = query.shape[-3], key.shape[-3]
+    if shared < 2 or heads <= shared:
+        return 1
+    if heads % shared or value.shape[-3] != shared:
+        raise ShapeError(
+            f"{heads} heads of queries share {shared} of keys and {value.shape[-3]} of values; "
+            "these are equally many, and divide those"
+        )
+    return heads // shared
+
+
+def _together(x: Tensor, groups: int) -> Tensor:
+    """The rows of heads that share one behind each other: [..., H, T, D] -> [..., H / groups,
+    groups T, D]."""
+    if groups == 1:
+        return x
+    *batch, heads, rows, width = x.shape
+    return reshape(x, (*batch, heads // groups, groups * rows, width))
+
+
+def _apart(x: Tensor, groups: int) -> Tensor:
+    """The inverse of `_together`."""
+    if groups == 1:
+        return x
+    *batch, shared, rows, width = x.shape
+    return reshape(x, (*batch, shared * groups, rows // groups, width))
 
 
 def _require_mask(mask: Any, scores: Tensor) -> None:

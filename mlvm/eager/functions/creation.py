@@ -18,12 +18,12 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType, TensorType, f32, i64
 from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, is_tracked
+from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, scalar_kind
 from mlvm.eager.tensor.context import arena_on, current_arena
 from mlvm.eager.tensor.operands import tensor_of
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import Tensor, from_array, is_tracked
 from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tensor.wrapper import public
 

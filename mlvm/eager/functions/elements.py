@@ -14,7 +14,7 @@ from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
-from mlvm.eager.functions.shapes import broadcast_to, expand_dims, unstack
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import Scalar
@@ -257,6 +257,35 @@ def nonzero(x: Tensor, /) -> tuple[Tensor, ...]:
     if type_of(x).ndim == 0:
         raise ShapeError("a scalar has no axes")
     return unstack(op.nonzero_indices(x), axis=1)
+
+
+@public
+def argwhere(x: Tensor, /) -> Tensor:
+    """The positions of the elements that are not zero, in row-major order: a row for each.
+
+    x: [...] -> i64[k, x.ndim], where k elements are not zero. Raises `DTypeError` for what is no
+    tensor, array or list.
+
+        >>> ml.argwhere(ml.asarray([0, 3, 0, 4]))
+        Tensor([[1],
+                [3]], i64[2,1])
+    """
+    type_of(x)
+    return op.nonzero_indices(x)
+
+
+@public
+def flatnonzero(x: Tensor, /) -> Tensor:
+    """The positions in the flattened x of the elements that are not zero.
+
+    x: [...] -> i64[k], where k elements are not zero. Raises `DTypeError` for what is no tensor,
+    array or list.
+
+        >>> ml.flatnonzero(ml.asarray([0, 3, 0, 4]))
+        Tensor([1, 3], i64[2])
+    """
+    type_of(x)
+    return reshape(op.nonzero_indices(reshape(x, -1)), -1)
 
 
 @public

@@ -1,5 +1,6 @@
 """x[key] and x[key] = values: integers, slices, `...`, None, integer tensors and boolean masks, as
-in numpy; arrays and lists for these tensors, on a VM of this process.
+in numpy; arrays and lists for these tensors, on a VM of this process. With the same keys
+`x.at[key].add(values)`, which is a new tensor, and in which values for one element meet.
 
 A key becomes a `slice` for the integers and slices, a `take` for the tensors, and a change of
 shape, which copies nothing. An assignment becomes a `slice_set`, an `index_set`, or a `where` or
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from functools import reduce
 from types import EllipsisType
 from typing import Any, TypeAlias, cast
@@ -18,15 +20,18 @@ import numpy as np
 
 from mlvm.core import errors
 from mlvm.core.errors import brief
-from mlvm.core.rules import broadcast_shapes
+from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, bf16, i64
-from mlvm.eager.functions.shapes import moveaxis, reshape, unstack
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.shapes import broadcast_to, concat, moveaxis, part, reshape, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
+from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import public, told
 
 Item: TypeAlias = "int | slice | Tensor | None"
 
@@ -300,15 +305,20 @@ def _set_window(x: Tensor, items: list[Item], given: Tensor) -> None:
 
 def _set_taken(x: Tensor, key: Any, items: list[Item], given: Tensor) -> None:
     """Set what integer tensors choose, maybe beside integers and slices."""
-    [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
-    indices, axes = cast(Tensor, items[axis]), 1
-    if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
-        positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
-        indices = getitem(reshape(positions, x.shape), key)
-        axis, axes = 0, x.ndim
+    indices, axis, axes = _chosen(x, key, items)
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     values = reshape(given, _broadcasting(x, given, shape))
     apply_into(x, one_op("index_set", axis=axis, axes=axes), x, values, indices)
+
+
+def _chosen(x: Tensor, key: Any, items: list[Item]) -> tuple[Tensor, int, int]:
+    """What integer tensors choose: indices, along an axis, or in row-major order through so many
+    axes from that one on."""
+    [axis, *others] = [i for i, item in enumerate(items) if isinstance(item, Tensor)]
+    if others or any(item != slice(None) for i, item in enumerate(items) if i != axis):
+        positions = op.arange(start=0, stop=x.size, step=1, dtype=i64)
+        return getitem(reshape(positions, x.shape), key), 0, x.ndim
+    return cast(Tensor, items[axis]), axis, 1
 
 
 def _set_masked(x: Tensor, mask: Tensor, given: Tensor) -> None:
@@ -333,6 +343,147 @@ def _text(key: object) -> str:
     if key is None or isinstance(key, (int, slice, EllipsisType)):
         return brief(key)
     return type(key).__name__
+
+
+# --- values that meet ----------------------------------------------------------------
+
+Combine: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+
+
+@public
+def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
+    """x with `updates` added to x[indices], as `x.at[indices].add(updates)`: a new tensor. Where an
+    element is chosen several times, all of its updates are added, in row-major order.
+
+    x: [...], any dtype but bool; indices: what stands between the brackets of x[...]; updates:
+    what broadcasts to x[indices] and promotes to the dtype of x -> [...]. Raises `IndexRefused` for
+    indices that x[indices] refuses, `PositionRefused` where a value of an index tensor is out of
+    range, `ShapeError` for updates that do not broadcast, `DTypeError` for bools, and for updates
+    of another kind than x.
+
+        >>> ml.scatter_add(ml.zeros(3), [0, 2, 0], [1.0, 2.0, 3.0])
+        Tensor([4., 0., 2.], f32[3])
+    """
+    type_of(x)
+    require("numeric", x.type)
+    return _combined_at(op.add, x, indices, updates)
+
+
+class At:
+    """What `x.at` is: `x.at[key]` are the `Places` that x[key] reads, for all of its keys."""
+
+    __slots__ = ("_x",)
+
+    def __init__(self, x: Tensor) -> None:
+        self._x = x
+
+    def __getitem__(self, key: Any) -> Places:
+        return Places(self._x, key)
+
+
+class Places:
+    """What `x.at[key]` is, with the names of JAX: x with other elements there, as a new tensor.
+    Where an element is chosen several times, all values for it count, except in `set`, where the
+    last stays. Values broadcast to x[key] and take the dtype of x, as in `x[key] = values`.
+
+        >>> x = ml.asarray([1.0, 2.0])
+        >>> x.at[[0, 0]].add(5.0), x
+        (Tensor([11.,  2.], f32[2]), Tensor([1., 2.], f32[2]))
+    """
+
+    __slots__ = ("_key", "_x")
+
+    def __init__(self, x: Tensor, key: Any) -> None:
+        self._x = x
+        self._key = key
+
+    def get(self) -> Tensor:
+        """x[key]"""
+        return getitem(self._x, self._key)
+
+    def set(self, values: object) -> Tensor:
+        """x with the values there."""
+        out = alias_of(self._x)
+        setitem(out, self._key, values)
+        return out
+
+    def add(self, values: object) -> Tensor:
+        """x with the values added there."""
+        return self._combined("add", op.add, values)
+
+    def multiply(self, values: object) -> Tensor:
+        """x multiplied by the values there."""
+        return self._combined("multiply", op.multiply, values)
+
+    def min(self, values: object) -> Tensor:
+        """The smallest of x and the values there."""
+        return self._combined("min", op.minimum, values)
+
+    def max(self, values: object) -> Tensor:
+        """The largest of x and the values there."""
+        return self._combined("max", op.maximum, values)
+
+    def _combined(self, name: str, combine: Combine, values: object) -> Tensor:
+        try:
+            return _combined_at(combine, self._x, self._key, values)
+        except errors.MlvmError as error:
+            if isinstance(error, errors.OpError):
+                error.op = None
+            told(error, f"at[...].{name}", (self._x,))
+            raise
+
+
+def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
+    """x, with each element that the key chooses combined with all updates for it."""
+    items = [_item(each) for each in (key if isinstance(key, tuple) else (key,))]
+    given = _values(x, updates)
+    if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
+        out = alias_of(x)
+        setitem(out, key, combine(getitem(x, key), given))
+        return out
+    if len(items) == 1 and _is_mask(items[0]):
+        mask = cast(Tensor, items[0])
+        if given.ndim <= x.ndim - mask.ndim and mask.shape == x.shape[: mask.ndim]:
+            given = reshape(given, _broadcasting(x, given, x.shape[mask.ndim :]))
+            wide = reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim)))
+            return op.where(wide, combine(x, given), x)
+    if any(_is_mask(item) for item in items):
+        items = _with_positions(x, items)
+    indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
+    shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
+    given = broadcast_to(reshape(given, _broadcasting(x, given, shape)), shape)
+    rows = x if axes == 1 else reshape(x, -1)
+    if combine is op.add:
+        return reshape(op.index_add(rows, given, indices, axis=axis), x.shape)
+    before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + axes :])
+    rows = moveaxis(reshape(rows, (before, rows.shape[axis], behind)), 1, 0)
+    given = moveaxis(reshape(given, (before, indices.size, behind)), 1, 0)
+    met = combined(combine, rows, given, reshape(indices, -1))
+    return reshape(moveaxis(met, 0, 1), x.shape)
+
+
+def combined(combine: Combine, x: Tensor, updates: Tensor, indices: Tensor) -> Tensor:
+    """x, with each row combined with all rows of `updates` for it, in order: x[n, ...], updates
+    [k, ...] and indices i[k] -> [n, ...].
+
+    The rows are sorted by where they belong, and a segmented scan runs over them, in log2(k) steps
+    that each have a gradient (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    every = op.arange(start=0, stop=x.shape[0], step=1, dtype=i64)
+    wanted = op.take(every, indices, axis=0)
+    places = concat([every, wanted])
+    order = op.argsort(places)  # stable: x before what is for it
+    places, rows = op.take(places, order, axis=0), op.take(concat([x, updates]), order, axis=0)
+    step, total = 1, rows.shape[0]
+    while step <= indices.size:
+        behind, before = range(step, total), range(total - step)
+        own = part(rows, 0, behind)
+        same = op.equal(part(places, 0, behind), part(places, 0, before))
+        same = reshape(same, (total - step, *[1] * (rows.ndim - 1)))
+        both = op.where(same, combine(part(rows, 0, before), own), own)
+        rows, step = concat([part(rows, 0, range(step)), both]), 2 * step
+    ones = full(wanted.shape, 1, dtype=i64)
+    counts = op.scatter_add(ones, wanted, axis=0, length=x.shape[0])
+    return op.take(rows, op.cumulative_sum(counts + 1, axis=0) - 1, axis=0)
 
 
 Tensor.__getitem__ = getitem

@@ -17,13 +17,13 @@ from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.errors import LinAlgError as LinAlgError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.rules import Axis, is_real, normalize_axes, normalize_axis
-from mlvm.core.types import DType, TensorType
+from mlvm.core.types import DType, TensorType, promote
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.elements import astype
-from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.matrices import conj, cut, diagonal_of, floating, real
+from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.matrices import adjoint, conj, cut, diagonal_of, floating, order_of, real
 from mlvm.eager.functions.shapes import matrix_transpose as matrix_transpose
 from mlvm.eager.functions.sums import outer as outer
 from mlvm.eager.tensor import primitives as op
@@ -60,6 +60,34 @@ class EighResult(NamedTuple):
 
     eigenvalues: Tensor
     eigenvectors: Tensor
+
+
+class LUResult(NamedTuple):
+    """`x = P L U`.
+
+    Of x [..., m, n] and k = min(m, n): [..., m, m], [..., m, k] and [..., k, n].
+
+        >>> ml.linalg.lu(ml.ones((3, 2))).U.type
+        f32[2,2]
+    """
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+class LUFactorResult(NamedTuple):
+    """What `lu_factor` gives, and `lu_solve` takes: L beneath the diagonal of `LU`, U above, and
+    the rows of x in that order.
+
+    Of x [..., m, n]: [..., m, n] and i64[..., m].
+
+        >>> ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).permutation
+        Tensor([1, 0], i64[2])
+    """
+
+    LU: Tensor
+    permutation: Tensor
 
 
 class QRResult(NamedTuple):
@@ -362,6 +390,123 @@ def solve(x1: Tensor, x2: Tensor, /) -> Tensor:
         Tensor([1., 1.], f32[2])
     """
     return op.solve(floating(x1), floating(x2))
+
+
+@public
+def solve_triangular(
+    x1: Tensor, x2: Tensor, /, *, lower: bool = False, unit_diagonal: bool = False
+) -> Tensor:
+    """z with x1 z = x2, of which the upper triangle of x1 is taken, or the `lower`, and nothing
+    else is read: by substitution, in a number of products that grows with n^2 and not n^3. With
+    `unit_diagonal` ones are taken for its diagonal.
+
+    x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
+    [..., n]; the batch axes broadcast. Raises `ShapeError` for operands that do not fit,
+    `LinAlgError` for a 0 in the diagonal.
+
+        >>> ml.linalg.solve_triangular(ml.asarray([[2.0, 1.0], [0.0, 4.0]]), ml.asarray([4.0, 8.0]))
+        Tensor([1., 2.], f32[2])
+    """
+    return op.solve_triangular(floating(x1), floating(x2), lower=lower, unit_diagonal=unit_diagonal)
+
+
+@public
+@in_f32
+def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
+    """z with L L^H z = x2, for the L that `cholesky` gives, or U^H U z = x2 for the `upper` one.
+
+    x1: [..., n, n], x2: [..., n, k] or [n], any dtype, integers and bools as f32 -> [..., n, k] or
+    [..., n]. Raises what `linalg.solve_triangular` raises.
+
+        >>> factor = ml.linalg.cholesky(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        >>> ml.linalg.cholesky_solve(factor, ml.asarray([4.0, 18.0]))
+        Tensor([1., 2.], f32[2])
+    """
+    x1 = floating(x1)
+    _matrices(x1)
+    first, second = (adjoint(x1), x1) if upper else (x1, adjoint(x1))
+    half = op.solve_triangular(first, floating(x2), lower=True)
+    return op.solve_triangular(second, half, lower=False)
+
+
+@public
+def lu_factor(x: Tensor, /) -> LUFactorResult:
+    """x[permutation] = L U, by elimination with partial pivoting; L and U are in one matrix. A
+    singular x has factors, too, of which U is singular.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, n] and i64[..., m]. Raises
+    `ShapeError` for fewer than two axes.
+
+        >>> ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).LU
+        Tensor([[4.  , 4.  ],
+                [0.25, 1.  ]], f32[2,2])
+    """
+    x = floating(x)
+    rows, wide = _matrices(x).shape[-2:]
+    factors, order = cut(op.lu(widened(x)), (rows, wide), (rows,))
+    return LUFactorResult(rounded(factors, x.dtype), order_of(order))
+
+
+@public
+def lu(x: Tensor, /) -> LUResult:
+    """x = P L U, with a permutation of rows P, a unit lower triangular L and an upper triangular U,
+    by elimination with partial pivoting. The gradient is that for a P which stays.
+
+    x: [..., m, n], any dtype, integers and bools as f32 -> [..., m, m], [..., m, k] and [..., k,
+    n], with k = min(m, n). Raises `ShapeError` for fewer than two axes.
+
+        >>> ml.linalg.lu(ml.asarray([[1.0, 2.0], [4.0, 4.0]])).L
+        Tensor([[1.  , 0.  ],
+                [0.25, 1.  ]], f32[2,2])
+    """
+    factors, order = lu_factor(x)
+    rows, wide = factors.shape[-2:]
+    k = min(rows, wide)
+    lower = op.tril(factors[..., :k], k=-1) + eye(rows, k, dtype=factors.dtype)
+    permuted = op.one_hot(order, num_classes=rows, dtype=factors.dtype.name).mT
+    return LUResult(permuted, lower, op.triu(factors[..., :k, :]))
+
+
+@public
+def lu_solve(factors: tuple[Tensor, Tensor], x2: Tensor, /) -> Tensor:
+    """z with x z = x2, for the factors that `lu_factor` gives of a square x: to solve with one x
+    again and again.
+
+    factors: [..., n, n] and i64[..., n], x2: [..., n, k] or [n], any dtype, integers and bools as
+    f32 -> [..., n, k] or [..., n]. Raises `ShapeError` for operands that do not fit, `LinAlgError`
+    for a singular x.
+
+        >>> factors = ml.linalg.lu_factor(ml.asarray([[1.0, 2.0], [4.0, 4.0]]))
+        >>> ml.linalg.lu_solve(factors, ml.asarray([3.0, 8.0]))
+        Tensor([1., 1.], f32[2])
+    """
+    both, order = factors
+    type, right = _matrices(both), floating(x2)
+    if type.shape[-1] != type.shape[-2] or order.shape != type.shape[:-1]:
+        raise ShapeError(f"factors are of square matrices, not {type} and {order.type}")
+    columns = shapes.expand_dims(right, axis=-1) if right.ndim == 1 else right
+    if not right.ndim or columns.shape[-2] != type.shape[-1]:
+        raise ShapeError(f"{type.shape[-1]} equations have a right-hand side {right.type}")
+    both, wide = widened(both), widened(columns)
+    rows = op.one_hot(order, num_classes=type.shape[-1], dtype=wide.dtype.name) @ wide
+    half = op.solve_triangular(both, rows, lower=True, unit_diagonal=True)
+    found = rounded(op.solve_triangular(both, half, lower=False), promote(type.dtype, right.dtype))
+    return found[..., 0] if right.ndim == 1 else found
+
+
+@public
+def expm(x: Tensor, /) -> Tensor:
+    """The exponentials of square matrices: the sums of x^k / k!, of matrix powers; nan of a matrix
+    with inf or nan.
+
+    x: [..., n, n], any dtype, integers and bools as f32 -> [..., n, n]. Raises `ShapeError` for
+    matrices that are not square.
+
+        >>> ml.linalg.expm(ml.zeros((2, 2)))
+        Tensor([[1., 0.],
+                [0., 1.]], f32[2,2])
+    """
+    return op.expm(floating(x))
 
 
 @public

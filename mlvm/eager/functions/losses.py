@@ -6,11 +6,12 @@ is computed in f32, and what is given back is rounded once.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.rules import is_real
-from mlvm.core.types import TensorType
+from mlvm.core.rules import is_real, require
+from mlvm.core.types import TensorType, bool_
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.tensor import primitives as op
@@ -36,7 +37,7 @@ def mean_squared_error(
         Tensor(4.625, f32[])
     """
     _require_pair(predictions, targets)
-    return _reduced(op.square(predictions - targets), reduction)
+    return reduced(op.square(predictions - targets), reduction)
 
 
 @public
@@ -52,7 +53,7 @@ def l1(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
         Tensor([0.5, 3. ], f32[2])
     """
     _require_pair(predictions, targets)
-    return _reduced(op.abs(predictions - targets), reduction)
+    return reduced(op.abs(predictions - targets), reduction)
 
 
 @public
@@ -71,32 +72,93 @@ def huber(
         Tensor([0.125, 2.5  ], f32[2])
     """
     _require_pair(predictions, targets)
-    if not is_real(delta) or not delta > 0:
-        raise AttributeRefused(f"delta is a number > 0, not {brief(delta)}")
+    limit = _positive(delta, "delta")
     d = predictions - targets
-    inner = op.clip(d, -float(delta), float(delta))
-    return _reduced(inner * (d - 0.5 * inner), reduction)
+    inner = op.clip(d, -limit, limit)
+    return reduced(inner * (d - 0.5 * inner), reduction)
+
+
+@public
+@in_f32
+def smooth_l1(
+    predictions: Tensor, targets: Tensor, /, *, beta: float = 1.0, reduction: Reduction = "none"
+) -> Tensor:
+    """d^2 / (2 beta) for a difference |d| <= beta, else |d| - beta / 2, of floats of one shape:
+    `huber` by beta (Girshick, arXiv 1504.08083).
+
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction, and unless beta > 0.
+
+        >>> ml.smooth_l1(ml.asarray([0.5, 3.0]), ml.zeros(2), beta=2.0)
+        Tensor([0.0625, 2.    ], f32[2])
+    """
+    beta = _positive(beta, "beta")
+    return huber(predictions, targets, delta=beta, reduction=reduction) / beta
 
 
 @public
 @in_f32
 def binary_cross_entropy_with_logits(
-    logits: Tensor, targets: Tensor, /, *, reduction: Reduction = "none"
+    logits: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    weight: Tensor | None = None,
+    pos_weight: Tensor | None = None,
+    reduction: Reduction = "none",
 ) -> Tensor:
     """-t log(p) - (1 - t) log(1 - p) for p = sigmoid(logits) and targets 0 <= t <= 1, floats of one
     shape; computed from -log(p) = log(1 + e^-x) and -log(1 - p) = log(1 + e^x), which are accurate
-    and finite for all finite logits.
+    and finite for all finite logits. Losses are multiplied by `weight`, the part of t by
+    `pos_weight`, as n / m where a class has n samples of the other kind for m of its own.
 
-    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
-    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
-    reduction.
+    Both: f[...] -> f[...], or f[] with "mean" or "sum"; weights broadcast to that. Raises
+    `ShapeError` unless both have one shape (they do not broadcast), and for weights of another,
+    `DTypeError` for other than floats, `AttributeRefused` for another reduction.
 
         >>> ml.binary_cross_entropy_with_logits(ml.asarray([0.0, 9.0]), ml.asarray([1.0, 1.0]))
         Tensor([6.9314718e-01, 1.2340219e-04], f32[2])
     """
-    _require_pair(logits, targets)
-    losses = targets * op.logaddexp(-logits, 0.0) + (1.0 - targets) * op.logaddexp(logits, 0.0)
-    return _reduced(losses, reduction)
+    type = _require_pair(logits, targets)
+    positive = targets * op.logaddexp(-logits, 0.0)
+    if pos_weight is not None:
+        positive = positive * _require_weight(pos_weight, type, "pos_weight")
+    losses = positive + (1.0 - targets) * op.logaddexp(logits, 0.0)
+    return reduced(_weighed(losses, weight), reduction)
+
+
+@public
+@in_f32
+def binary_cross_entropy(
+    predictions: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    weight: Tensor | None = None,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """-t log(p) - (1 - t) log(1 - p) for predictions 0 <= p <= 1 and targets 0 <= t <= 1, floats of
+    one shape, times `weight`. A logarithm is -100 at the least, as in PyTorch, and nan of what is
+    no probability. `binary_cross_entropy_with_logits` is more accurate.
+
+    Both: f[...] -> f[...], or f[] with "mean" or "sum"; a weight broadcasts to that. Raises
+    `ShapeError` unless both have one shape (they do not broadcast), and for a weight of another,
+    `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+
+        >>> ml.binary_cross_entropy(ml.asarray([0.5, 0.0]), ml.asarray([1.0, 0.0]))
+        Tensor([0.6931472, 0.       ], f32[2])
+    """
+    _require_pair(predictions, targets)
+    losses = -targets * _log(predictions) - (1.0 - targets) * _log(1.0 - predictions)
+    return reduced(_weighed(losses, weight), reduction)
+
+
+def _log(p: Tensor) -> Tensor:
+    """log(p), or -100 where that is less."""
+    never = op.equal(p, 0.0)
+    log_p = op.log(op.where(never, constant(1.0, p.dtype), p))
+    return op.where(never, constant(-100.0, p.dtype), op.maximum(log_p, -100.0))
 
 
 @public
@@ -122,7 +184,44 @@ def kl_divergence(
     never = op.equal(targets, 0.0)
     log_targets = op.log(op.where(never, constant(1.0, targets.dtype), targets))
     log_ratio = log_targets - op.where(never, constant(0.0, type.dtype), log_predictions)
-    return _reduced(op.sum(targets * log_ratio, axis=-1), reduction)
+    return reduced(op.sum(targets * log_ratio, axis=-1), reduction)
+
+
+@public
+@in_f32
+def nll(
+    log_predictions: Tensor,
+    labels: Tensor,
+    /,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int | None = None,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """-log_predictions[label] along the last axis, one loss per label: the negative log likelihood
+    of classes whose logarithms are given, as `log_softmax` gives them. `weight`, `ignore_index` and
+    the mean are those of `softmax_cross_entropy`, which is more accurate for logits.
+
+    log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".
+    Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for other
+    shapes, `DTypeError` for predictions and weights that are no floats and labels that are no
+    integers, `AttributeRefused` for another reduction.
+
+        >>> ml.nll(ml.log(ml.asarray([[0.5, 0.5], [0.25, 0.75]])), ml.asarray([1, 0]))
+        Tensor([0.6931472, 1.3862944], f32[2])
+    """
+    require("float", type_of(log_predictions))
+    require("integer", type_of(labels))
+    if not log_predictions.ndim or labels.shape != log_predictions.shape[:-1]:
+        raise ShapeError("labels must have the shape of the predictions without its last axis")
+    if weight is not None:
+        _require_class_weight(weight, log_predictions.type)
+    labels, ignored = _counted(labels, ignore_index)
+    chosen = op.one_hot(labels, num_classes=log_predictions.shape[-1], dtype=bool_)
+    none = constant(0.0, log_predictions.dtype)
+    losses = -op.sum(op.where(chosen, log_predictions, none), axis=-1)
+    weights = None if weight is None else op.take(weight, labels, axis=0)
+    return _of_labels(losses if weights is None else losses * weights, weights, ignored, reduction)
 
 
 @public
@@ -132,6 +231,7 @@ def softmax_cross_entropy(
     labels: Tensor,
     /,
     *,
+    weight: Tensor | None = None,
     label_smoothing: float = 0.0,
     ignore_index: int | None = None,
     reduction: Reduction = "none",
@@ -139,15 +239,21 @@ def softmax_cross_entropy(
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
     `labels` holds class numbers 0 .. K-1 for logits of K classes; any other raises
-    `OperandValueError`, but for `ignore_index`, whose loss is 0. With `label_smoothing` s, the loss
-    is that of a target of (1 - s) for the label plus s / K for each class (Szegedy et al., arXiv
-    1512.00567). The mean is over the labels that are not ignored, and nan of none, as in PyTorch.
+    `OperandValueError`, but for `ignore_index`, whose loss is 0. Or it holds distributions t,
+    floats of the shape of the logits, and the loss is -sum(t log_softmax(logits)). With
+    `label_smoothing` s, the loss is that of a target of (1 - s) for the label plus s / K for each
+    class (Szegedy et al., arXiv 1512.00567).
 
-    logits: f[..., K], labels: i[...] -> f[...], or f[] with "mean" or "sum". Raises
-    `OperandValueError` for a label that is none of the classes, `ShapeError` for labels of another
-    shape than the logits without their last axis, `DTypeError` for logits that are no floats and
-    labels that are no integers, `AttributeRefused` for a smoothing that is not in [0, 1], or
-    another reduction.
+    The term of a class is multiplied by its `weight`. The mean is over the labels that are not
+    ignored, each counting as often as its weight says, and nan of none, as in PyTorch; that of
+    distributions is over all.
+
+    logits: f[..., K], labels: i[...] or f[..., K], weight: f[K] -> f[...], or f[] with "mean" or
+    "sum". Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for
+    labels of another shape than the logits without their last axis, distributions of another than
+    the logits, and a weight that is not one for each class, `DTypeError` for logits and weights
+    that are no floats, `AttributeRefused` for a smoothing that is not in [0, 1], for an
+    `ignore_index` of distributions, or another reduction.
 
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
@@ -158,21 +264,288 @@ def softmax_cross_entropy(
         raise AttributeRefused(
             f"label_smoothing is a number from 0 to 1, not {brief(label_smoothing)}"
         )
-    ignored = None
-    if ignore_index is not None:
-        number = integer(ignore_index, "ignore_index")
-        ignored = op.equal(labels, number)
-        labels = op.where(ignored, constant(0, labels.dtype), labels)
+    smoothing = float(label_smoothing)
+    if weight is not None:
+        _require_class_weight(weight, logits.type)
+    if labels.dtype.is_float:
+        if ignore_index is not None:
+            raise AttributeRefused("an ignore_index is of class numbers, not of distributions")
+        if labels.shape != logits.shape or not labels.ndim:
+            raise ShapeError(
+                "labels that are floats are distributions, of the shape of the logits; class "
+                "numbers are integers"
+            )
+        if smoothing:
+            labels = labels * (1.0 - smoothing) + smoothing / labels.shape[-1]
+        terms = labels * op.log_softmax(logits, axis=-1)
+        return reduced(-op.sum(terms if weight is None else terms * weight, axis=-1), reduction)
+    labels, ignored = _counted(labels, ignore_index)
     losses = op.softmax_cross_entropy(logits, labels)
-    if label_smoothing:
-        of_all = op.logsumexp(logits, axis=-1) - op.mean(logits, axis=-1)
-        losses = losses * (1.0 - label_smoothing) + of_all * float(label_smoothing)
-    if ignored is None:
-        return _reduced(losses, reduction)
-    losses = op.where(ignored, constant(0.0, losses.dtype), losses)
-    if reduction != "mean":
-        return _reduced(losses, reduction)
-    counted = op.astype(op.logical_not(ignored), dtype=losses.dtype)
+    if smoothing:
+        log_sums = op.logsumexp(logits, axis=-1)
+        if weight is None:
+            of_all = log_sums - op.mean(logits, axis=-1)
+        else:
+            of_all = log_sums * op.mean(weight) - op.mean(logits * weight, axis=-1)
+    weights = None
+    if weight is not None:
+        weights = op.take(weight, labels, axis=0)
+        losses = losses * weights
+    if smoothing:
+        losses = losses * (1.0 - smoothing) + of_all * smoothing
+    return _of_labels(losses, weights, ignored, reduction)
+
+
+@public
+@in_f32
+def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1e-8) -> Tensor:
+    """sum(x y) / (max(|x|, eps) max(|y|, eps)) along the axis: the cosine of the angle between
+    vectors, and 0 where one is 0.
+
+    x and y: f[..., n], shapes that broadcast -> f[...]. Raises `ShapeError` for other shapes,
+    `AxisRefused` for an axis that they do not have, `DTypeError` for other than floats,
+    `AttributeRefused` unless eps > 0.
+
+        >>> ml.cosine_similarity(ml.asarray([3.0, 4.0]), ml.asarray([3.0, 0.0]))
+        Tensor(0.6, f32[])
+    """
+    require("float", type_of(x), type_of(y))
+    least = _positive(eps, "eps") ** 2
+    product = op.sum(x * y, axis=axis)
+    for each in (x, y):
+        product = product * op.rsqrt(op.maximum(op.sum(op.square(each), axis=axis), least))
+    return product
+
+
+@public
+@in_f32
+def cosine_embedding(
+    x: Tensor,
+    y: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    margin: float = 0.0,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """1 - cos for vectors that belong together, whose target is 1, and max(cos - margin, 0) for
+    those that do not, whose target is -1, with the `cosine_similarity` of the last axes.
+
+    x and y: f[..., n], targets: [...], floats or integers -> f[...], or f[] with "mean" or "sum".
+    Raises `ShapeError` for other shapes, `DTypeError` for other than floats, `AttributeRefused` for
+    another reduction.
+
+        >>> x, y = ml.asarray([[1.0, 0.0], [1.0, 0.0]]), ml.asarray([[0.0, 1.0], [1.0, 0.0]])
+        >>> ml.cosine_embedding(x, y, ml.asarray([1, -1]))
+        Tensor([1., 1.], f32[2])
+    """
+    type = _require_pair(x, y)
+    if not type.ndim or type_of(targets).shape != type.shape[:-1]:
+        raise ShapeError("targets are one for each pair of vectors, the last axes")
+    cosine = cosine_similarity(x, y)
+    apart = op.maximum(cosine - margin, 0.0)
+    return reduced(op.where(op.greater(targets, 0), 1.0 - cosine, apart), reduction)
+
+
+@public
+@in_f32
+def triplet_margin(
+    anchor: Tensor,
+    positive: Tensor,
+    negative: Tensor,
+    /,
+    *,
+    margin: float = 1.0,
+    p: float = 2.0,
+    swap: bool = False,
+    eps: float = 1e-6,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """max(d(anchor, positive) - d(anchor, negative) + margin, 0), with d the p-norm of the
+    difference, plus eps, along the last axis (Balntas et al., BMVC 2016). With `swap`, the negative
+    counts as no farther from the anchor than from the positive.
+
+    All: f[..., n] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
+    shape, `DTypeError` for other than floats, `AttributeRefused` for another reduction, and unless
+    p > 0.
+
+        >>> x = ml.asarray([[0.0, 0.0]])
+        >>> ml.triplet_margin(x, x + 1.0, x + 2.0, margin=2.0)
+        Tensor([0.5857864], f32[1])
+    """
+    type = _require_pair(anchor, positive)
+    _require_pair(anchor, negative)
+    if not type.ndim:
+        raise ShapeError("a vector has an axis, which a scalar lacks")
+    power = _positive(p, "p")
+
+    def distance(x: Tensor, y: Tensor) -> Tensor:
+        d = op.abs(x - y + eps)
+        if power == 1.0:
+            return op.sum(d, axis=-1)
+        if power == 2.0:
+            return op.sqrt(op.sum(op.square(d), axis=-1))
+        return op.pow(op.sum(op.pow(d, power), axis=-1), 1.0 / power)
+
+    far = distance(anchor, negative)
+    if swap:
+        far = op.minimum(far, distance(positive, negative))
+    return reduced(op.maximum(distance(anchor, positive) - far + margin, 0.0), reduction)
+
+
+@public
+@in_f32
+def margin_ranking(
+    x: Tensor,
+    y: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    margin: float = 0.0,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """max(-target (x - y) + margin, 0): x is to be the larger by the margin where the target is 1,
+    y where it is -1.
+
+    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
+    shape, `DTypeError` for other than floats, `AttributeRefused` for another reduction.
+
+        >>> ml.margin_ranking(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([1.0]), margin=0.5)
+        Tensor([2.5], f32[1])
+    """
+    _require_pair(x, y)
+    _require_pair(x, targets)
+    return reduced(op.maximum(targets * (y - x) + margin, 0.0), reduction)
+
+
+@public
+@in_f32
+def hinge(predictions: Tensor, targets: Tensor, /, *, reduction: Reduction = "none") -> Tensor:
+    """max(1 - target prediction, 0), for targets that are -1 or 1 (Cortes and Vapnik, Machine
+    Learning 20, 1995).
+
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction.
+
+        >>> ml.hinge(ml.asarray([0.5, 3.0]), ml.asarray([-1.0, 1.0]))
+        Tensor([1.5, 0. ], f32[2])
+    """
+    _require_pair(predictions, targets)
+    return reduced(op.maximum(1.0 - targets * predictions, 0.0), reduction)
+
+
+@public
+@in_f32
+def poisson_nll(
+    predictions: Tensor,
+    targets: Tensor,
+    /,
+    *,
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """e^x - t x, the negative log likelihood of a count t of a Poisson distribution of rate e^x, up
+    to a term of t alone; unless `log_input`, x is the rate, and it is x - t log(x + eps). With
+    `full`, that term is there, by Stirling's formula: t log(t) - t + log(2 pi t) / 2 for t > 1.
+
+    Both: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless both have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction.
+
+        >>> ml.poisson_nll(ml.asarray([0.0, 1.0]), ml.asarray([2.0, 1.0]))
+        Tensor([1.       , 1.7182817], f32[2])
+    """
+    type = _require_pair(predictions, targets)
+    if log_input:
+        losses = op.exp(predictions) - targets * predictions
+    else:
+        losses = predictions - targets * op.log(predictions + eps)
+    if full:
+        many = op.greater(targets, 1.0)
+        t = op.where(many, targets, constant(1.0, targets.dtype))
+        rest = t * op.log(t) - t + 0.5 * op.log(2 * math.pi * t)
+        losses = losses + op.where(many, rest, constant(0.0, type.dtype))
+    return reduced(losses, reduction)
+
+
+@public
+@in_f32
+def gaussian_nll(
+    predictions: Tensor,
+    targets: Tensor,
+    variances: Tensor,
+    /,
+    *,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """(log(v) + (prediction - target)^2 / v) / 2 with v = max(variance, eps), the negative log
+    likelihood of a normal distribution; with `full`, log(2 pi) / 2 more (Nix and Weigend, ICNN
+    1994).
+
+    All: f[...] -> f[...], or f[] with "mean" or "sum". Raises `ShapeError` unless all have one
+    shape (nothing broadcasts), `DTypeError` for other than floats, `AttributeRefused` for another
+    reduction, and unless eps > 0.
+
+        >>> ml.gaussian_nll(ml.asarray([1.0]), ml.asarray([3.0]), ml.asarray([4.0]))
+        Tensor([1.1931472], f32[1])
+    """
+    _require_pair(predictions, targets)
+    _require_pair(predictions, variances)
+    v = op.maximum(variances, _positive(eps, "eps"))
+    losses = 0.5 * (op.log(v) + op.square(predictions - targets) / v)
+    return reduced(losses + 0.5 * math.log(2 * math.pi) if full else losses, reduction)
+
+
+def _positive(value: float, name: str) -> float:
+    if not is_real(value) or not value > 0:
+        raise AttributeRefused(f"{name} is a number > 0, not {brief(value)}")
+    return float(value)
+
+
+def _weighed(losses: Tensor, weight: Tensor | None) -> Tensor:
+    """The losses times a weight that broadcasts to them."""
+    return losses if weight is None else losses * _require_weight(weight, losses.type, "weight")
+
+
+def _require_weight(weight: Tensor, type: TensorType, name: str) -> Tensor:
+    require("float", type_of(weight))
+    behind = zip(weight.shape[::-1], type.shape[::-1], strict=False)
+    if weight.ndim > type.ndim or any(n not in (1, length) for n, length in behind):
+        raise ShapeError(f"a {name} broadcasts to the losses, {list(type.shape)}")
+    return weight
+
+
+def _require_class_weight(weight: Tensor, type: TensorType) -> None:
+    require("float", type_of(weight))
+    if weight.shape != type.shape[-1:]:
+        raise ShapeError("a weight is one number for each class, the last axis")
+
+
+def _counted(labels: Tensor, ignore_index: int | None) -> tuple[Tensor, Tensor | None]:
+    """The labels, 0 where they are to be ignored, and where that is."""
+    if ignore_index is None:
+        return labels, None
+    ignored = op.equal(labels, integer(ignore_index, "ignore_index"))
+    return op.where(ignored, constant(0, labels.dtype), labels), ignored
+
+
+def _of_labels(
+    losses: Tensor, weights: Tensor | None, ignored: Tensor | None, reduction: Reduction
+) -> Tensor:
+    """Losses of labels, reduced: the mean is over those that count, as often as they do."""
+    none = constant(0.0, losses.dtype)
+    counted = weights
+    if ignored is not None:
+        losses = op.where(ignored, none, losses)
+        ones = constant(1.0, losses.dtype) if weights is None else weights
+        counted = op.where(ignored, none, ones)
+    if reduction != "mean" or counted is None:
+        return reduced(losses, reduction)
     return op.sum(losses) / op.sum(counted)
 
 
@@ -187,7 +560,7 @@ def _require_pair(predictions: Tensor, targets: Tensor) -> TensorType:
     return types[0]
 
 
-def _reduced(losses: Tensor, reduction: Reduction) -> Tensor:
+def reduced(losses: Tensor, reduction: Reduction) -> Tensor:
     """The losses themselves, or what the reduction makes of them."""
     if reduction == "none":
         return losses

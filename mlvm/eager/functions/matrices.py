@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from mlvm.core.types import Shape, f32
+from mlvm.core.types import Shape, f32, i64
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import reshape
@@ -44,6 +44,11 @@ def cut(packed: Tensor, *shapes: Shape) -> tuple[Tensor, ...]:
         parts.append(reshape(_run(packed, at, size, 1), (*packed.shape[:-1], *shape)))
         at += size
     return tuple(parts)
+
+
+def order_of(packed: Tensor) -> Tensor:
+    """The integers that an op has laid beside floats, which may be complex."""
+    return astype(real(packed), i64)
 
 
 def columns(x: Tensor, start: int, count: int) -> Tensor:

@@ -15,6 +15,7 @@ from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
 from mlvm.eager.functions import elements, shapes, sorting, sums
 from mlvm.eager.functions.arguments import integer
+from mlvm.eager.functions.indexing import At
 from mlvm.eager.functions.shapes import transposed
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
@@ -176,8 +177,14 @@ def _transposed(x: Tensor) -> Tensor:
     return transposed(x)
 
 
-PROPERTIES: Final[dict[str, Callable[..., Tensor]]] = {
+def _at(x: Tensor) -> At:
+    """x with other elements at x.at[key], as new tensors: `x.at[key].add(values)`."""
+    return At(x)
+
+
+PROPERTIES: Final[dict[str, Callable[..., Any]]] = {
     "T": _transposed,
+    "at": _at,
     "imag": op.imag,
     "mT": transposed,
     "real": op.real,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -27,8 +27,10 @@ from mlvm.eager.functions.arguments import Ints, integer, integers
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import rounded, widened
+from mlvm.eager.functions.shapes import unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
@@ -187,8 +189,9 @@ def state() -> Array:
 
 
 @public
-def set_state(state: Array) -> None:
-    """Continue the current VM's global keys from what `state` returned earlier.
+def set_state(state: Array | Tensor) -> None:
+    """Continue the current VM's global keys from what `state` returned earlier: a numpy array,
+    u64[2], or the tensor that `ml.load` makes of it.
 
     Raises `ShapeError` for anything else than a u64 array of 2 elements.
 
@@ -198,6 +201,8 @@ def set_state(state: Array) -> None:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
     """
+    if isinstance(state, Tensor):
+        state = state.numpy()
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
     write(prepare(current_arena().vm).state, state)
@@ -421,8 +426,288 @@ def truncated_normal(
     drawn = _drawn_shape(given, shape)
     u = op.uniform(_or_next(key), shape=drawn, dtype=_wide_dtype(wanted))
     first, last = [op.erf(widened(x) * math.sqrt(0.5)) for x in (low, high)]
-    x = rounded(math.sqrt(2) * _erfinv(first + u * (last - first)), wanted)
-    return op.clip(x, low, high)
+    y = op.erfinv(first + u * (last - first))
+    most = float(np.finfo(y.dtype.numpy.name).max)
+    return op.clip(rounded(math.sqrt(2) * op.clip(y, -most, most), wanted), low, high)
+
+
+# --- other distributions -------------------------------------------------------------
+
+
+@public
+def exponential(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Values of the exponential distribution of mean 1.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.exponential((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    u, wanted = _uniform(shape, key, dtype)
+    return rounded(-op.log1p(-u), wanted)
+
+
+@public
+def laplace(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Values of the Laplace distribution of mean 0 and scale 1.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.laplace((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    u, wanted = _uniform(shape, key, dtype)
+    side = op.maximum(2.0 * u - 1.0, float(np.finfo(u.dtype.numpy.name).epsneg) - 1.0)
+    return rounded(-op.sign(side) * op.log1p(-op.abs(side)), wanted)
+
+
+@public
+def gumbel(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Values of the Gumbel distribution of location 0 and scale 1: -log(-log(u)).
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.gumbel((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    wanted = DType.of(dtype)
+    return rounded(_gumbel(integers(shape, "shape"), _wide_dtype(wanted), key), wanted)
+
+
+@public
+def cauchy(shape: Ints = (), *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Values of the Cauchy distribution of location 0 and scale 1.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats.
+
+        >>> ml.random.cauchy((2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    u, wanted = _uniform(shape, key, dtype)
+    return rounded(op.tan((u - 0.5) * math.pi), wanted)
+
+
+@public
+def rademacher(shape: Ints = (), *, key: Tensor | None = None, dtype: object = i64) -> Tensor:
+    """-1 or 1, each as likely as the other.
+
+    The result: [*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no signed numbers.
+
+        >>> ml.random.rademacher((2, 3), key=ml.random.key(0)).type
+        i64[2,3]
+    """
+    wanted = DType.of(dtype)
+    if wanted.kind not in ("signed", "float"):
+        raise DTypeError(f"{wanted} has no -1")
+    drawn = bernoulli(shape, key=key)
+    return op.where(drawn, constant(1, wanted), constant(-1, wanted))
+
+
+@public
+def gamma(
+    a: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Values of the gamma distribution of shape parameter `a`, a number or a float tensor that
+    broadcasts to `shape`, and scale 1. There is no gradient for `a`.
+
+    The result: f[*shape], without it of the shape of `a`. Raises `OperandValueError` where `a` is
+    not > 0, `ShapeError` for a negative length, for what is no key, and where `a` does not
+    broadcast to the shape, `DTypeError` for a dtype of no floats and an `a` of another.
+
+        >>> ml.random.gamma(2.0, (2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    [a], drawn = _parameters(shape, a=a)
+    return op.gamma(_or_next(key), a, shape=drawn, dtype=DType.of(dtype))
+
+
+@public
+def beta(
+    a: Tensor | float,
+    b: Tensor | float,
+    shape: Ints | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Values of the beta distribution of parameters `a` and `b`, numbers or float tensors that
+    broadcast to `shape`. They are made of two draws of `gamma`, by their logarithms, so that small
+    parameters are no trouble. There is no gradient for them.
+
+    The result: f[*shape], without it of the shape that the parameters broadcast to. Raises what
+    `gamma` raises.
+
+        >>> ml.random.beta(2.0, 3.0, (2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    both, drawn = _parameters(shape, a=a, b=b)
+    wanted = DType.of(dtype)
+    one, other = [
+        _log_gamma(each, drawn, key, wanted) for each, key in zip(both, _keys(key, 2), strict=True)
+    ]
+    return rounded(op.sigmoid(one - other), wanted)
+
+
+@public
+def dirichlet(
+    alpha: Tensor, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Vectors of the Dirichlet distribution, of positive numbers whose sum is 1. `alpha` has their
+    parameters along its last axis, and broadcasts to [*shape, n]. It has no gradient.
+
+    alpha: f[..., n] -> f[*shape, n], without a shape [..., n]. Raises what `gamma` raises.
+
+        >>> ml.random.dirichlet(ml.asarray([1.0, 2.0, 3.0]), 2, key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    type = _float_type(alpha, "alpha")
+    if not type.ndim:
+        raise ShapeError("alpha has a last axis of parameters")
+    drawn, wanted = _drawn_shape(type.shape[:-1], shape), DType.of(dtype)
+    logs = _log_gamma(alpha, (*drawn, type.shape[-1]), _or_next(key), wanted)
+    return rounded(op.softmax(logs, axis=-1), wanted)
+
+
+@public
+def student_t(
+    df: Tensor | float, shape: Ints | None = None, *, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Values of Student's t distribution with `df` degrees of freedom, a number or a float tensor
+    that broadcasts to `shape`. There is no gradient for it.
+
+    The result: f[*shape], without it of the shape of `df`. Raises what `gamma` raises.
+
+        >>> ml.random.student_t(3.0, (2, 3), key=ml.random.key(0)).type
+        f32[2,3]
+    """
+    [df], drawn = _parameters(shape, df=df)
+    wanted = DType.of(dtype)
+    first, second = _keys(key, 2)
+    half = widened(df) * 0.5
+    logs = _log_gamma(half, drawn, second, wanted)
+    wide = _wide_dtype(wanted)
+    scale = op.exp((op.log(rounded(half, wide)) - logs) * 0.5)
+    return rounded(op.normal(first, shape=drawn, dtype=wide) * scale, wanted)
+
+
+@public
+def poisson(
+    rate: Tensor | float,
+    shape: Ints | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = i64,
+) -> Tensor:
+    """Numbers of the Poisson distribution of mean `rate`, a number or a float tensor that
+    broadcasts to `shape`. There is no gradient for it.
+
+    The result: i[*shape], without it of the shape of `rate`. Raises `OperandValueError` where the
+    rate is not in 0 .. 1e18, `ShapeError` for a negative length, for what is no key, and where the
+    rate does not broadcast to the shape, `DTypeError` for a dtype of no integers and a rate of no
+    floats.
+
+        >>> ml.random.poisson(4.0, (2, 3), key=ml.random.key(0)).type
+        i64[2,3]
+    """
+    [rate], drawn = _parameters(shape, rate=rate)
+    return op.poisson(_or_next(key), rate, shape=drawn, dtype=DType.of(dtype))
+
+
+@public
+def binomial(
+    n: Tensor | int,
+    p: Tensor | float,
+    shape: Ints | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = i64,
+) -> Tensor:
+    """How many of n trials succeed, each with probability p: numbers, or tensors that broadcast to
+    `shape`. There is no gradient for p.
+
+    The result: i[*shape], without it of the shape that n and p broadcast to. Raises
+    `OperandValueError` where n is negative, or p is no probability, `ShapeError` for a negative
+    length, for what is no key, and where n and p do not broadcast to the shape, `DTypeError` for a
+    dtype and an n of no integers, and a p of no floats.
+
+        >>> ml.random.binomial(10, 0.5, (2, 3), key=ml.random.key(0)).type
+        i64[2,3]
+    """
+    trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
+    [p], given = _parameters(None, p=p)
+    drawn = _drawn_shape(broadcast_shapes(trials.shape, given), shape)
+    return op.binomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
+
+
+@public
+def multinomial(
+    n: Tensor | int,
+    p: Tensor,
+    shape: Ints | None = None,
+    *,
+    key: Tensor | None = None,
+    dtype: object = i64,
+) -> Tensor:
+    """How many of n trials end in each of k ways, whose probabilities are proportional to the
+    elements along the last axis of p. n and the other axes of p broadcast to `shape`. There is no
+    gradient for p.
+
+    p: f[..., k] -> i[*shape, k], without a shape of that which n and p broadcast to. Raises
+    `OperandValueError` where n or p is negative, or all p are 0, `ShapeError` for a negative
+    length, for what is no key, and where n and p do not broadcast to the shape, `DTypeError` for a
+    dtype and an n of no integers, and a p of no floats.
+
+        >>> ml.random.multinomial(10, ml.asarray([0.5, 0.5]), 3, key=ml.random.key(0)).type
+        i64[3,2]
+    """
+    trials = n if isinstance(n, Tensor) else full((), integer(n, "n"), dtype=i64)
+    type = _float_type(p, "p")
+    if not type.ndim:
+        raise ShapeError("p has a last axis of probabilities")
+    drawn = _drawn_shape(broadcast_shapes(trials.shape, type.shape[:-1]), shape)
+    return op.multinomial(_or_next(key), trials, p, shape=drawn, dtype=DType.of(dtype))
+
+
+def _uniform(shape: Ints, key: Tensor | None, dtype: object) -> tuple[Tensor, DType]:
+    """Values of 0 <= u < 1, in which halves are computed in f32; and the dtype that is wanted."""
+    wanted = DType.of(dtype)
+    sizes = integers(shape, "shape")
+    return op.uniform(_or_next(key), shape=sizes, dtype=_wide_dtype(wanted)), wanted
+
+
+def _parameters(
+    shape: Ints | None, **given: Tensor | float
+) -> tuple[list[Tensor], tuple[int, ...]]:
+    """The parameters of a distribution as tensors, and the shape to draw in."""
+    found = []
+    for name, x in given.items():
+        if not isinstance(x, Tensor):
+            if not is_real(x):
+                raise DTypeError(f"{name} is a number or a tensor, not {brief(x)}")
+            x = full((), float(x), dtype=f64)
+        _float_type(x, name)
+        found.append(x)
+    return found, _drawn_shape(broadcast_shapes(*[x.shape for x in found]), shape)
+
+
+def _keys(key: Tensor | None, n: int) -> tuple[Tensor, ...]:
+    return unstack(op.split_key(_or_next(key), n=n))
+
+
+def _log_gamma(a: Tensor, shape: tuple[int, ...], key: Tensor, dtype: DType) -> Tensor:
+    """The logarithm of a draw of `gamma`, also where that is 0: by one of a + 1, times u^(1/a)
+    (Marsaglia and Tsang, A simple method for generating gamma variables, 2000, section 6)."""
+    first, second = _keys(key, 2)
+    wide = _wide_dtype(dtype)
+    a = rounded(a, wide)
+    above = op.gamma(first, op.where(op.greater(a, 0.0), a + 1.0, a), shape=shape, dtype=wide)
+    u = op.uniform(second, shape=shape, dtype=wide)
+    return op.log(above) + op.log1p(-u) / a
 
 
 def _bound(x: float | Tensor, dtype: DType) -> Tensor:
@@ -431,38 +716,6 @@ def _bound(x: float | Tensor, dtype: DType) -> Tensor:
     if not is_real(x):
         raise DTypeError(f"a bound is a number or a tensor, not {brief(x)}")
     return full((), float(x), dtype=dtype)
-
-
-_CENTRAL: Final = (
-    2.81022636e-08, 3.43273939e-07, -3.5233877e-06, -4.39150654e-06, 0.00021858087,
-    -0.00125372503, -0.00417768164, 0.246640727, 1.50140941,
-)  # fmt: skip
-_TAIL: Final = (
-    -0.000200214257, 0.000100950558, 0.00134934322, -0.00367342844, 0.00573950773,
-    -0.0076224613, 0.00943887047, 1.00167406, 2.83297682,
-)  # fmt: skip
-
-
-def _erfinv(y: Tensor) -> Tensor:
-    """The inverse of erf: in f32 to about 1e-6, by Giles (GPU Computing Gems 2, 2011, ch. 10); in
-    f64 with two steps of Newton's method."""
-    most = 1.0 - float(np.finfo(y.dtype.numpy.name).epsneg)
-    y = op.clip(y, -most, most)
-    w = -op.log((1.0 - y) * (1.0 + y))
-    near = op.less(w, 5.0)
-    w = op.where(near, w - 2.5, op.sqrt(w) - 3.0)
-    x = y * op.where(near, _polynomial(_CENTRAL, w), _polynomial(_TAIL, w))
-    if y.dtype is f64:
-        for _ in range(2):
-            x = x - (op.erf(x) - y) * op.exp(op.square(x)) * (math.sqrt(math.pi) / 2)
-    return x
-
-
-def _polynomial(coefficients: Sequence[float], x: Tensor) -> Tensor:
-    result = x * coefficients[0] + coefficients[1]
-    for each in coefficients[2:]:
-        result = result * x + each
-    return result
 
 
 def _wide_dtype(dtype: DType) -> DType:

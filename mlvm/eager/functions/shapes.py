@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from mlvm.core import rules
-from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError, brief
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import (
@@ -20,6 +20,7 @@ from mlvm.eager.functions.arguments import (
     axes_of,
     counts_of,
     inferred,
+    integer,
     integers,
     pair,
     type_of,
@@ -27,7 +28,13 @@ from mlvm.eager.functions.arguments import (
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
-from mlvm.eager.tensor.operands import as_operand, as_operands, is_array
+from mlvm.eager.tensor.operands import (
+    as_operand,
+    as_operands,
+    is_array,
+    is_whole,
+    widest_of,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -303,8 +310,8 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
                 [1., 1.]], f32[2,2])
     """
     given = list(arrays)
-    beside = next((x for x in given if isinstance(x, Tensor)), None)
-    xs = [as_operand(x, beside) if is_array(x) else x for x in given]
+    beside, widest = next((x for x in given if isinstance(x, Tensor)), None), widest_of(given)
+    xs = [as_operand(x, widest if is_whole(x) else beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
@@ -458,6 +465,33 @@ def roll(x: Tensor, /, shift: int | tuple[int, ...], axis: Axis = None) -> Tenso
         Tensor([3, 1, 2], i64[3])
     """
     return op.roll(x, shift=shift, axis=axis)
+
+
+@public
+def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
+    """x turned k times by 90 degrees, from the first of the two axes to the second.
+
+    x: [m, n, ...] -> [n, m, ...] for an odd k. Raises `AxisRefused` for an axis that x does not
+    have, `AttributeRefused` for other than two axes.
+
+        >>> ml.rot90(ml.asarray([[1, 2], [3, 4]]))
+        Tensor([[2, 4],
+                [1, 3]], i64[2,2])
+    """
+    several = axes_of(axes, x, name="axes")
+    if len(several) != 2:
+        raise AttributeRefused(f"axes are two, not {brief(axes)}")
+    first, second = several
+    turns = integer(k, "k") % 4
+    if turns == 0:
+        return alias_of(x)
+    if turns == 2:
+        return op.flip(x, axis=several)
+    order = list(range(x.ndim))
+    order[first], order[second] = second, first
+    if turns == 1:
+        return permute_dims(op.flip(x, axis=second), order)
+    return op.flip(permute_dims(x, order), axis=second)
 
 
 @public

@@ -6,16 +6,20 @@ of an order is true for bools too (False first); complex numbers have one only w
 
 from __future__ import annotations
 
+import math
 from typing import Literal, NamedTuple, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import bool_, u8
+from mlvm.core.rules import require
+from mlvm.core.types import bool_, f32, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, take
-from mlvm.eager.functions.shapes import concat, part, reshape
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.shapes import concat, moveaxis, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -168,9 +172,10 @@ class UniqueInverseResult(NamedTuple):
 
 
 class _Sorted:
-    """The elements of x in order, as a vector, and where an element differs from the last."""
+    """The elements of x in order, as a vector, and where an element differs from the last. With
+    `equal_nan` one nan does not differ from another."""
 
-    def __init__(self, x: Tensor) -> None:
+    def __init__(self, x: Tensor, equal_nan: bool = False) -> None:
         type_of(x)
         flat = reshape(x, -1)
         self.shape = x.shape
@@ -178,7 +183,7 @@ class _Sorted:
         self.values = take(flat, self.order)
         rest = range(1, flat.size)
         before = part(self.values, 0, range(flat.size - 1) if flat.size else range(0))
-        changes = op.not_equal(part(self.values, 0, rest), before)
+        changes = _differ(part(self.values, 0, rest), before, equal_nan)
         self.starts = concat([full(min(1, flat.size), True), changes])
 
     def chosen(self, x: Tensor) -> Tensor:
@@ -196,6 +201,14 @@ class _Sorted:
         [starts] = reshape(op.nonzero_indices(self.starts), (1, -1))
         ends = concat([part(starts, 0, range(min(1, starts.size), starts.size)), full(1, size)])
         return part(ends, 0, range(starts.size)) - starts
+
+
+def _differ(x: Tensor, y: Tensor, equal_nan: bool) -> Tensor:
+    different = op.not_equal(x, y)
+    if not equal_nan or not x.dtype.is_inexact:
+        return different
+    both = op.logical_and(op.isnan(x), op.isnan(y))
+    return op.logical_and(different, op.logical_not(both))
 
 
 def _any_order(flat: Tensor) -> Tensor:
@@ -261,6 +274,109 @@ def unique_values(x: Tensor, /) -> Tensor:
     """
     found = _Sorted(x)
     return found.chosen(found.values)
+
+
+@public
+def unique(
+    x: Tensor,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+) -> Tensor | tuple[Tensor, ...]:
+    """The different values in x, in order, or the different slices along `axis`, in the order of
+    their first elements that differ. What else is asked for follows it: the positions of the first
+    ones, for each element the place of its value, and counts, all i64, as `unique_all` has them.
+    With `equal_nan` one nan is equal to another. Gradients flow into the values.
+
+    x: [...], any dtype, not complex for an axis -> [n], or the shape of x with n along the axis.
+    Raises `AxisRefused` for an axis that x does not have, `DTypeError` for slices of complex
+    numbers, which have no order.
+
+        >>> ml.unique(ml.asarray([[1, 2], [0, 5], [1, 2]]), axis=0)
+        Tensor([[0, 5],
+                [1, 2]], i64[2,2])
+    """
+    if axis is None:
+        found = _Sorted(x, equal_nan)
+        values = found.chosen(found.values)
+    else:
+        [along] = axes_of(axis, x)
+        found = _Sorted(_ranks(_ordered(moveaxis(x, along, 0)), equal_nan))
+        values = op.take(x, found.chosen(found.order), axis=along)
+    more: list[Tensor] = []
+    if return_index:
+        more.append(found.chosen(found.order))
+    if return_inverse:
+        more.append(found.inverse())
+    if return_counts:
+        more.append(found.counts())
+    return (values, *more) if more else values
+
+
+def _ranks(x: Tensor, equal_nan: bool) -> Tensor:
+    """For each row of x a number, by which rows are in order: equal rows have the same. Columns
+    are numbered by themselves, and then neighbours together, until one is left."""
+    n = x.shape[0]
+    ranks = _dense(reshape(x, (n, math.prod(x.shape[1:]))), equal_nan)
+    while (columns := ranks.shape[1]) > 1:
+        firsts, seconds = [
+            op.slice(ranks, start=(0, i), length=(n, (columns - i + 1) // 2), step=(1, 2))
+            for i in (0, 1)
+        ]
+        if columns % 2:
+            seconds = op.pad(seconds, widths=((0, 0), (0, 1)))
+        ranks = _dense(firsts * n + seconds, False)
+    return op.sum(ranks, axis=1)
+
+
+def _dense(x: Tensor, equal_nan: bool) -> Tensor:
+    """For each element of x[n, m] how many different ones in its column are before it: i64."""
+    order = op.argsort(x, axis=0)
+    values = op.take_along_axis(x, order, axis=0)
+    n = x.shape[0]
+    changes = _differ(
+        part(values, 0, range(min(1, n), n)), part(values, 0, range(max(0, n - 1))), equal_nan
+    )
+    ranks = op.cumulative_sum(op.pad(astype(changes, i64), widths=((min(1, n), 0), (0, 0))), axis=0)
+    return op.take_along_axis(ranks, op.argsort(order, axis=0), axis=0)
+
+
+@public
+@in_f32
+def interp(
+    x: Tensor, xp: Tensor, fp: Tensor, left: Operand | None = None, right: Operand | None = None
+) -> Tensor:
+    """The function that goes straight from point to point (xp, fp), at x. Before the first of them
+    it is `left`, the first fp unless that is given; behind the last `right`, likewise.
+
+    x: [...], xp: [n] in order, fp: [n], floats, or integers as f32 -> f[...]. Raises `ShapeError`
+    for xp and fp that are not vectors of one length, or empty, `DTypeError` for bools and for
+    complex numbers.
+
+        >>> ml.interp(ml.asarray([0.5, 9.0]), ml.asarray([0.0, 1.0]), ml.asarray([2.0, 4.0]))
+        Tensor([3., 4.], f32[2])
+    """
+    for each in (x, xp, fp):
+        require("real", type_of(each))
+    if xp.ndim != 1 or xp.shape != fp.shape or not xp.size:
+        raise ShapeError(f"xp and fp are vectors of one length, not {xp.type} and {fp.type}")
+    x, xp, fp = [each if each.dtype.is_float else astype(each, f32) for each in (x, xp, fp)]
+    n = xp.size
+    above = op.clip(searchsorted(xp, x, side="right"), min(1, n - 1), n - 1)
+    below = op.maximum(above - 1, 0)
+    x0, x1, f0, f1 = [op.take(each, at, axis=0) for each in (xp, fp) for at in (below, above)]
+    wide = x1 - x0
+    wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
+    found = f0 + (f1 - f0) * ((x - x0) / wide)
+    ends = [(op.less, 0, left), (op.greater, n - 1, right)]
+    for is_beyond, at, value in ends:
+        end = part(fp, 0, range(at, at + 1)) if value is None else as_operand(value, found)
+        end = reshape(end, ()) if end.size == 1 else end
+        found = op.where(is_beyond(x, part(xp, 0, range(at, at + 1))), end, found)
+    return found
 
 
 @public

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from mlvm.core.errors import AttributeRefused, ShapeError
-from mlvm.core.rules import Axis
-from mlvm.core.types import DType, Shape, TensorType, bool_, i64
+from mlvm.core.rules import Axis, require
+from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32, rounded, widened
@@ -163,6 +164,94 @@ def cumulative_prod(
         result, step = result * with_ones_before(result, along, step), 2 * step
     result = rounded(result, kind)
     return _after(1.0, result, axis) if include_initial else result
+
+
+def _scanned(combine: Callable[[Tensor, Tensor], Tensor], x: Tensor, axis: int | None) -> Tensor:
+    """The running results of an associative function along an axis (None: the only one), in
+    log2(n) steps over all elements (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
+    if axis is None and type_of(x).ndim != 1:
+        raise ShapeError("axis must be given unless x has 1 dimension")
+    [along] = axes_of(axis or 0, x)
+    n, step = x.shape[along], 1
+    result = alias_of(x)
+    while step < n:
+        behind = combine(part(result, along, range(n - step)), part(result, along, range(step, n)))
+        result, step = concat([part(result, along, range(step)), behind], axis=along), 2 * step
+    return result
+
+
+@public
+def cummax(x: Tensor, /, axis: int | None = None) -> Tensor:
+    """The largest element so far along `axis` (None: the only one); nan from the first nan on.
+
+    x: [...], integers or floats, and so is the result. Raises `ShapeError` for an x of other than
+    one dimension if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError`
+    for bools and complex numbers.
+
+        >>> ml.cummax(ml.asarray([1.0, 3.0, 2.0]))
+        Tensor([1., 3., 3.], f32[3])
+    """
+    require("real", type_of(x))
+    return _scanned(op.maximum, x, axis)
+
+
+@public
+def cummin(x: Tensor, /, axis: int | None = None) -> Tensor:
+    """The smallest element so far along `axis` (None: the only one); nan from the first nan on.
+
+    x: [...], integers or floats, and so is the result. Raises what `cummax` raises.
+
+        >>> ml.cummin(ml.asarray([3.0, 1.0, 2.0]))
+        Tensor([3., 1., 1.], f32[3])
+    """
+    require("real", type_of(x))
+    return _scanned(op.minimum, x, axis)
+
+
+@public
+@in_f32
+def logcumsumexp(x: Tensor, /, axis: int | None = None) -> Tensor:
+    """`logsumexp` of the elements so far along `axis` (None: the only one).
+
+    x: [...], floats, and so is the result. Raises `ShapeError` for an x of other than one dimension
+    if `axis` is None, `AxisRefused` for an axis that x does not have, `DTypeError` for other than
+    floats.
+
+        >>> ml.logcumsumexp(ml.asarray([0.0, 0.0]))
+        Tensor([0.       , 0.6931472], f32[2])
+    """
+    require("float", type_of(x))
+    return _scanned(op.logaddexp, x, axis)
+
+
+@public
+@in_f32
+def trapezoid(y: Tensor, x: Tensor | None = None, dx: float = 1.0, axis: int = -1) -> Tensor:
+    """The integral of y along `axis` by the trapezoidal rule: between the places x, or places
+    that are `dx` apart.
+
+    y: [..., n], any dtype but bool, integers as f32; x: as y, or [n] -> [...]. Raises `ShapeError`
+    for an x that does not fit, `AxisRefused` for an axis that y does not have, `DTypeError` for
+    bools and dtypes that do not promote.
+
+        >>> ml.trapezoid(ml.asarray([1.0, 2.0, 3.0]))
+        Tensor(4., f32[])
+    """
+    require("numeric", type_of(y))
+    [along] = axes_of(axis, y)
+    y = y if y.dtype.is_inexact else astype(y, f32)
+    n = y.shape[along]
+    behind, before = range(min(1, n), n), range(max(0, n - 1))
+    heights = part(y, along, behind) + part(y, along, before)
+    if x is None:
+        return op.sum(heights, axis=along) * (dx / 2)
+    require("numeric", type_of(x))
+    if x.ndim == 1:
+        x = reshape(x, [x.size if i == along else 1 for i in range(y.ndim)])
+    if x.ndim != y.ndim or x.shape[along] != n:
+        raise ShapeError(f"x is {x.type}, and has to be as y, or a vector of {n}")
+    widths = part(x, along, behind) - part(x, along, before)
+    return op.sum(heights * widths, axis=along) / 2.0
 
 
 def with_ones_before(x: Tensor, axis: int, by: int) -> Tensor:

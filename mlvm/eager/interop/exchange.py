@@ -32,12 +32,13 @@ from mlvm.core.types import Array, bf16
 from mlvm.eager.functions.creation import asarray, placed
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import is_tracked
 from mlvm.eager.tensor.context import arena_on
+from mlvm.eager.tensor.pickling import public_name
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tensor.tensor import Tensor, from_array
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
 
 _CPU: Final = (1, 0)  # kDLCPU
+_MOST_SHOWN: Final = 16  # rows or columns of a table
 
 
 class _Lent:
@@ -198,7 +199,22 @@ def _copy(x: Tensor, memo: object = None, /) -> Tensor:
 
 def _reduce(x: Tensor) -> tuple[Callable[[Array], Tensor], tuple[Array]]:
     """A pickle has the values; they load into the arena that is current then."""
-    return from_array, (values_of(x),)
+    return public_name(asarray), (values_of(x),)
+
+
+def _shown(x: Tensor) -> str:
+    """What notebooks show of a tensor: a table of the values, if there are few in one axis or two;
+    else what is printed."""
+    from mlvm.show import html  # which many programs do not use
+
+    text = repr(x)
+    few = 0 < x.ndim <= 2 and 0 < max(x.shape) <= _MOST_SHOWN and x.size
+    if not few or text.startswith("<"):  # there are no values to be had
+        return html.block(text)
+    rows = x.numpy().reshape(-1, x.shape[-1])
+    cells = [[np.array2string(each) for each in row] for row in rows]
+    head = [str(i) for i in range(x.shape[-1])]
+    return html.table(head, cells, right=len(head)) + html.block(str(x.type))
 
 
 _OURS: Final = {
@@ -236,5 +252,6 @@ Tensor.__array__ = as_array
 Tensor.__dlpack__ = dlpack
 Tensor.__dlpack_device__ = dlpack_device
 Tensor.__copy__ = _copy
+Tensor._repr_html_ = _shown
 Tensor.__deepcopy__ = _copy
 Tensor.__reduce__ = _reduce  # type: ignore[assignment]

@@ -5,63 +5,138 @@ on the class head are the inventory. Modules are trees, so `value_and_grad` and 
 take them as they are.
 
 Parameters are allocated in the current arena. They are drawn with `key`, a u64[2] of
-`mlvm.eager.random`, or with the next global key where that is None. Bad hyperparameters raise
-`AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x of another float
-beside weights that are halves; beside f32 weights, an x of halves is widened.
+`mlvm.eager.random`, or with the next global key where that is None. What they begin with is told
+by `kernel_init=`, `bias_init=` and their like, functions as in `mlvm.eager.nn.init`. Bad
+hyperparameters raise `AttributeRefused`, and a `dtype` that is no float `DTypeError`. So does an x
+of another float beside weights that are halves; beside f32 weights, an x of halves is widened.
 """
 
+from mlvm.eager.nn import init
+from mlvm.eager.nn import layer as _names_the_layer_in_errors  # noqa: F401
+from mlvm.eager.nn import summary as _gives_modules_summary  # noqa: F401
 from mlvm.eager.nn.activation import (
+    CELU,
     ELU,
     GELU,
+    GLU,
+    SELU,
+    Hardshrink,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
     LeakyReLU,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    PReLU,
     ReLU,
+    ReLU6,
     Sigmoid,
     SiLU,
     Softmax,
     Softplus,
+    Softshrink,
+    Softsign,
     Tanh,
+    Tanhshrink,
 )
 from mlvm.eager.nn.attention import MultiHeadAttention
-from mlvm.eager.nn.convolution import Conv1d, Conv2d, ConvTranspose2d
+from mlvm.eager.nn.convolution import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from mlvm.eager.nn.dropout import Dropout
-from mlvm.eager.nn.linear import Embedding, Linear
+from mlvm.eager.nn.linear import Bilinear, Embedding, EmbeddingBag, Linear
 from mlvm.eager.nn.module import Module, buffer
-from mlvm.eager.nn.norm import BatchNorm, GroupNorm, LayerNorm, RMSNorm
-from mlvm.eager.nn.pooling import AvgPool2d, GlobalAvgPool, MaxPool2d
+from mlvm.eager.nn.norm import BatchNorm, GroupNorm, InstanceNorm, LayerNorm, RMSNorm
+from mlvm.eager.nn.pooling import (
+    AdaptiveAvgPool,
+    AdaptiveMaxPool,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    GlobalAvgPool,
+    GlobalMaxPool,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+)
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from mlvm.eager.nn.sequential import Sequential
+from mlvm.eager.nn.shapes import Flatten, Identity, PixelShuffle, PixelUnshuffle, Upsample
+from mlvm.eager.nn.transformer import TransformerDecoderLayer, TransformerEncoderLayer
 
 __all__ = [
+    "CELU",
     "ELU",
     "GELU",
+    "GLU",
     "GRU",
     "LSTM",
     "RNN",
+    "SELU",
+    "AdaptiveAvgPool",
+    "AdaptiveMaxPool",
+    "AvgPool1d",
     "AvgPool2d",
+    "AvgPool3d",
     "BatchNorm",
+    "Bilinear",
     "Conv1d",
     "Conv2d",
+    "Conv3d",
+    "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "Dropout",
     "Embedding",
+    "EmbeddingBag",
+    "Flatten",
     "GRUCell",
     "GlobalAvgPool",
+    "GlobalMaxPool",
     "GroupNorm",
+    "Hardshrink",
+    "Hardsigmoid",
+    "Hardswish",
+    "Hardtanh",
+    "Identity",
+    "InstanceNorm",
     "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LogSigmoid",
+    "LogSoftmax",
+    "MaxPool1d",
     "MaxPool2d",
+    "MaxPool3d",
+    "Mish",
     "Module",
     "MultiHeadAttention",
+    "PReLU",
+    "PixelShuffle",
+    "PixelUnshuffle",
     "RMSNorm",
     "RNNCell",
     "ReLU",
+    "ReLU6",
     "Sequential",
     "SiLU",
     "Sigmoid",
     "Softmax",
     "Softplus",
+    "Softshrink",
+    "Softsign",
     "Tanh",
+    "Tanhshrink",
+    "TransformerDecoderLayer",
+    "TransformerEncoderLayer",
+    "Upsample",
     "buffer",
+    "init",
 ]

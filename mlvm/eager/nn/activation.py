@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from mlvm.core.errors import AttributeRefused, brief
 from mlvm.core.rules import is_real
-from mlvm.eager.functions import neural
+from mlvm.core.types import f32
+from mlvm.eager.functions import activations, creation
 from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -40,7 +42,7 @@ class LeakyReLU(Module):
         self.negative_slope = _number("LeakyReLU: negative_slope", negative_slope)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return neural.leaky_relu(x, self.negative_slope)
+        return activations.leaky_relu(x, self.negative_slope)
 
 
 class ELU(Module):
@@ -57,7 +59,7 @@ class ELU(Module):
         self.alpha = _number("ELU: alpha", alpha)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return neural.elu(x, self.alpha)
+        return activations.elu(x, self.alpha)
 
 
 class GELU(Module):
@@ -87,7 +89,7 @@ class SiLU(Module):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        return neural.silu(x)
+        return activations.silu(x)
 
 
 class Sigmoid(Module):
@@ -128,7 +130,7 @@ class Softplus(Module):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        return neural.softplus(x)
+        return activations.softplus(x)
 
 
 class Softmax(Module):
@@ -146,6 +148,235 @@ class Softmax(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         return op.softmax(x, axis=self.axis)
+
+
+class CELU(Module):
+    """x where x > 0, else alpha (exp(x / alpha) - 1); see `celu`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats,
+    `AttributeRefused` for an alpha that is no number, or 0.
+
+        >>> ml.nn.CELU()(ml.asarray([2.0]))
+        Tensor([2.], f32[1])
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = _number("CELU: alpha", alpha)
+        if not self.alpha:
+            raise AttributeRefused("CELU: alpha is a number other than 0")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.celu(x, self.alpha)
+
+
+class SELU(Module):
+    """1.0507 elu(x, 1.6733); see `selu`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.SELU()(ml.asarray([2.0]))
+        Tensor([2.101402], f32[1])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.selu(x)
+
+
+class Mish(Module):
+    """x tanh(softplus(x)); see `mish`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.Mish()(ml.asarray([2.0]))
+        Tensor([1.9439589], f32[1])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.mish(x)
+
+
+class GLU(Module):
+    """a sigmoid(b), with a and b the halves of x along the axis; see `glu`.
+
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` for an odd length, `AxisRefused` for an axis
+    that x does not have, `DTypeError` for other than floats.
+
+        >>> ml.nn.GLU()(ml.asarray([1.0, 0.0]))
+        Tensor([0.5], f32[1])
+    """
+
+    def __init__(self, axis: int = -1) -> None:
+        self.axis = axis
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.glu(x, self.axis)
+
+
+class PReLU(Module):
+    """x where x > 0, else slope x, with a slope that is learned: one, or one for each of the
+    `channels`; see `prelu`. It begins at 0.25.
+
+    x: f[..., channels] -> f[..., channels]. Raises `ShapeError` for other channels, `DTypeError`
+    for other than floats, `AttributeRefused` for channels below 1.
+
+        >>> ml.nn.PReLU(2)(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.25,  2.  ], f32[2])
+    """
+
+    slope: Tensor  # [] or [channels]
+
+    def __init__(self, channels: int | None = None, *, dtype: object = f32) -> None:
+        shape = () if channels is None else sizes("PReLU", channels=channels)
+        self.slope = creation.full(shape, 0.25, dtype=require_float("PReLU", dtype))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.prelu(matched("PReLU", x, self.slope), self.slope)
+
+
+class ReLU6(Module):
+    """min(max(x, 0), 6).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.ReLU6()(ml.asarray([-1.0, 9.0]))
+        Tensor([0., 6.], f32[2])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.relu6(x)
+
+
+class Hardsigmoid(Module):
+    """min(max(x + 3, 0), 6) / 6; see `hard_sigmoid`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.Hardsigmoid()(ml.asarray([0.0, 9.0]))
+        Tensor([0.5, 1. ], f32[2])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.hard_sigmoid(x)
+
+
+class Hardswish(Module):
+    """x min(max(x + 3, 0), 6) / 6; see `hard_swish`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.Hardswish()(ml.asarray([1.5, 9.0]))
+        Tensor([1.125, 9.   ], f32[2])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.hard_swish(x)
+
+
+class Hardtanh(Module):
+    """x, limited to min <= x <= max.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
+    that is no number.
+
+        >>> ml.nn.Hardtanh()(ml.asarray([-3.0, 0.5]))
+        Tensor([-1. ,  0.5], f32[2])
+    """
+
+    def __init__(self, min: float = -1.0, max: float = 1.0) -> None:
+        self.min, self.max = _number("Hardtanh: min", min), _number("Hardtanh: max", max)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.hard_tanh(x, self.min, self.max)
+
+
+class LogSigmoid(Module):
+    """log(1 / (1 + exp(-x))); see `log_sigmoid`.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.LogSigmoid()(ml.asarray([-1000.0]))
+        Tensor([-1000.], f32[1])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.log_sigmoid(x)
+
+
+class LogSoftmax(Module):
+    """x - log(sum(exp(x))) along the axis.
+
+    x: f[...] -> f[...]. Raises `AxisRefused` for an axis that x does not have, `DTypeError` for
+    other than floats.
+
+        >>> ml.nn.LogSoftmax()(ml.asarray([0.0, 0.0]))
+        Tensor([-0.6931472, -0.6931472], f32[2])
+    """
+
+    def __init__(self, axis: int = -1) -> None:
+        self.axis = axis
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return op.log_softmax(x, axis=self.axis)
+
+
+class Softsign(Module):
+    """x / (1 + |x|).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.Softsign()(ml.asarray([3.0]))
+        Tensor([0.75], f32[1])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.soft_sign(x)
+
+
+class Tanhshrink(Module):
+    """x - tanh(x).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.nn.Tanhshrink()(ml.asarray([1.0]))
+        Tensor([0.23840582], f32[1])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.tanhshrink(x)
+
+
+class Softshrink(Module):
+    """x moved towards 0 by `limit`, and 0 where |x| <= limit.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
+    that is no number.
+
+        >>> ml.nn.Softshrink()(ml.asarray([2.0]))
+        Tensor([1.5], f32[1])
+    """
+
+    def __init__(self, limit: float = 0.5) -> None:
+        self.limit = _number("Softshrink: limit", limit)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.softshrink(x, self.limit)
+
+
+class Hardshrink(Module):
+    """x where |x| > limit, else 0.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats, `AttributeRefused` for a limit
+    that is no number.
+
+        >>> ml.nn.Hardshrink()(ml.asarray([2.0]))
+        Tensor([2.], f32[1])
+    """
+
+    def __init__(self, limit: float = 0.5) -> None:
+        self.limit = _number("Hardshrink: limit", limit)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return activations.hardshrink(x, self.limit)
 
 
 def _number(what: str, value: float) -> float:

@@ -8,18 +8,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
-from mlvm.core.types import f32
+from mlvm.core.types import DType, f32
 from mlvm.eager.functions import attention, creation, elements, random, shapes
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.linear import Linear
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import sizes
+from mlvm.eager.nn.parameters import Init, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.eager.tree import among_others, flatten
 
 Cache: TypeAlias = tuple[Tensor, ...]
-"""Keys and values of the positions so far, each f[batch, num_heads, max_length, head_dim]; with
+"""Keys and values of the positions so far, each f[batch, num_kv_heads, max_length, head_dim]; with
 rotary positions then cosines and sines of all, f[max_length, head_dim / 2]."""
 
 
@@ -28,32 +29,38 @@ class MultiHeadAttention(Module):
     value and out linear maps (Vaswani et al., arXiv 1706.03762, section 3.2.2).
 
     Queries come from f[batch, time, embed_dim]; keys and values from the same, or from a memory of
-    `memory_dim` features. A head has embed_dim / num_heads features. `dropout` is the rate at which
-    weights of the softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and
-    keys are turned by `rotary_encoding`.
+    `memory_dim` features. A head has embed_dim / num_heads features. With `num_kv_heads`, which
+    divides the number of heads, there are only so many of keys and values, each for as many of
+    queries (Ainslie et al., arXiv 2305.13245). `dropout` is the rate at which weights of the
+    softmax are dropped while `training`. With a `rotary_base`, as 10000, queries and keys are
+    turned by `rotary_encoding`.
 
     f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
     `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
-    divide `embed_dim`.
+    divide `embed_dim`, and `num_kv_heads` them. Another Module may stand for each of the four,
+    such as a Linear with an adapter: what it makes of x has as many features.
 
-        >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), causal=True).type
+        >>> ml.nn.MultiHeadAttention(16, 4)(ml.ones((2, 5, 16)), is_causal=True).type
         f32[2,5,16]
     """
 
-    query: Linear
-    key: Linear
-    value: Linear
-    out: Linear
+    query: Linear | Any
+    key: Linear | Any
+    value: Linear | Any
+    out: Linear | Any
 
     def __init__(
         self,
         embed_dim: int,
         num_heads: int,
         *,
+        num_kv_heads: int | None = None,
         memory_dim: int | None = None,
         bias: bool = True,
         dropout: float = 0.0,
         rotary_base: float | None = None,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -66,19 +73,28 @@ class MultiHeadAttention(Module):
             raise AttributeRefused(
                 f"{name}: num_heads must divide embed_dim, given {heads} of {width}"
             )
+        [shared] = sizes(name, num_kv_heads=heads if num_kv_heads is None else num_kv_heads)
+        if heads % shared:
+            raise AttributeRefused(
+                f"{name}: num_kv_heads must divide num_heads, given {shared} of {heads}"
+            )
         if rotary_base is not None and width // heads % 2:
             raise AttributeRefused(
                 f"{name}: heads that are turned have an even number of features, "
                 f"not {width // heads}"
             )
-        self.num_heads, self.head_dim = heads, width // heads
+        self.num_heads, self.num_kv_heads, self.head_dim = heads, shared, width // heads
+        self.memory_dim = memory_width
         self.rotary_base = rotary_base
         self.dropout = Dropout(dropout)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
-        inputs = (width, memory_width, memory_width, width)
+        narrow = shared * self.head_dim
+        inputs, outputs = (width, memory_width, memory_width, width), (width, narrow, narrow, width)
+        options: dict[str, Any] = {"bias": bias, "dtype": dtype}
+        options |= {"kernel_init": kernel_init, "bias_init": bias_init}
         self.query, self.key, self.value, self.out = (
-            Linear(features, width, bias=bias, key=each, dtype=dtype)
-            for features, each in zip(inputs, keys, strict=True)
+            Linear(*features, key=each, **options)
+            for *features, each in zip(inputs, outputs, keys, strict=True)
         )
 
     @public
@@ -88,7 +104,7 @@ class MultiHeadAttention(Module):
         memory: Tensor | None = None,
         *,
         mask: Tensor | None = None,
-        causal: bool = False,
+        is_causal: bool = False,
         cache: Cache | None = None,
         position: Tensor | int | None = None,
     ) -> Any:
@@ -96,13 +112,13 @@ class MultiHeadAttention(Module):
         `memory`, f[batch, length, memory_dim].
 
         `mask`, a bool tensor that broadcasts to [batch, num_heads, time, length], is True where a
-        query may see a key; with `causal`, query i sees keys 0 .. i only. With a cache the length
-        is its `max_length`.
+        query may see a key; with `is_causal`, query i sees keys 0 .. i only. With a cache the
+        length is its `max_length`.
 
         With a `cache` of `init_cache`, x stands at `position` .. `position + time - 1`, an int or
         an i64[] that is >= 0. Its keys and values are put there, and it sees all that do not come
-        after; so `causal` is True. The result is (y, cache), with the new cache: the old one keeps
-        its value.
+        after; so `is_causal` is True. The result is (y, cache), with the new cache: the old one
+        keeps its value.
 
         Raises `ShapeError` or `DTypeError` for operands of other types, `AttributeRefused` for a
         cache beside a memory or without a position, `OperandValueError` for a position for which
@@ -128,7 +144,7 @@ class MultiHeadAttention(Module):
             value = elements.dynamic_update(cache[1], value, start, axis=2)
             cache = (key, value, *cache[2:])
         before = None
-        if causal or cache is not None:
+        if is_causal or cache is not None:
             before = attention.seen_before(query.shape[2], key.shape[2], start)
         rate, scale = self.dropout.rate if self.training else 0.0, 1 / math.sqrt(self.head_dim)
         y = attention.attended(query, key, value, mask, before, scale, rate)
@@ -139,8 +155,8 @@ class MultiHeadAttention(Module):
     def init_cache(self, batch: int, max_length: int) -> Cache:
         """A cache for sequences of at most `max_length`, with nothing in it."""
         batch, length = sizes("init_cache", batch=batch, max_length=max_length)
-        shape, dtype = (batch, self.num_heads, length, self.head_dim), self.query.kernel.dtype
-        keys, values = (creation.zeros(shape, dtype=dtype) for _ in range(2))
+        shape = (batch, self.num_kv_heads, length, self.head_dim)
+        keys, values = (creation.zeros(shape, dtype=self._dtype) for _ in range(2))
         if self.rotary_base is None:
             return keys, values
         return keys, values, *self._turns(length, self.rotary_base)
@@ -148,19 +164,27 @@ class MultiHeadAttention(Module):
     def _turns(self, length: int, base: float) -> list[Tensor]:
         """Cosines and sines for positions 0 .. length - 1."""
         positions = creation.arange(length)
-        return [*attention.rotary_table(positions, self.head_dim, base, self.query.kernel.dtype)]
+        return [*attention.rotary_table(positions, self.head_dim, base, self._dtype)]
+
+    @property
+    def _dtype(self) -> DType:
+        """That of queries and keys: of the widest weight that makes them."""
+        weights, _ = flatten([self.query, self.key], ends=among_others, buffers=True)
+        floats = [x.dtype for _, x in weights if x.dtype.is_float]
+        return max(floats, key=lambda dtype: dtype.itemsize, default=f32)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """f[batch, time, embed_dim] -> f[batch, num_heads, time, head_dim]"""
-        apart = shapes.reshape(x, (*x.shape[:2], self.num_heads, self.head_dim))
+        """f[batch, time, heads * head_dim] -> f[batch, heads, time, head_dim]"""
+        heads = x.shape[2] // self.head_dim
+        apart = shapes.reshape(x, (*x.shape[:2], heads, self.head_dim))
         return shapes.permute_dims(apart, (0, 2, 1, 3))
 
     def _require(self, x: Tensor, memory: Tensor | None, cache: Any, position: Any) -> None:
         """Raise for operands that do not go together."""
-        name, width = "MultiHeadAttention", self.query.kernel.shape[0]
+        name, width = "MultiHeadAttention", self.num_heads * self.head_dim
         if x.ndim != 3 or x.shape[2] != width:
             raise ShapeError(f"{name}: x must be [batch, time, {width}], given {x.type}")
-        width = self.key.kernel.shape[0]
+        width = self.memory_dim
         source = x if memory is None else memory
         if source.ndim != 3 or source.shape[::2] != (x.shape[0], width):
             raise ShapeError(

@@ -2,79 +2,123 @@
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from collections.abc import Callable
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.types import f32
-from mlvm.eager.functions import creation, neural
-from mlvm.eager.functions.neural import Sides, Window
+from mlvm.eager.functions import convolution, shapes
+from mlvm.eager.functions.arguments import Ints
+from mlvm.eager.functions.windows import Sides
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import checked_padding, lecun_normal, matched, sizes, window_of
+from mlvm.eager.nn.parameters import (
+    Init,
+    bias_of,
+    checked_padding,
+    kernel_of,
+    matched,
+    sizes,
+    window_of,
+)
 from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Convolution(Module):
-    """What convolutions have in common: kernel, bias, stride and padding."""
+    """What convolutions have in common: `_function` with a kernel whose window has so many `_axes`,
+    and a bias."""
+
+    _axes: int
+    _function: Callable[..., Tensor]
+    _transposed = False
 
     kernel: Tensor
     bias: Tensor | None  # [out_channels]
-    stride: Any
-    padding: Any
-
-    def _begin(
-        self, shape: Any, fan_in: int, outputs: int, bias: bool, key: Tensor | None, dtype: object
-    ) -> None:
-        """Draw the kernel, LeCun normal; the bias is zero."""
-        self.kernel = lecun_normal(type(self).__name__, shape, fan_in, key, dtype)
-        self.bias = creation.zeros(outputs, dtype=dtype) if bias else None
-
-    def _convolved(self, function: Any, x: Tensor, **options: Any) -> Tensor:
-        x, bias = matched(type(self).__name__, x, self.kernel), self.bias
-        y: Tensor = function(x, self.kernel, stride=self.stride, padding=self.padding, **options)
-        return y if bias is None else y + bias
-
-
-class Conv2d(_Convolution):
-    """y = x * kernel + bias, cross-correlated: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
-
-    `window` and `stride` are numbers, or (vertical, horizontal). `padding` is "SAME", "VALID" or
-    ((top, bottom), (left, right)) zeros. Each of the `groups` of results sees only its group of the
-    channels of x; as many groups as channels make the convolution depthwise. The kernel is LeCun
-    normal, the bias zero.
-
-    Raises `ShapeError` for other channels, and for a window larger than the padded image,
-    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
-    below 1, and a window, stride, groups or padding that makes no sense.
-
-        >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
-        f32[2,6,6,8]
-    """
-
-    kernel: Tensor  # [window height, window width, in_channels / groups, out_channels]
 
     def __init__(
         self,
         in_channels: int,
         out_channels: int,
-        window: Window,
+        window: Ints,
         *,
-        stride: Window = 1,
-        padding: Sides = "SAME",
+        stride: Ints = 1,
+        padding: Sides | tuple[int, int] = "SAME",
+        dilation: Ints = 1,
         groups: int = 1,
         bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        inputs, outputs = _channels("Conv2d", in_channels, out_channels, groups)
-        height, width = window_of("Conv2d", "window", window)
-        self.stride = window_of("Conv2d", "stride", stride)
-        self.padding = checked_padding("Conv2d", padding)
-        self.groups = groups
-        shape = (height, width, inputs, outputs)
-        self._begin(shape, height * width * inputs, outputs, bias, key, dtype)
+        name, axes = type(self).__name__, self._axes
+        inputs, outputs, parts = sizes(
+            name, in_channels=in_channels, out_channels=out_channels, groups=groups
+        )
+        if inputs % parts or outputs % parts:
+            raise AttributeRefused(
+                f"{name}: groups must divide in_channels and out_channels, given {parts} groups of "
+                f"{inputs} and {outputs}"
+            )
+        shape = window_of(name, "window", window, axes)
+        self.stride = window_of(name, "stride", stride, axes)
+        self.padding = checked_padding(name, padding, axes)
+        self.dilation = window_of(name, "dilation", dilation, axes)
+        self.groups = parts
+        fan_in = math.prod(shape) * inputs // parts
+        channels = (inputs // parts, outputs)
+        if self._transposed:
+            fan_in = max(fan_in // math.prod(self.stride), 1)
+            channels = (outputs // parts, inputs)
+            if kernel_init is not None:
+                kernel_init = _transpose_of(kernel_init)
+        self.kernel = kernel_of(name, kernel_init, (*shape, *channels), fan_in, key, dtype)
+        self.bias = bias_of(name, bias_init, outputs, key, dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._convolved(neural.conv2d, x, groups=self.groups)
+        x, bias = matched(type(self).__name__, x, self.kernel), self.bias
+        y = type(self)._function(
+            x,
+            self.kernel,
+            stride=self.stride,
+            padding=self.padding,
+            dilation=self.dilation,
+            groups=self.groups,
+        )
+        return y if bias is None else y + bias
+
+
+def _transpose_of(init: Init) -> Init:
+    """An initialiser of kernels [*window, channels out, channels in], of one of the others."""
+
+    def made(shape: tuple[int, ...], *, key: Tensor | None, dtype: object) -> Tensor:
+        *window, outputs, inputs = shape
+        kernel = init((*window, inputs, outputs), key=key, dtype=dtype)
+        return shapes.moveaxis(kernel, -1, -2)
+
+    return made
+
+
+class Conv2d(_Convolution):
+    """y = x * kernel + bias, cross-correlated: [N, H, W, in_channels] -> [N, OH, OW, out_channels].
+
+    `window`, `stride` and `dilation` are numbers, or (vertical, horizontal). `padding` is "SAME",
+    "VALID" or ((top, bottom), (left, right)) zeros. Places of the window are `dilation` apart in x.
+    Each of the `groups` of results sees only its group of the channels of x; as many groups as
+    channels make the convolution depthwise. The kernel is LeCun normal, the bias zero, unless
+    `kernel_init` and `bias_init` make others: see `ml.nn.init`.
+
+    Raises `ShapeError` for other channels, and for a window larger than the padded image,
+    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
+    below 1, and a window, stride, dilation, groups or padding that makes no sense.
+
+        >>> ml.nn.Conv2d(3, 8, 3)(ml.ones((2, 6, 6, 3))).type
+        f32[2,6,6,8]
+    """
+
+    _axes = 2
+    _function = staticmethod(convolution.conv2d)
+
+    kernel: Tensor  # [window height, window width, in_channels / groups, out_channels]
 
 
 class Conv1d(_Convolution):
@@ -84,87 +128,98 @@ class Conv1d(_Convolution):
 
     Raises `ShapeError` for other channels, and for a window larger than the padded sequence,
     `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
-    below 1, and a window, stride, groups or padding that makes no sense.
+    below 1, and a window, stride, dilation, groups or padding that makes no sense.
 
         >>> ml.nn.Conv1d(3, 8, 3)(ml.ones((2, 6, 3))).type
         f32[2,6,8]
     """
 
+    _axes = 1
+    _function = staticmethod(convolution.conv1d)
+
     kernel: Tensor  # [window, in_channels / groups, out_channels]
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        window: int,
-        *,
-        stride: int = 1,
-        padding: str | tuple[int, int] = "SAME",
-        groups: int = 1,
-        bias: bool = True,
-        key: Tensor | None = None,
-        dtype: object = f32,
-    ) -> None:
-        inputs, outputs = _channels("Conv1d", in_channels, out_channels, groups)
-        length, self.stride = sizes("Conv1d", window=window, stride=stride)
-        self.padding = checked_padding("Conv1d", padding, "(before, after)")
-        self.groups = groups
-        self._begin((length, inputs, outputs), length * inputs, outputs, bias, key, dtype)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._convolved(neural.conv1d, x, groups=self.groups)
+class Conv3d(_Convolution):
+    """y = x * kernel + bias, cross-correlated: [N, D, H, W, in_channels] -> [N, OD, OH, OW,
+    out_channels].
+
+    `window`, `stride` and `dilation` are numbers, or (depth, vertical, horizontal). `padding` is
+    "SAME", "VALID" or ((front, back), (top, bottom), (left, right)) zeros; otherwise as `Conv2d`.
+
+    Raises `ShapeError` for other channels, and for a window larger than the padded volume,
+    `DTypeError` for other than floats of its own dtype, `AttributeRefused` for a number of channels
+    below 1, and a window, stride, dilation, groups or padding that makes no sense.
+
+        >>> ml.nn.Conv3d(3, 8, 3)(ml.ones((2, 6, 6, 6, 3))).type
+        f32[2,6,6,6,8]
+    """
+
+    _axes = 3
+    _function = staticmethod(convolution.conv3d)
+
+    kernel: Tensor  # [depth, height, width, in_channels / groups, out_channels]
 
 
 class ConvTranspose2d(_Convolution):
     """The transpose of a convolution from out_channels to in_channels, plus a bias:
     [N, H, W, in_channels] -> [N, OH, OW, out_channels]; see `conv_transpose2d`.
 
-    OH is H stride with the padding "SAME", and (H - 1) stride + window height with "VALID", less
-    top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal, where as many
-    elements of it as meet in one result, on average, count as its inputs; the bias is zero.
+    OH is H stride with the padding "SAME", and (H - 1) stride + the span of the window with
+    "VALID", less top + bottom with ((top, bottom), (left, right)). The kernel is LeCun normal,
+    where as many elements of it as meet in one result, on average, count as its inputs; the bias is
+    zero; unless `kernel_init` and `bias_init` make others.
 
     Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
-    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride or padding
-    that makes no sense.
+    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
+    groups or padding that makes no sense.
 
         >>> ml.nn.ConvTranspose2d(3, 8, 2, stride=2)(ml.ones((2, 6, 6, 3))).type
         f32[2,12,12,8]
     """
 
-    kernel: Tensor  # [window height, window width, out_channels, in_channels]
+    _axes = 2
+    _function = staticmethod(convolution.conv_transpose2d)
+    _transposed = True
 
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        window: Window,
-        *,
-        stride: Window = 1,
-        padding: Sides = "SAME",
-        bias: bool = True,
-        key: Tensor | None = None,
-        dtype: object = f32,
-    ) -> None:
-        name = "ConvTranspose2d"
-        inputs, outputs = _channels(name, in_channels, out_channels, 1)
-        height, width = window_of(name, "window", window)
-        self.stride = down, right = window_of(name, "stride", stride)
-        self.padding = checked_padding(name, padding)
-        fan_in = max(height * width * inputs // (down * right), 1)
-        self._begin((height, width, outputs, inputs), fan_in, outputs, bias, key, dtype)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._convolved(neural.conv_transpose2d, x)
+    kernel: Tensor  # [window height, window width, out_channels / groups, in_channels]
 
 
-def _channels(layer: str, in_channels: int, out_channels: int, groups: int) -> tuple[int, int]:
-    """Channels that one result sees, and all results. Raises `AttributeRefused`."""
-    inputs, outputs, parts = sizes(
-        layer, in_channels=in_channels, out_channels=out_channels, groups=groups
-    )
-    if inputs % parts or outputs % parts:
-        raise AttributeRefused(
-            f"{layer}: groups must divide in_channels and out_channels, given {parts} groups of "
-            f"{inputs} and {outputs}"
-        )
-    return inputs // parts, outputs
+class ConvTranspose1d(_Convolution):
+    """The transpose of a convolution from out_channels to in_channels, plus a bias:
+    [N, L, in_channels] -> [N, OL, out_channels]. `padding` is "SAME", "VALID" or (before, after);
+    otherwise as `ConvTranspose2d`.
+
+    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
+    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
+    groups or padding that makes no sense.
+
+        >>> ml.nn.ConvTranspose1d(3, 8, 2, stride=2)(ml.ones((2, 6, 3))).type
+        f32[2,12,8]
+    """
+
+    _axes = 1
+    _function = staticmethod(convolution.conv_transpose1d)
+    _transposed = True
+
+    kernel: Tensor  # [window, out_channels / groups, in_channels]
+
+
+class ConvTranspose3d(_Convolution):
+    """The transpose of a convolution from out_channels to in_channels, plus a bias:
+    [N, D, H, W, in_channels] -> [N, OD, OH, OW, out_channels]. `padding` is "SAME", "VALID" or
+    ((front, back), (top, bottom), (left, right)); otherwise as `ConvTranspose2d`.
+
+    Raises `ShapeError` for other channels, and where nothing is left, `DTypeError` for complex
+    numbers, `AttributeRefused` for a number of channels below 1, and a window, stride, dilation,
+    groups or padding that makes no sense.
+
+        >>> ml.nn.ConvTranspose3d(3, 8, 2, stride=2)(ml.ones((2, 3, 3, 3, 3))).type
+        f32[2,6,6,6,8]
+    """
+
+    _axes = 3
+    _function = staticmethod(convolution.conv_transpose3d)
+    _transposed = True
+
+    kernel: Tensor  # [depth, height, width, out_channels / groups, in_channels]

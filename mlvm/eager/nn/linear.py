@@ -1,12 +1,12 @@
-"""Layers of one product or one lookup: Linear, Embedding."""
+"""Layers of a product or a lookup: Linear, Bilinear, Embedding, EmbeddingBag."""
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import f32
-from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions import contraction, neural, shapes
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import lecun_normal, matched, require_float, sizes
+from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -17,7 +17,8 @@ class Linear(Module):
 
     With axis=-2 the map is along the second to last axis, y = kernel^T x + bias[:, None]:
     [..., in_features, n] -> [..., out_features, n]; nothing is transposed in memory.
-    The kernel is LeCun normal, or zero with `zeros`, which draws nothing; the bias is zero.
+    The kernel is LeCun normal, the bias zero, unless `kernel_init` and `bias_init` make others: see
+    `ml.nn.init`.
 
     Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
     `AttributeRefused` for a size below 1.
@@ -37,7 +38,8 @@ class Linear(Module):
         *,
         bias: bool = True,
         axis: int = -1,
-        zeros: bool = False,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -45,11 +47,8 @@ class Linear(Module):
         if axis not in (-1, -2):
             raise AttributeRefused(f"Linear: axis must be -1 or -2, given {axis!r}")
         self.axis = axis
-        if zeros:
-            self.kernel = creation.zeros(shape, dtype=require_float("Linear", dtype))
-        else:
-            self.kernel = lecun_normal("Linear", shape, shape[0], key, dtype)
-        self.bias = creation.zeros(shape[1:], dtype=dtype) if bias else None
+        self.kernel = kernel_of("Linear", kernel_init, shape, shape[0], key, dtype)
+        self.bias = bias_of("Linear", bias_init, shape[1], key, dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
         bias, x = self.bias, matched("Linear", x, self.kernel)
@@ -60,9 +59,59 @@ class Linear(Module):
         return y if bias is None else y + shapes.expand_dims(bias, axis=-1)
 
 
+class Bilinear(Module):
+    """z_k = x kernel_k y + bias_k along the last axes: [..., in_features], [..., other_features] ->
+    [..., out_features]. The kernel is LeCun normal, the bias zero, unless `kernel_init` and
+    `bias_init` make others: see `ml.nn.init`.
+
+    Raises `ShapeError` for other features, `DTypeError` for a wider x than weights that are halves,
+    `AttributeRefused` for a size below 1.
+
+        >>> ml.nn.Bilinear(3, 4, 2)(ml.ones((5, 3)), ml.ones((5, 4))).type
+        f32[5,2]
+    """
+
+    kernel: Tensor  # [in_features, other_features, out_features]
+    bias: Tensor | None  # [out_features]
+
+    def __init__(
+        self,
+        in_features: int,
+        other_features: int,
+        out_features: int,
+        *,
+        bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        shape = sizes(
+            "Bilinear",
+            in_features=in_features,
+            other_features=other_features,
+            out_features=out_features,
+        )
+        fan_in = shape[0] * shape[1]
+        self.kernel = kernel_of("Bilinear", kernel_init, shape, fan_in, key, dtype)
+        self.bias = bias_of("Bilinear", bias_init, shape[2], key, dtype) if bias else None
+
+    @public
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        x, y = (matched("Bilinear", each, self.kernel) for each in (x, y))
+        if (x.shape[-1:], y.shape[-1:]) != (self.kernel.shape[:1], self.kernel.shape[1:2]):
+            raise ShapeError(
+                f"Bilinear: x and y must be [..., {self.kernel.shape[0]}] and "
+                f"[..., {self.kernel.shape[1]}], given {x.type} and {y.type}"
+            )
+        z = contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y)
+        return z if self.bias is None else z + self.bias
+
+
 class Embedding(Module):
     """A row of `embedding` for each integer: i[...] -> [..., features]. The rows are normal of
-    variance 1 / features. As in an index, -1 is the last row.
+    variance 1 / features, unless an `embedding_init` makes others: see `ml.nn.init`. As in an
+    index, -1 is the last row.
 
     Raises `OperandValueError` for an integer out of range, `DTypeError` for what is no integers,
     `AttributeRefused` for a size below 1.
@@ -74,11 +123,57 @@ class Embedding(Module):
     embedding: Tensor  # [num_embeddings, features]
 
     def __init__(
-        self, num_embeddings: int, features: int, *, key: Tensor | None = None, dtype: object = f32
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        embedding_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
     ) -> None:
-        shape = sizes("Embedding", num_embeddings=num_embeddings, features=features)
-        self.embedding = lecun_normal("Embedding", shape, shape[1], key, dtype)
+        name = type(self).__name__
+        shape = sizes(name, num_embeddings=num_embeddings, features=features)
+        self.embedding = kernel_of(
+            name, embedding_init, shape, shape[1], key, dtype, name="embedding_init"
+        )
 
     @public
     def __call__(self, indices: Tensor) -> Tensor:
         return op.take(self.embedding, indices, axis=0)
+
+
+class EmbeddingBag(Embedding):
+    """The sum, mean or max of the rows of `embedding` that each bag of integers names:
+    i[..., L] -> [..., features], or bags one behind the other, i[L] and offsets i[B] -> [B,
+    features]; see `embedding_bag`. The rows are normal of variance 1 / features.
+
+    Raises `PositionRefused` for an integer out of range, `ShapeError` for other shapes,
+    `DTypeError` for what is no integers, `AttributeRefused` for a size below 1, and what
+    `embedding_bag` refuses.
+
+        >>> ml.nn.EmbeddingBag(10, 4)(ml.asarray([[1, 2, 3]])).type
+        f32[1,4]
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        features: int,
+        *,
+        mode: neural.Reduction = "mean",
+        embedding_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        super().__init__(
+            num_embeddings, features, embedding_init=embedding_init, key=key, dtype=dtype
+        )
+        self.mode = mode
+
+    @public
+    def __call__(
+        self, indices: Tensor, offsets: Tensor | None = None, *, weights: Tensor | None = None
+    ) -> Tensor:
+        return neural.embedding_bag(
+            self.embedding, indices, offsets, mode=self.mode, weights=weights
+        )

@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
 from mlvm.core.errors import DTypeError, OpError, brief, user_line
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
+from mlvm.eager.tensor.pickling import reduced
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.eager.tree import (
+    BUFFER_OF,
     Buffer,
     Copies,
     Node,
     Tree,
+    Where,
     among_others,
     assign_buffers_too,
+    buffer_of,
     children,
     containers,
     fields,
     flatten,
+    freeze,
     holds_tensors,
     load,
     map_to_dicts,
@@ -35,6 +40,7 @@ from mlvm.eager.tree import (
     substitute,
 )
 from mlvm.eager.tree import named_tensors as _named_tensors
+from mlvm.show import html
 
 T = TypeVar("T")
 
@@ -96,16 +102,44 @@ class Module(Node):
     def train(self, mode: bool = True) -> Self:
         """Set `training` to `mode`, here and in every Module that this one is made of; return self.
 
-        A frozen Module, one in a buffer, is no part of the training: it keeps the mode it has.
+        A Module in a buffer is no part of the training: it keeps the mode it has.
         """
         for part in containers(self, buffers=not mode):
-            if isinstance(part, Module):
+            if isinstance(part, Module) and (part._buffer_of is None or not mode):
                 part.training = mode
         return self
 
     def eval(self) -> Self:
         """Set `training` to False in all parts, those in buffers too; return self."""
         return self.train(False)
+
+    def freeze(self, where: Where | None = None) -> Self:
+        """Keep parameters as they are: from now on they are buffers, until `unfreeze`. Return self.
+
+        `where` says which: a pattern of the paths of `named_parameters`, in which `*` matches "/"
+        too, or a function of path and tensor; all of them without one. A pattern that fits the path
+        of a part is for all in it: "blocks_*/mlp". A tensor that occurs twice in the model is
+        frozen in both places. `training` is left alone. Make an optimizer after this, not before.
+
+        Raises `AttributeRefused` where none is meant, and for some of the tensors of a dict.
+
+            >>> model = ml.nn.Sequential(ml.nn.Linear(2, 3), ml.nn.Linear(3, 1))
+            >>> list(model.freeze("layers_0").named_parameters()), len(model.state())
+            (['layers_1/kernel', 'layers_1/bias'], 4)
+        """
+        freeze(self, where, frozen=True)
+        return self
+
+    def unfreeze(self, where: Where | None = None) -> Self:
+        """Make parameters of what `freeze` has made buffers, by the same `where`; return self. What
+        was assigned as an `nn.buffer` stays one.
+
+            >>> model = ml.nn.Linear(2, 3).freeze()
+            >>> list(model.unfreeze("bias").named_parameters())
+            ['bias']
+        """
+        freeze(self, where, frozen=False)
+        return self
 
     def astype(self, dtype: object) -> Self:
         """Another Module with the float parameters in that dtype, and the same buffers: to compute
@@ -186,23 +220,46 @@ class Module(Node):
             if id(x) not in memo:
                 memo[id(x)] = op.copy(x)
         copied = memo[id(self)] = copy.copy(self)
-        vars(copied).update(copy.deepcopy(vars(self), memo))
+        vars(copied).update(copy.deepcopy(self._alone(vars(self)), memo))
         return copied
 
-    def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        raise TypeError(
-            "a Module cannot be pickled; keep its state() as numpy arrays, "
-            "and load_state(arrays) into a new one"
-        )
+    def _alone(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The fields of a copy, which is a buffer of itself where this one is one of another."""
+        return state if self._buffer_of is None else {**state, BUFFER_OF: self}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A pickle has the values of parameters and buffers; they load into the arena that is
+        current then."""
+        make, kind, state = reduced(self)
+        return make, kind, self._alone(state)
+
+    summary: ClassVar[Callable[..., Any]]
+    """A table of the layers: `summary.py` adds it."""
 
     def __repr__(self) -> str:
-        return "\n".join(_describe(self, ()))
+        return "\n".join(_describe(self, (), counted=True))
+
+    def _repr_html_(self) -> str:
+        """What notebooks show: the same, which folds."""
+        return html.folded(repr(self).splitlines())
+
+    if not TYPE_CHECKING:  # else a type checker would allow it
+
+        def __getitem__(self, index: object) -> NoReturn:
+            raise TypeError(f"{_a(self)} is not indexed; {_PARTS}")
+
+        def __len__(self) -> NoReturn:
+            raise TypeError(f"{_a(self)} has no len(); {_PARTS}")
+
+        def __bool__(self) -> bool:
+            return type(self).__len__ is Module.__len__ or len(self) > 0
 
 
 def buffer(x: T) -> T:
     """What to assign to a field of a Module for state that is kept with the model and not trained:
     a tensor of any dtype, a container of tensors, or a Module whose parameters stay as they are. An
-    array of numpy is copied into a tensor.
+    array of numpy is copied into a tensor. A Module may be put into a list as well, or into a dict:
+    `blocks[0] = ml.nn.buffer(blocks[0])`. `Module.freeze` keeps parameters for a while.
 
         >>> class Centered(ml.nn.Module):
         ...     def __init__(self, features: int) -> None:
@@ -217,21 +274,32 @@ def buffer(x: T) -> T:
         >>> list(layer.named_parameters()), list(layer.named_buffers())
         (['scale'], ['mean'])
 
-    The field has x itself. Whatever is assigned to it later is a buffer too, until the field is
-    deleted. A gradient takes a buffer for a constant, and an optimizer does not see it; `state` has
-    it. A function being differentiated may assign to it, and the Module keeps the new value. Inside
-    an arena that is reset after the step, update it in place as above.
+    The field has x itself, a list another Module with the tensors of x. Whatever is assigned to the
+    field later is a buffer too, until the field is deleted. A gradient takes a buffer for a
+    constant, and an optimizer does not see it; `state` has it. A function being differentiated may
+    assign to it, and the Module keeps the new value. Inside an arena that is reset after the step,
+    update it in place as above.
 
-    Raises `DTypeError` for what holds no tensor.
+    Raises `DTypeError` for what holds no tensor, nor is a Module.
     """
+    if isinstance(x, Module):
+        return x if x._buffer_of is not None else buffer_of(x)
     held = as_operand(x) if hasattr(x, "__array__") and not isinstance(x, Tensor) else x
     if not holds_tensors(held):
         raise DTypeError(f"a buffer holds a tensor or several, not {brief(x)}; see asarray")
     return cast(T, Buffer(held))  # to a type checker it is what the field will have
 
 
-def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
-    """A line for a part of a Module, and an indented one for each part of it."""
+_PARTS: Final = "its layers are its fields, and an nn.Sequential or a list is indexed"
+
+
+def _a(module: Module) -> str:
+    return f"a Module such as this {type(module).__name__}"
+
+
+def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator[str]:
+    """A line for a part of a Module, and an indented one for each part of it. The parameters are
+    `counted`, but for a buffer, which has none."""
     if isinstance(part, Tensor):
         yield repr(part.type)
         return
@@ -239,17 +307,36 @@ def _describe(part: Tree, above: tuple[Tree, ...]) -> Iterator[str]:
         yield f"{type(part).__name__}(...)"
         return
     named = dict(fields(part, buffers=True)) if isinstance(part, Node) else children(part)
-    buffers = named.keys() - dict(fields(part)).keys() if isinstance(part, Node) else ()
+    kinds = dict.fromkeys(named, "")
+    if isinstance(part, Node) and part._buffer_of is None:
+        trained, kept = dict(fields(part)), dict(fields(part, frozen=True))
+        kinds = {
+            name: "" if name in trained else "frozen " if name in kept else "buffer "
+            for name in named
+        }
     plain = [
         f"{name}={getattr(value, '__name__', None) or repr(value)}"
         for name, value in named.items()
         if not holds_tensors(value) and name != _TRAINING
     ]
-    yield type(part).__name__ + (f"({', '.join(plain)})" if plain else "")
+    count = 0
+    if counted and isinstance(part, Module):
+        with suppress(DTypeError):  # a Module that contains itself
+            count = part.num_parameters()
+    yield "".join(
+        [
+            type(part).__name__,
+            f"({', '.join(plain)})" if plain else "",
+            f", {count:,} parameter{'s' * (count != 1)}" if count else "",
+        ]
+    )
     for name, value in named.items():
         if holds_tensors(value):
-            head, *rest = _describe(value, (*above, part))
-            yield f"  {name}: {'buffer ' if name in buffers else ''}{head}"
+            if isinstance(value, Node) and value._buffer_of is not None:
+                kinds[name] = "buffer "
+            inside = counted and not kinds[name]
+            head, *rest = _describe(value, (*above, part), counted=inside)
+            yield f"  {name}: {kinds[name]}{head}"
             yield from (f"  {line}" for line in rest)
 
 

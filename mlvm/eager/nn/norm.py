@@ -66,8 +66,8 @@ class RMSNorm(Module):
 class GroupNorm(Module):
     """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance over a group of
     channels and all places of a sample: [N, ..., channels] -> the same (Wu and He, arXiv
-    1803.08494). `groups` divides `channels`; with one group for each channel it is instance
-    normalisation. The scale begins at one, the bias at zero.
+    1803.08494). `groups` divides `channels`; with one group for each channel it is an
+    `InstanceNorm`. The scale begins at one, the bias at zero.
 
     Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless groups
     divide the channels and eps > 0.
@@ -82,7 +82,7 @@ class GroupNorm(Module):
     def __init__(
         self, groups: int, channels: int, *, eps: float = 1e-5, dtype: object = f32
     ) -> None:
-        shape, self.eps, kind = _checked("GroupNorm", channels, eps, dtype, "channels")
+        shape, self.eps, kind = _checked(type(self).__name__, channels, eps, dtype, "channels")
         [self.groups] = sizes("GroupNorm", groups=groups)
         if shape[0] % self.groups:
             raise AttributeRefused(
@@ -93,8 +93,8 @@ class GroupNorm(Module):
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
-        x = matched("GroupNorm", x, self.scale)
-        _require_features("GroupNorm", x, self.scale, least=2)
+        x = matched(type(self).__name__, x, self.scale)
+        _require_features(type(self).__name__, x, self.scale, least=2)
         return self._normalized(x, self.scale, self.bias)
 
     @in_f32
@@ -112,6 +112,23 @@ class GroupNorm(Module):
         apart = shapes.reshape(means, shape)
         mean = op.mean(apart, axis=3, keepdims=True)
         return shapes.reshape(shapes.broadcast_to(mean, shape), means.shape)
+
+
+class InstanceNorm(GroupNorm):
+    """y = (x - mean) / sqrt(var + eps) * scale + bias, with mean and variance of each channel over
+    all places of a sample: [N, ..., channels] -> the same (Ulyanov et al., arXiv 1607.08022); a
+    `GroupNorm` with a group for each channel. It is PyTorch's InstanceNorm1d, 2d and 3d for
+    channels last. The scale begins at one, the bias at zero.
+
+    Raises `ShapeError` for other channels and fewer axes than two, `AttributeRefused` unless eps >
+    0.
+
+        >>> ml.nn.InstanceNorm(4)(ml.ones((1, 3, 3, 4))).type
+        f32[1,3,3,4]
+    """
+
+    def __init__(self, channels: int, *, eps: float = 1e-5, dtype: object = f32) -> None:
+        super().__init__(channels, channels, eps=eps, dtype=dtype)
 
 
 class BatchNorm(Module):

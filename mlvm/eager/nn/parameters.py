@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeAlias, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError
-from mlvm.core.ops.neural import Pair
-from mlvm.core.types import DType
-from mlvm.eager.functions import random
-from mlvm.eager.functions.arguments import pair
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
+from mlvm.core.types import DType, TensorType
+from mlvm.eager.functions import creation, random
+from mlvm.eager.functions.arguments import Ints, each_of
+from mlvm.eager.functions.windows import KINDS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import told
 
 P = TypeVar("P")
+
+Init: TypeAlias = Callable[..., Tensor]
+"""An initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
 
 
 def lecun_normal(
@@ -25,6 +30,41 @@ def lecun_normal(
     kernel = random.normal(shape, key=key, dtype=require_float(layer, dtype))
     kernel *= 1 / math.sqrt(fan_in)
     return kernel
+
+
+def kernel_of(
+    layer: str,
+    init: Init | None,
+    shape: tuple[int, ...],
+    fan_in: int,
+    key: Tensor | None,
+    dtype: object,
+    *,
+    name: str = "kernel_init",
+) -> Tensor:
+    """What the initialiser makes of the shape, or LeCun normal values. Raises `ShapeError` and
+    `DTypeError` for a result of another type."""
+    if init is None:
+        return lecun_normal(layer, shape, fan_in, key, dtype)
+    kind = require_float(layer, dtype)
+    made: Any = init(shape, key=key, dtype=kind)
+    wanted = TensorType(kind, shape)
+    if not isinstance(made, Tensor) or made.dtype is not kind:
+        given = made.type if isinstance(made, Tensor) else brief(made)
+        raise DTypeError(f"{layer}: {name} must make {wanted}, not {given}")
+    if made.type is not wanted:
+        raise ShapeError(f"{layer}: {name} must make {wanted}, not {made.type}")
+    return made
+
+
+def bias_of(
+    layer: str, init: Init | None, length: int, key: Tensor | None, dtype: object
+) -> Tensor:
+    """What the initialiser makes, by another key than that of the kernel, or zeros."""
+    if init is None:
+        return creation.zeros(length, dtype=require_float(layer, dtype))
+    other = None if key is None else random.fold_in(key, 1)
+    return kernel_of(layer, init, (length,), 1, other, dtype, name="bias_init")
 
 
 def require_float(layer: str, dtype: object) -> DType:
@@ -38,9 +78,13 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     """x for a layer with such weights: a half beside wider ones is widened. Raises `DTypeError` for
     another float beside halves, as the results of all layers behind would be f32 in silence."""
     if x.__class__ is not Tensor:
-        if not weight.dtype.is_half or not is_array(x):
-            return x  # for the op to take
-        x = as_operand(x, weight)
+        if not is_array(x):
+            return x  # for the op to refuse
+        try:
+            x = as_operand(x, weight)
+        except MlvmError as error:
+            told(error, layer, (x,))
+            raise
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x
@@ -60,10 +104,10 @@ def sizes(layer: str, **sizes: object) -> tuple[int, ...]:
     return tuple(map(_size, sizes.values()))
 
 
-def window_of(layer: str, name: str, value: int | tuple[int, int]) -> Pair:
-    """A pair of ints >= 1; one int stands for both. Raises `AttributeRefused`."""
+def window_of(layer: str, name: str, value: Ints, axes: int) -> tuple[int, ...]:
+    """An int >= 1 for each axis; one stands for all. Raises `AttributeRefused`."""
     try:
-        return pair(value, name)
+        return each_of(value, axes, name)
     except AttributeRefused as error:
         raise error.at(layer, ()) from None
 
@@ -76,14 +120,12 @@ def _size(value: Any) -> int:
         return 0
 
 
-def checked_padding(
-    layer: str, padding: str | P, explicit: str = "((top, bottom), (left, right))"
-) -> str | P:
+def checked_padding(layer: str, padding: str | P, axes: int) -> str | P:
     """The padding. Raises `AttributeRefused` for an unknown word, and for one number."""
     if isinstance(padding, (int, float)) or (
         isinstance(padding, str) and padding not in ("SAME", "VALID")
     ):
         raise AttributeRefused(
-            f'{layer}: padding must be "SAME", "VALID" or {explicit}, given {padding!r}'
+            f'{layer}: padding must be "SAME", "VALID" or {KINDS[axes][2]}, given {padding!r}'
         )
     return padding

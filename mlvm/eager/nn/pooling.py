@@ -1,10 +1,13 @@
-"""Layers that reduce windows of images, or whole images, to one value a channel."""
+"""Layers that reduce windows, or all places, to one value a channel."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mlvm.core.errors import ShapeError
-from mlvm.eager.functions import neural
-from mlvm.eager.functions.neural import Sides, Window
+from mlvm.eager.functions import pooling
+from mlvm.eager.functions.arguments import Ints
+from mlvm.eager.functions.windows import Sides
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import checked_padding, window_of
 from mlvm.eager.tensor import primitives as op
@@ -12,45 +15,158 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class _Pool(Module):
-    """What pooling layers remember."""
+    """What pooling layers remember: `_function` is that of windows of so many `_axes`."""
+
+    _axes: int
+    _function: Callable[..., Tensor]
 
     def __init__(
-        self, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
+        self,
+        window: Ints,
+        *,
+        stride: Ints | None = None,
+        padding: Sides | tuple[int, int] = "VALID",
     ) -> None:
-        name = type(self).__name__
-        self.window = window_of(name, "window", window)
-        self.stride = self.window if stride is None else window_of(name, "stride", stride)
-        self.padding = checked_padding(name, padding)
+        name, axes = type(self).__name__, self._axes
+        self.window = window_of(name, "window", window, axes)
+        self.stride = self.window if stride is None else window_of(name, "stride", stride, axes)
+        self.padding = checked_padding(name, padding, axes)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        function = type(self)._function
+        return function(x, self.window, stride=self.stride, padding=self.padding)
+
+
+class MaxPool1d(_Pool):
+    """The largest element of each window of f[N, L, C]; see `max_pool1d`.
+
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
+    the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
+        f32[1,2,3]
+    """
+
+    _axes = 1
+    _function = staticmethod(pooling.max_pool1d)
 
 
 class MaxPool2d(_Pool):
     """The largest element of each window of f[N, H, W, C]; see `max_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window larger
-    than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
+    larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
+    window, stride or padding that makes no sense.
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
     """
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return neural.max_pool2d(x, self.window, stride=self.stride, padding=self.padding)
+    _axes = 2
+    _function = staticmethod(pooling.max_pool2d)
+
+
+class MaxPool3d(_Pool):
+    """The largest element of each window of f[N, D, H, W, C]; see `max_pool3d`.
+
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
+    window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
+    for a window, stride or padding that makes no sense.
+
+        >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
+        f32[1,2,2,2,3]
+    """
+
+    _axes = 3
+    _function = staticmethod(pooling.max_pool3d)
+
+
+class AvgPool1d(_Pool):
+    """The mean of each window of f[N, L, C]; padding counts as zeros; see `avg_pool1d`.
+
+    f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
+    the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
+        f32[1,2,3]
+    """
+
+    _axes = 1
+    _function = staticmethod(pooling.avg_pool1d)
 
 
 class AvgPool2d(_Pool):
     """The mean of each window of f[N, H, W, C]; padding counts as zeros; see `avg_pool2d`.
 
-    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window larger
-    than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
+    larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
+    window, stride or padding that makes no sense.
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
     """
 
+    _axes = 2
+    _function = staticmethod(pooling.avg_pool2d)
+
+
+class AvgPool3d(_Pool):
+    """The mean of each window of f[N, D, H, W, C]; padding counts as zeros; see `avg_pool3d`.
+
+    f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
+    window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
+    for a window, stride or padding that makes no sense.
+
+        >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
+        f32[1,2,2,2,3]
+    """
+
+    _axes = 3
+    _function = staticmethod(pooling.avg_pool3d)
+
+
+class _AdaptivePool(Module):
+    _function: Callable[..., Tensor]
+
+    def __init__(self, size: Ints) -> None:
+        name, axes = type(self).__name__, 1 if isinstance(size, int) else len(size)
+        window_of(name, "size", size, axes)
+        self.size = size
+
     def __call__(self, x: Tensor) -> Tensor:
-        return neural.avg_pool2d(x, self.window, stride=self.stride, padding=self.padding)
+        return type(self)._function(x, self.size)
+
+
+class AdaptiveAvgPool(_AdaptivePool):
+    """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x;
+    see `adaptive_avg_pool`. It is PyTorch's AdaptiveAvgPool1d, 2d and 3d.
+
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
+    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
+    `DTypeError` for other than floats.
+
+        >>> ml.nn.AdaptiveAvgPool(2)(ml.ones((1, 5, 7, 3))).type
+        f32[1,2,2,3]
+    """
+
+    _function = staticmethod(pooling.adaptive_avg_pool)
+
+
+class AdaptiveMaxPool(_AdaptivePool):
+    """The largest elements of `size` windows, or (vertical, horizontal, ...) as many, that together
+    cover x; see `adaptive_max_pool`. It is PyTorch's AdaptiveMaxPool1d, 2d and 3d.
+
+    f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
+    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
+    `DTypeError` for other than floats.
+
+        >>> ml.nn.AdaptiveMaxPool(2)(ml.ones((1, 5, 7, 3))).type
+        f32[1,2,2,3]
+    """
+
+    _function = staticmethod(pooling.adaptive_max_pool)
 
 
 class GlobalAvgPool(Module):
@@ -64,6 +180,26 @@ class GlobalAvgPool(Module):
     """
 
     def __call__(self, x: Tensor) -> Tensor:
-        if x.ndim < 2:
-            raise ShapeError(f"GlobalAvgPool: x must be [N, ..., C], given {x.type}")
-        return op.mean(x, axis=tuple(range(1, x.ndim - 1)))
+        return op.mean(x, axis=_places("GlobalAvgPool", x))
+
+
+class GlobalMaxPool(Module):
+    """The largest element of each channel over all places: f[N, ..., C] -> f[N, C]; PyTorch's
+    AdaptiveMaxPool2d(1).
+
+    Raises `ShapeError` for fewer axes than two, and for no places, `DTypeError` for complex
+    numbers.
+
+        >>> ml.nn.GlobalMaxPool()(ml.ones((1, 4, 4, 3))).type
+        f32[1,3]
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return op.max(x, axis=_places("GlobalMaxPool", x))
+
+
+def _places(layer: str, x: Tensor) -> tuple[int, ...]:
+    """The axes of places. Raises `ShapeError`."""
+    if x.ndim < 2:
+        raise ShapeError(f"{layer}: x must be [N, ..., C], given {x.type}")
+    return tuple(range(1, x.ndim - 1))

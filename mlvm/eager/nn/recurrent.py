@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +26,7 @@ from mlvm.eager.functions import creation, elements, random, shapes
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import matched, require_float, sizes
+from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
@@ -39,7 +40,7 @@ class _Cell(Module):
     """What cells have in common: the kernels of all gates, and one bias.
 
     Both kernels are evenly distributed over +-1 / sqrt(hidden_size), as in PyTorch; the bias is
-    zero.
+    zero; unless `kernel_init`, `hidden_kernel_init` and `bias_init` make others.
     """
 
     GATES: int
@@ -50,7 +51,15 @@ class _Cell(Module):
     bias: Tensor  # [gates * hidden_size]
 
     def __init__(
-        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        kernel_init: Init | None = None,
+        hidden_kernel_init: Init | None = None,
+        bias_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
     ) -> None:
         name = type(self).__name__
         inputs, hidden = sizes(name, input_size=input_size, hidden_size=hidden_size)
@@ -58,13 +67,24 @@ class _Cell(Module):
         self.input_size, self.hidden_size = inputs, hidden
         bound = 1 / math.sqrt(hidden)
         keys = shapes.unstack(random.split(random.next_key() if key is None else key))
-        self.input_kernel, self.hidden_kernel = (
-            random.uniform(
-                (rows, self.GATES * hidden), low=-bound, high=bound, key=each, dtype=kind
-            )
-            for rows, each in zip((inputs, hidden), keys, strict=True)
+        width, even = self.GATES * hidden, partial(random.uniform, low=-bound, high=bound)
+        self.input_kernel = kernel_of(
+            name, kernel_init or even, (inputs, width), inputs, keys[0], kind
         )
-        self.bias = creation.zeros(self.GATES * hidden, dtype=kind)
+        self.hidden_kernel = kernel_of(
+            name,
+            hidden_kernel_init or even,
+            (hidden, width),
+            hidden,
+            keys[1],
+            kind,
+            name="hidden_kernel_init",
+        )
+        self.bias = bias_of(name, bias_init, width, key, kind)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Make what not all cells have."""
 
     @public
     def __call__(self, x: Tensor, state: Any = None) -> Any:
@@ -90,7 +110,7 @@ class _Cell(Module):
         type = TensorType(self.bias.dtype, (*batch, self.hidden_size))
         parts = [state] if self.STATES == 1 else state
         if isinstance(parts, (list, tuple)):
-            parts = [as_operand(x) if isinstance(x, np.ndarray) else x for x in parts]
+            parts = [as_operand(x, self.bias) if isinstance(x, np.ndarray) else x for x in parts]
         if not isinstance(parts, (list, tuple)) or not all(isinstance(x, Tensor) for x in parts):
             parts = ()
         if [x.type for x in parts] != [type] * self.STATES:
@@ -135,10 +155,21 @@ class RNNCell(_Cell):
         hidden_size: int,
         *,
         activation: Callable[[Tensor], Tensor] = op.tanh,
+        kernel_init: Init | None = None,
+        hidden_kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
-        super().__init__(input_size, hidden_size, key=key, dtype=dtype)
+        super().__init__(
+            input_size,
+            hidden_size,
+            kernel_init=kernel_init,
+            hidden_kernel_init=hidden_kernel_init,
+            bias_init=bias_init,
+            key=key,
+            dtype=dtype,
+        )
         self.activation = activation
 
     def step(self, projected: Tensor, state: Tensor) -> Tensor:
@@ -190,10 +221,7 @@ class GRUCell(_Cell):
 
     hidden_bias: Tensor  # [hidden_size]
 
-    def __init__(
-        self, input_size: int, hidden_size: int, *, key: Tensor | None = None, dtype: object = f32
-    ) -> None:
-        super().__init__(input_size, hidden_size, key=key, dtype=dtype)
+    def _begin(self) -> None:
         self.hidden_bias = creation.zeros(self.hidden_size, dtype=self.bias.dtype)
 
     def step(self, projected: Tensor, state: Tensor) -> Tensor:
@@ -235,6 +263,9 @@ class _Recurrent(Module):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        kernel_init: Init | None = None,
+        hidden_kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -248,8 +279,10 @@ class _Recurrent(Module):
         widths = [inputs, *[directions * hidden] * (layers - 1)]
         key = random.next_key() if key is None else key
         keys = iter(shapes.unstack(random.split(key, layers * directions)))
+        options: dict[str, Any] = {"bias_init": bias_init, "dtype": dtype}
+        options |= {"kernel_init": kernel_init, "hidden_kernel_init": hidden_kernel_init}
         self.forward, self.backward = (
-            [self.CELL(width, hidden, key=next(keys), dtype=dtype) for width in each]
+            [self.CELL(width, hidden, key=next(keys), **options) for width in each]
             for each in (widths, widths if bidirectional else [])
         )
 
@@ -326,6 +359,9 @@ class RNN(_Recurrent):
         num_layers: int = 1,
         bidirectional: bool = False,
         dropout: float = 0.0,
+        kernel_init: Init | None = None,
+        hidden_kernel_init: Init | None = None,
+        bias_init: Init | None = None,
         key: Tensor | None = None,
         dtype: object = f32,
     ) -> None:
@@ -335,6 +371,9 @@ class RNN(_Recurrent):
             num_layers=num_layers,
             bidirectional=bidirectional,
             dropout=dropout,
+            kernel_init=kernel_init,
+            hidden_kernel_init=hidden_kernel_init,
+            bias_init=bias_init,
             key=key,
             dtype=dtype,
         )

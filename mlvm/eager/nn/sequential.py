@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, Self, overload
 
-from mlvm.core.errors import AttributeRefused
+from mlvm.core.errors import AttributeRefused, IndexRefused
 from mlvm.eager.nn.module import Module
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -17,11 +19,17 @@ class Sequential(Module):
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model(ml.ones((5, 3))).type
         f32[5,2]
+        >>> model[1] = ml.relu
+        >>> model[0].kernel.type, len(model[:2]), [type(each).__name__ for each in model[1:]]
+        (f32[3,8], 2, ['function', 'Linear'])
     """
 
     layers: tuple[Callable[..., Tensor], ...]
 
     def __init__(self, *layers: Callable[..., Tensor]) -> None:
+        self._set(layers)
+
+    def _set(self, layers: tuple[Callable[..., Tensor], ...]) -> None:
         for i, layer in enumerate(layers):
             if not callable(layer):
                 raise AttributeRefused(
@@ -33,3 +41,34 @@ class Sequential(Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Callable[..., Tensor]]:
+        return iter(self.layers)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Self: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        """The layer of that number; of a slice, another Sequential of these layers."""
+        if isinstance(index, slice):
+            part = copy.copy(self)
+            part._set(self.layers[index])
+            return part
+        return self.layers[self._number(index)]
+
+    def __setitem__(self, index: int, layer: Callable[..., Tensor]) -> None:
+        """Put a layer in the place of another. Make an optimizer after this, not before."""
+        i = self._number(index)
+        self._set((*self.layers[:i], layer, *self.layers[i:][1:]))
+
+    def _number(self, index: int) -> int:
+        """The index from the front. Raises `IndexRefused` where no layer has it."""
+        try:
+            return range(len(self.layers))[index]
+        except (IndexError, TypeError):
+            n = len(self.layers)
+            raise IndexRefused(f"Sequential: there is no layer {index!r} among {n}") from None

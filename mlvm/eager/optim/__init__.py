@@ -12,26 +12,65 @@ Groups give some parameters hyperparameters of their own; a parameter is in the 
     AdamW(model, 1e-3, groups=[("*/bias", {"weight_decay": 0.0}), ("head/*", {"eps": 1e-6})])
 """
 
+from mlvm.eager.optim.averages import EMA, MultiSteps
 from mlvm.eager.optim.gradients import LossScale, all_finite, clip_by_global_norm, global_norm
+from mlvm.eager.optim.layerwise import LBFGS, Adafactor, Lamb, Muon
 from mlvm.eager.optim.optimizer import Group, Groups, Optimizer
-from mlvm.eager.optim.rules import SGD, Adam, AdamW, Lion, RMSProp
-from mlvm.eager.optim.schedules import Schedule, constant, cosine, one_cycle
+from mlvm.eager.optim.rules import (
+    SGD,
+    Adadelta,
+    Adagrad,
+    Adam,
+    Adamax,
+    AdamW,
+    Lion,
+    NAdam,
+    RAdam,
+    RMSProp,
+)
+from mlvm.eager.optim.schedules import (
+    Plateau,
+    Schedule,
+    constant,
+    cosine,
+    cosine_restarts,
+    exponential,
+    one_cycle,
+    step,
+    warmup,
+)
 
 __all__ = [
+    "EMA",
+    "LBFGS",
     "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
     "Group",
     "Groups",
+    "Lamb",
     "Lion",
     "LossScale",
+    "MultiSteps",
+    "Muon",
+    "NAdam",
     "Optimizer",
+    "Plateau",
+    "RAdam",
     "RMSProp",
     "Schedule",
     "all_finite",
     "clip_by_global_norm",
     "constant",
     "cosine",
+    "cosine_restarts",
+    "exponential",
     "global_norm",
     "one_cycle",
+    "step",
+    "warmup",
 ]

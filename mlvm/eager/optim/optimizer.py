@@ -7,7 +7,6 @@ may have are all derived from them. `rules` has the classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from inspect import Parameter, Signature, formatannotation, get_annotations, signature
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
@@ -21,15 +20,28 @@ from mlvm.eager.optim.ranges import Positive, checked
 from mlvm.eager.optim.schedules import Schedule
 from mlvm.eager.tensor.constants import constant as scalar
 from mlvm.eager.tensor.context import current_arena, current_tape
+from mlvm.eager.tensor.number import Number
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
-from mlvm.eager.tree import Tree, load, named_leaves, named_tensors, require_live, require_types
+from mlvm.eager.tree import (
+    Tree,
+    Where,
+    fits,
+    load,
+    meant,
+    named_leaves,
+    named_tensors,
+    require_live,
+    require_types,
+)
 
-Groups: TypeAlias = Sequence[tuple[str | Callable[[str, Tensor], bool], Mapping[str, Any]]]
-"""Pairs of which parameters are meant, and the hyperparameters that these have of their own. The
-first is a pattern of paths, in which `*` matches "/" too, or a function of path and parameter."""
+Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
+"""Pairs of which parameters are meant, and the hyperparameters that these have of their own."""
 
 Tensors: TypeAlias = Sequence[Tensor]
+
+Update: TypeAlias = tuple[Tensor, Tensor, Tensors, Tensors]
+"""A parameter, its gradient, its state and the scalars of its group."""
 
 _SCALAR = TensorType(f32)
 
@@ -45,14 +57,14 @@ class Group(SimpleNamespace):
     """
 
     paths: tuple[str, ...]
-    _known: tuple[str, ...]
+    _known: Mapping[str, Any]
 
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
             if name not in self._known:
                 raise _unknown("a group", name, self._known)
-            super().__setattr__(name, value)
+            super().__setattr__(name, _assigned("a group", name, value, self._known[name]))
 
     def __repr__(self) -> str:
         options = {name: x for name, x in vars(self).items() if name in self._known}
@@ -106,7 +118,8 @@ class _OfFields:
 
     def __init_subclass__(cls) -> None:
         own = [name for name in get_annotations(cls) if name in vars(cls) and name[0] != "_"]
-        if own and "_step" in vars(cls) and "__init__" not in vars(cls):
+        has_rule = "_step" in vars(cls) or "_step_all" in vars(cls)
+        if own and has_rule and "__init__" not in vars(cls):
             kinds = get_type_hints(cls, include_extras=True)
             cls._kinds = {**cls._kinds, **{name: kinds[name] for name in own}}
             cls.__init__ = _constructor(cls, cls._kinds)  # type: ignore[method-assign]
@@ -121,13 +134,14 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         learning_rate: float | Schedule,
         *,
         groups: Groups = (),
+        where: Where | None = None,
         **given: Any,
     ) -> None:
         for name in given:
             if name not in defaults:
                 text = f"got an unexpected keyword argument {name!r}"
                 raise TypeError(f"{constructor.__qualname__}() {text}")
-        self._begin(params, groups, {"learning_rate": learning_rate, **defaults, **given})
+        self._begin(params, groups, where, {"learning_rate": learning_rate, **defaults, **given})
 
     defaults = {name: getattr(cls, name) for name in fields}
     plain = get_type_hints(cls)
@@ -135,9 +149,9 @@ def _constructor(cls: Any, fields: Iterable[str]) -> Callable[..., None]:
         Parameter(name, Parameter.KEYWORD_ONLY, default=x, annotation=formatannotation(plain[name]))
         for name, x in defaults.items()
     ]
-    *first, groups, _ = signature(constructor).parameters.values()
+    *first, groups, where, _ = signature(constructor).parameters.values()
     constructor.__qualname__ = f"{cls.__qualname__}.__init__"
-    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups])
+    vars(constructor)["__signature__"] = Signature([*first, *of_fields, groups, where])
     return constructor
 
 
@@ -157,7 +171,9 @@ class Optimizer(_OfFields):
 
     `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
     have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
-    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter.
+    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter,
+    as in `Module.freeze`. With `where`, one of these, the optimizer is for those parameters alone,
+    and the gradients of others are left alone.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
@@ -175,6 +191,7 @@ class Optimizer(_OfFields):
         _tree: Tree = _argument(alias="params", kw_only=False)
         learning_rate: float | Schedule = _argument(kw_only=False)
         _groups: Groups = _argument(alias="groups", default=())
+        _where: Where | None = _argument(alias="where", default=None)
 
     def __new__(cls, *args: Any, **given: Any) -> Self:
         if cls is Optimizer:
@@ -182,7 +199,9 @@ class Optimizer(_OfFields):
         require_arguments(cls, args, given)
         return super().__new__(cls)
 
-    def _begin(self, params: Tree, groups: Groups, options: dict[str, Any]) -> None:
+    def _begin(
+        self, params: Tree, groups: Groups, where: Where | None, options: dict[str, Any]
+    ) -> None:
         """Check everything, and make the state. `options` are the hyperparameters that count
         wherever a group has none of its own."""
         try:
@@ -192,6 +211,11 @@ class Optimizer(_OfFields):
             raise
         self._options = tuple(options)
         self._tree = params
+        self._elsewhere = frozenset[str]()
+        if where is not None:
+            leaves = named_leaves(params)
+            ids = meant(leaves, where)
+            self._elsewhere = frozenset(path for path, x in leaves if id(x) not in ids)
         self._read_tree()
         for path, x in self._params.items():
             if not x.dtype.is_float:
@@ -209,29 +233,31 @@ class Optimizer(_OfFields):
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
-            self._held = self._hold(params)
+            self._held = self._hold(params, None if self._by_element else self._name)
             self._read_tree()
             self.count = creation.zeros((), dtype=f32)
         self._state: dict[str, dict[str, Tensor]] = {}
         for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                state = {path: self._zeros_beside(self._params[path]) for path in group.paths}
-                self._state.setdefault(name, {}).update(state)
+            hyper = self._hyper(group)
+            for path in group.paths:
+                x = self._params[path]
+                for name, type in self._state_types(hyper, x.type).items():
+                    self._state.setdefault(name, {})[path] = zeros_beside(x, type)
 
     @staticmethod
-    def _hold(params: Tree) -> Whole:
-        """What this one has of the parameters. `ml.parallel` puts another function here."""
+    def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
+        """What this one has of the parameters. `ml.parallel` puts another function here, which
+        raises `AttributeRefused` for parts where an optimizer of that name needs all of them."""
         return Whole()
 
     def _read_tree(self) -> None:
-        self._leaves = dict(named_leaves(self._tree))
-        self._params = named_tensors(self._tree)
+        self._leaves = self._own(named_leaves(self._tree))
+        self._params = self._own(named_tensors(self._tree).items())
         self._types = {path: x.type for path, x in self._leaves.items()}
 
-    def _zeros_beside(self, x: Tensor) -> Tensor:
-        with x.arena.hosting():
-            type = self._held.state_type(x.type)
-            return creation.zeros(type.shape, dtype=type.dtype)
+    def _own(self, tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
+        """Those that this optimizer is for, by path."""
+        return {path: x for path, x in tensors if path not in self._elsewhere}
 
     def _grouped(self, given: Groups, known: Mapping[str, Any]) -> tuple[Group, ...]:
         """The given groups, and one with all parameters that are in none of them."""
@@ -240,7 +266,7 @@ class Optimizer(_OfFields):
             unknown = [name for name in options if name not in known]
             if unknown:
                 raise _unknown(f"{self._name}: the group {which!r}", unknown[0], known)
-            paths = tuple([path for path, x in rest.items() if _is_in(which, path, x)])
+            paths = tuple([path for path, x in rest.items() if fits(which, path, x)])
             if not paths:
                 raise AttributeRefused(
                     f"{self._name}: no parameter is in the group {which!r}; "
@@ -249,14 +275,14 @@ class Optimizer(_OfFields):
             for path in paths:
                 del rest[path]
             own = self._checked_options({**known, **options}, options)
-            groups.append(Group(paths=paths, _known=tuple(known), **own))
+            groups.append(Group(paths=paths, _known=self._all_kinds, **own))
         if rest:
-            groups.append(Group(paths=tuple(rest), _known=tuple(known)))
+            groups.append(Group(paths=tuple(rest), _known=self._all_kinds))
         return tuple(groups)
 
     def _checked_options(self, options: Mapping[str, Any], wanted: Iterable[str]) -> dict[str, Any]:
         """The `wanted` ones of the hyperparameters, if these may all be together."""
-        kinds = {"learning_rate": Positive, **self._kinds}
+        kinds = self._all_kinds
         given = {
             name: value
             if callable(value) and name == "learning_rate"
@@ -272,7 +298,13 @@ class Optimizer(_OfFields):
             made = hasattr(self, name) or "_state" not in vars(self)
             if not made and not name.startswith("_"):
                 raise _unknown(self._name, name, self._options)
+            if name in self._all_kinds:
+                value = _assigned(self._name, name, value, self._all_kinds[name])
             super().__setattr__(name, value)
+
+    @property
+    def _all_kinds(self) -> Mapping[str, Any]:
+        return {"learning_rate": Positive, **self._kinds}
 
     def update(self, grads: Tree) -> None:
         """Update every parameter from its gradient; `grads` is a tree like that of the parameters.
@@ -284,10 +316,11 @@ class Optimizer(_OfFields):
         `AttributeRefused` for a hyperparameter that takes state which was not made.
         `ArenaOverflow` in the middle leaves the later parameters as they were.
         """
+        hypers = [self._hyper(group) for group in self.groups]
         gradients = self._checked(grads)
+        states = self._states(hypers)
         params = self._held.pieces(self._tree, self._params)
         gradients = self._held.pieces(grads, gradients)
-        hypers = [self._hyper(group) for group in self.groups]
         rates = [self._rate(hyper) for hyper in hypers]
         scalars = {
             (i, dtype): self._scalars(hypers[i], _in_dtype(rates[i], dtype))
@@ -296,17 +329,43 @@ class Optimizer(_OfFields):
         }
         self.count += 1
         for i, group in enumerate(self.groups):
-            names = self._state_of(hypers[i])
-            for path in group.paths:
-                p, state = params[path], [self._state[name][path] for name in names]
-                self._step(hypers[i], p, gradients[path], state, scalars[i, p.dtype])
+            updates = [
+                (params[path], gradients[path], states[path], scalars[i, params[path].dtype])
+                for path in group.paths
+            ]
+            self._step_all(hypers[i], updates)
         self._held.gather(self._params, params)
+
+    def _states(self, hypers: Sequence[Any]) -> dict[str, Tensors]:
+        """The state of each parameter that its hyperparameters take. Raises `AttributeRefused` for
+        one that was not made."""
+        found: dict[str, Tensors] = {}
+        for group, hyper in zip(self.groups, hypers, strict=True):
+            names: dict[TensorType, list[str]] = {}
+            for path in group.paths:
+                type = self._types[path]
+                if type not in names:
+                    names[type] = [*self._state_types(hyper, type)]
+                for name in names[type]:
+                    if path not in self._state.get(name, ()):
+                        raise AttributeRefused(
+                            f"{self._name}: there is no {name!r} for {path!r}, as its "
+                            f"hyperparameters took none when this was made; make another one"
+                        )
+                found[path] = [self._state[name][path] for name in names[type]]
+        return found
 
     def _hyper(self, group: Group) -> Any:
         """All hyperparameters of a group, as fields."""
         options = {name: vars(self)[name] for name in self._options}
         own = {name: x for name, x in vars(group).items() if name in options}
         return SimpleNamespace(**{**options, **own})
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next update: what a schedule gives for `count`, else
+        `learning_rate`. A group may have another."""
+        return float(self._rate(self))
 
     def state(self) -> dict[str, Tensor]:
         """The tensors of state by path: `count`, `momentum/Dense_0/kernel`. What is in parts is
@@ -343,9 +402,18 @@ class Optimizer(_OfFields):
     def _require(self, hyper: Any) -> None:
         """Raise `AttributeRefused` for hyperparameters that may not be together."""
 
+    _by_element: ClassVar[bool] = True
+    """Whether an element is updated by its own gradient and state alone, also in pieces."""
+
     def _state_of(self, hyper: Any) -> Sequence[str]:
         """The names of the state, zero at first, that a parameter has for these."""
         raise NotImplementedError
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        """The state of a parameter of this type by name; as the parameter, if a rule says no more
+        than the names."""
+        kept = self._held.state_type(type)
+        return dict.fromkeys(self._state_of(hyper), kept)
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         """The scalars that this update needs for the parameters of rate's dtype with these
@@ -356,24 +424,23 @@ class Optimizer(_OfFields):
         """Update one parameter and its state in place."""
         raise NotImplementedError
 
+    def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
+        """Update the parameters of one group and their state: one by one, unless a rule is about
+        all of them."""
+        for update in updates:
+            self._step(hyper, *update)
+
     # --- checks --------------------------------------------------------------------------
 
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
-        for group in self.groups:
-            for name in self._state_of(self._hyper(group)):
-                if group.paths[0] not in self._state.get(name, ()):
-                    raise AttributeRefused(
-                        f"{self._name}: there is no {name!r} for {group.paths[0]!r}, as its "
-                        f"hyperparameters took none when the optimizer was made; make another one"
-                    )
         if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
             raise PathError(
                 f"{self._name}: update takes gradients, a tree like the parameters, not one "
                 f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
             )
-        gradients = dict(named_leaves(grads))
+        gradients = self._own(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
         require_live(gradients.values())
@@ -395,9 +462,14 @@ class Optimizer(_OfFields):
 
     def _require_same_tensors(self) -> None:
         """Raise `DTypeError` unless the tree holds the tensors it held at construction."""
-        current = dict(named_leaves(self._tree))
+        current = self._own(named_leaves(self._tree))
         for path in self._leaves | current:
             if current.get(path) is not self._leaves.get(path):
+                if path not in current and path in dict(named_leaves(self._tree, buffers=True)):
+                    raise DTypeError(
+                        f"{self._name}: parameter {path!r} was frozen after the optimizer was "
+                        f"made; make another one, with where= for a part of the parameters"
+                    )
                 raise DTypeError(
                     f"{self._name}: parameter {path!r} is not the tensor it was when the optimizer "
                     f"was made; change it in place, as p *= 2 does, or make another optimizer"
@@ -413,21 +485,24 @@ class Optimizer(_OfFields):
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
 
 
+def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
+    """Zeros of this type in the arena of x."""
+    with x.arena.hosting():
+        return creation.zeros(type.shape, dtype=type.dtype)
+
+
 def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
     return AttributeRefused(
         f"{where} has no hyperparameter {name!r}; there are: {', '.join(known)}"
     )
 
 
-def _is_in(which: object, path: str, x: Tensor) -> bool:
-    """Whether a group that is for `which` is for this parameter."""
-    if callable(which):
-        return bool(which(path, x))
-    if not isinstance(which, str):
-        raise AttributeRefused(
-            f"a group is for a pattern of paths, or a function of path and parameter, not {which!r}"
-        )
-    return fnmatchcase(path, which)
+def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
+    """What a hyperparameter is when this is assigned to it. A schedule is taken unseen; so are a
+    tensor and a number that is recorded, as a captured function is to see no value of them."""
+    if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
+        return value
+    return checked(where, name, value, kind)
 
 
 def _listed(options: Mapping[str, Any]) -> str:

@@ -13,13 +13,19 @@ Fraction: TypeAlias = Annotated[float, (0, 1)]
 Positive: TypeAlias = Annotated[float, (0, math.inf)]
 """A number in [0, inf)."""
 
+AtLeastOne: TypeAlias = Annotated[float, (1, math.inf)]
+"""A number in [1, inf)."""
+
+Count: TypeAlias = Annotated[int, (1, 2**24)]
+"""An int from 1 on."""
+
 PAIR: Final = tuple[Fraction, Fraction]
 
 
 def number_in(where: str, name: str, value: Any, low: float, below: float = math.inf) -> float:
-    """The value as a float. Raises `AttributeRefused` unless low <= value < below."""
+    """The value as a float. Raises `AttributeRefused` unless low <= value < below, and for text."""
     try:
-        number = float(value)
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not low <= number < below:
@@ -28,8 +34,8 @@ def number_in(where: str, name: str, value: Any, low: float, below: float = math
 
 
 def checked(where: str, name: str, value: Any, kind: Any) -> Any:
-    """The value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, or a bool.
-    Raises `AttributeRefused` for any other."""
+    """The value of a field of that kind: a `Fraction`, a `Positive`, a pair of those, a `Count`, or
+    a bool. Raises `AttributeRefused` for any other."""
     if kind is bool:
         if not isinstance(value, bool):
             raise AttributeRefused(f"{where}: {name} must be True or False, given {value!r}")
@@ -39,4 +45,7 @@ def checked(where: str, name: str, value: Any, kind: Any) -> Any:
             raise AttributeRefused(f"{where}: {name} must be two numbers, given {value!r}")
         pair = zip(value, get_args(kind), strict=True)
         return tuple([checked(where, f"{name}[{i}]", x, each) for i, (x, each) in enumerate(pair)])
-    return number_in(where, name, value, *kind.__metadata__[0])
+    if kind == Count and type(value) is not int:
+        raise AttributeRefused(f"{where}: {name} must be an int, given {brief(value)}")
+    number = number_in(where, name, value, *kind.__metadata__[0])
+    return value if kind == Count else number

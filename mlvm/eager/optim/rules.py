@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused
+from mlvm.core.types import f64
 from mlvm.eager.functions import elements
 from mlvm.eager.optim.optimizer import Optimizer, Tensors
 from mlvm.eager.optim.ranges import Fraction, Positive
@@ -52,7 +53,7 @@ class SGD(Optimizer):
         return ["momentum"] if hyper.momentum else []
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
-        return -rate, *_scalars_like(rate, hyper.momentum, hyper.weight_decay)
+        return -rate, *scalars_like(rate, hyper.momentum, hyper.weight_decay)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         minus_rate, momentum, weight_decay = scalars
@@ -60,9 +61,9 @@ class SGD(Optimizer):
             g = op.multiply_add(p, weight_decay, g)
         if hyper.momentum:
             [v] = state
-            _multiply_add_into(v, v, momentum, g)
+            multiply_add_into(v, v, momentum, g)
             g = op.multiply_add(v, momentum, g) if hyper.nesterov else v
-        _multiply_add_into(p, g, minus_rate, p)
+        multiply_add_into(p, g, minus_rate, p)
 
 
 class RMSProp(Optimizer):
@@ -97,7 +98,7 @@ class RMSProp(Optimizer):
 
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         numbers = hyper.alpha, 1 - hyper.alpha, hyper.eps, hyper.momentum, hyper.weight_decay
-        return -rate, *_scalars_like(rate, *numbers)
+        return -rate, *scalars_like(rate, *numbers)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         minus_rate, alpha, rest, eps, momentum, weight_decay = scalars
@@ -106,20 +107,87 @@ class RMSProp(Optimizer):
             g = op.multiply_add(p, weight_decay, g)
         part = rest * g
         v *= alpha
-        _multiply_add_into(v, part, g, v)
+        multiply_add_into(v, part, g, v)
         variance = v
         if hyper.centered:
             m = others[0]
-            _multiply_add_into(m, m, alpha, part)
+            multiply_add_into(m, m, alpha, part)
             variance = op.multiply_add(-m, m, v)
         d = op.sqrt(variance)
         d += eps
         op.divide(g, d, out=d)
         if hyper.momentum:
             b = others[-1]
-            _multiply_add_into(b, b, momentum, d)
+            multiply_add_into(b, b, momentum, d)
             d = b
-        _multiply_add_into(p, d, minus_rate, p)
+        multiply_add_into(p, d, minus_rate, p)
+
+
+class Adagrad(Optimizer):
+    """p -= rate * g / (sqrt(v) + eps), with v the sum of all g^2 (Duchi et al., JMLR 12, 2011;
+    `eps` as PyTorch has it).
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Adagrad({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    eps: Positive = 1e-10
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["square_sum"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return -rate, *scalars_like(rate, hyper.eps)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, eps = scalars
+        [v] = state
+        multiply_add_into(v, g, g, v)
+        d = op.sqrt(v)
+        d += eps
+        op.divide(g, d, out=d)
+        multiply_add_into(p, d, minus_rate, p)
+
+
+class Adadelta(Optimizer):
+    """p -= rate * d, in the units of p (Zeiler, arXiv 1212.5701, where the rate is 1):
+
+    v = rho v + (1 - rho) g^2
+    d = sqrt(u + eps) / sqrt(v + eps) g
+    u = rho u + (1 - rho) d^2
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Adadelta({"w": w}, 1.0, rho=0.0, eps=1.0)
+        >>> optimizer.update({"w": ml.full(2, 3**0.5)})
+        >>> w.round()
+        Tensor([0., 0.], f32[2])
+    """
+
+    rho: Fraction = 0.9
+    eps: Positive = 1e-6
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["square_mean", "step_square_mean"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return -rate, *scalars_like(rate, hyper.rho, 1 - hyper.rho, hyper.eps)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, rho, rest, eps = scalars
+        v, u = state
+        v *= rho
+        multiply_add_into(v, rest * g, g, v)
+        d = op.sqrt(u + eps) / op.sqrt(v + eps) * g
+        u *= rho
+        multiply_add_into(u, rest * d, d, u)
+        multiply_add_into(p, d, minus_rate, p)
 
 
 class Lion(Optimizer):
@@ -148,7 +216,7 @@ class Lion(Optimizer):
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         beta1, beta2 = hyper.betas
         kept = 1 - hyper.weight_decay * rate
-        return -rate, kept, *_scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
+        return -rate, kept, *scalars_like(rate, beta1, 1 - beta1, beta2, 1 - beta2)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         minus_rate, kept, beta1, rest1, beta2, rest2 = scalars
@@ -156,9 +224,9 @@ class Lion(Optimizer):
         if hyper.weight_decay:
             p *= kept
         step = op.sign(op.multiply_add(m, beta1, rest1 * g))
-        _multiply_add_into(p, step, minus_rate, p)
+        multiply_add_into(p, step, minus_rate, p)
         m *= beta2
-        _multiply_add_into(m, g, rest2, m)
+        multiply_add_into(m, g, rest2, m)
 
 
 class Adam(Optimizer):
@@ -187,20 +255,20 @@ class Adam(Optimizer):
     def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
         t = elements.astype(self.count, rate.dtype) + 1
         beta1, beta2 = hyper.betas
-        root = op.sqrt(_sum_of_weights(beta2, t))
-        minus_rate = -rate * root / _sum_of_weights(beta1, t)
-        return minus_rate, hyper.eps * root, *_scalars_like(rate, beta1, beta2)
+        root = op.sqrt(sum_of_weights(beta2, t))
+        minus_rate = -rate * root / sum_of_weights(beta1, t)
+        return minus_rate, hyper.eps * root, *scalars_like(rate, beta1, beta2)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
         gradient_sum, square_sum = state
         minus_rate, eps, beta1, beta2 = scalars
-        _multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
         square_sum *= beta2
-        _multiply_add_into(square_sum, g, g, square_sum)
+        multiply_add_into(square_sum, g, g, square_sum)
         step = op.sqrt(square_sum)
         step += eps
         op.divide(gradient_sum, step, out=step)
-        _multiply_add_into(p, step, minus_rate, p)
+        multiply_add_into(p, step, minus_rate, p)
 
 
 class AdamW(Adam):
@@ -227,16 +295,131 @@ class AdamW(Adam):
         super()._step(hyper, p, g, state, scalars)
 
 
-def _scalars_like(rate: Tensor, *numbers: float) -> Tensors:
+class Adamax(Optimizer):
+    """p -= rate * m / u, with m the mean of gradients that forgets, unbiased, and u =
+    max(beta2 u, |g| + eps) (Kingma and Ba, arXiv 1412.6980, algorithm 2; `eps` as PyTorch has it).
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Adamax({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    betas: tuple[Fraction, Fraction] = (0.9, 0.999)
+    eps: Positive = 1e-8
+
+    def _state_of(self, hyper: Any) -> Sequence[str]:
+        return ["gradient_sum", "largest"]
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t = elements.astype(self.count, rate.dtype) + 1
+        beta1, beta2 = hyper.betas
+        minus_rate = -rate / sum_of_weights(beta1, t)
+        return minus_rate, *scalars_like(rate, beta1, beta2, hyper.eps)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, beta1, beta2, eps = scalars
+        gradient_sum, largest = state
+        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        largest *= beta2
+        op.maximum(largest, op.abs(g) + eps, out=largest)
+        multiply_add_into(p, gradient_sum / largest, minus_rate, p)
+
+
+class NAdam(Adam):
+    """Adam with Nesterov's momentum: in the place of m is beta1 times the m that the next step
+    would have without a gradient, and (1 - beta1) g / (1 - beta1^t) (Dozat, "Incorporating Nesterov
+    momentum into Adam", 2016). As in optax beta1 stays the same; PyTorch lets it grow.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.NAdam({"w": w}, 0.5, betas=(0.0, 0.999))
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t = elements.astype(self.count, rate.dtype) + 1
+        beta1, beta2 = hyper.betas
+        root = op.sqrt(sum_of_weights(beta2, t))
+        of_sum = -beta1 * rate * root / sum_of_weights(beta1, t + 1)
+        of_gradient = -rate * root / sum_of_weights(beta1, t)
+        return of_sum, of_gradient, hyper.eps * root, *scalars_like(rate, beta1, beta2)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        gradient_sum, square_sum = state
+        of_sum, of_gradient, eps, beta1, beta2 = scalars
+        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        square_sum *= beta2
+        multiply_add_into(square_sum, g, g, square_sum)
+        p += op.multiply_add(gradient_sum, of_sum, of_gradient * g) / (op.sqrt(square_sum) + eps)
+
+
+class RAdam(Adam):
+    """Adam that takes as much of its adaptive step as its variance allows, and only the mean of
+    gradients in the first steps (Liu et al., arXiv 1908.03265, algorithm 2):
+
+    p -= rate * r * m / (sqrt(v) + eps)               where n > 5, else p -= rate * m
+
+    n = n_max - 2 t beta2^t / (1 - beta2^t), n_max = 2 / (1 - beta2) - 1, and
+    r^2 = (n - 4) (n - 2) n_max / ((n_max - 4) (n_max - 2) n). PyTorch and optax have that 5, too.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.RAdam({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        beta1, beta2 = hyper.betas
+        t = elements.astype(self.count, rate.dtype) + 1
+        minus_mean = -rate / sum_of_weights(beta1, t)
+        root, most = op.sqrt(sum_of_weights(beta2, t)), 2 / (1 - beta2) - 1
+        one, zero, beta1_, beta2_ = scalars_like(rate, 1.0, 0.0, beta1, beta2)
+        if most <= 5:
+            return minus_mean, zero, one, beta1_, beta2_
+        t = elements.astype(self.count, f64) + 1  # in f32 the difference would lose its digits
+        power = op.exp(compute(math.log, beta2) * t)
+        n = most - 2 * t * power / (1 - power)
+        adapts, n = n > 5.0, op.maximum(n, 5.0)
+        square = (n - 4) * (n - 2) / n * (most / ((most - 4) * (most - 2)))
+        minus_rate = minus_mean * elements.astype(op.sqrt(square), rate.dtype) * root
+        return (
+            op.where(adapts, minus_rate, minus_mean),
+            op.where(adapts, one, zero),
+            op.where(adapts, hyper.eps * root, one),
+            beta1_,
+            beta2_,
+        )
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        gradient_sum, square_sum = state
+        minus_rate, of_root, rest, beta1, beta2 = scalars
+        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        square_sum *= beta2
+        multiply_add_into(square_sum, g, g, square_sum)
+        divisor = op.multiply_add(op.sqrt(square_sum), of_root, rest)
+        multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
+
+
+def scalars_like(rate: Tensor, *numbers: float) -> Tensors:
     return [scalar(each, rate.dtype) for each in numbers]
 
 
-def _multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
+def multiply_add_into(out: Tensor, x: Tensor, y: Tensor, z: Tensor) -> None:
     """out = x y + z; `out` may be x, y or z."""
     apply_into(out, _MULTIPLY_ADD, x, y, z)
 
 
-def _sum_of_weights(beta: float, t: Tensor) -> Tensor:
+def sum_of_weights(beta: float, t: Tensor) -> Tensor:
     """1 + beta + ... + beta^(t-1) = (1 - beta^t) / (1 - beta). It is accurate for beta near 1,
     too, where the digits of 1 - beta^t would cancel."""
     log = compute(math.log, beta) if beta else -math.inf

@@ -7,47 +7,69 @@ written with ops, so that it can be captured.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, TypeAlias
 
 from mlvm.core.types import f32
-from mlvm.eager.functions import creation
+from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tree import load
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
 
+Count: TypeAlias = Tensor | float
+"""A number of updates: f32[], or a plain number."""
 
-def constant(rate: float) -> Schedule:
+
+def _of_any_count(schedule: Schedule) -> Callable[[Count], Tensor]:
+    """The schedule, of a plain number and of integers too."""
+
+    @wraps(schedule)
+    def of_any_count(count: Count) -> Tensor:
+        if not isinstance(count, Tensor):
+            count = creation.full((), count, dtype=f32)
+        return schedule(count if count.dtype is f32 else elements.astype(count, f32))
+
+    return of_any_count
+
+
+def constant(rate: float) -> Callable[[Count], Tensor]:
     """The same rate for every update.
 
-    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
-    rate.
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate.
 
-        >>> float(ml.optim.constant(0.1)(ml.asarray(5.0))) == float(ml.asarray(0.1))
-        True
+        >>> ml.optim.constant(0.1)(5)
+        Tensor(0.1, f32[])
     """
     rate = number_in("constant", "rate", rate, 0)
-    return lambda count: creation.full((), rate, dtype=f32)
+    return _of_any_count(lambda count: creation.full((), rate, dtype=f32))
 
 
-def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
+def cosine(
+    peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
+) -> Callable[[Count], Tensor]:
     """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave that
     ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
-    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
-    rate, or unless 0 <= warmup_steps < total_steps.
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate, or unless 0 <= warmup_steps < total_steps.
 
         >>> rate = ml.optim.cosine(1.0, total_steps=100)
-        >>> float(rate(ml.asarray(0.0))), float(rate(ml.asarray(100.0)))
-        (1.0, 0.0)
+        >>> rate(0), rate(100)
+        (Tensor(1., f32[]), Tensor(0., f32[]))
     """
     peak = number_in("cosine", "peak", peak, 0)
     final = number_in("cosine", "final", final, 0)
     number_in("cosine", "total_steps", total_steps, 1)
     number_in("cosine", "warmup_steps", warmup_steps, 0, total_steps)
 
+    @_of_any_count
     def schedule(count: Tensor) -> Tensor:
         rate = _anneal(peak, final, (count - warmup_steps) / (total_steps - warmup_steps))
         if not warmup_steps:
@@ -57,6 +79,175 @@ def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 
     return schedule
 
 
+def cosine_restarts(
+    peak: float, first_steps: int, factor: float = 1.0, final: float = 0.0
+) -> Callable[[Count], Tensor]:
+    """From `peak` towards `final` in half a cosine wave, again and again: over `first_steps`
+    updates, and then each time over `factor` as many (Loshchilov and Hutter, arXiv 1608.03983).
+
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate, and for first_steps or factor below 1.
+
+        >>> rate = ml.optim.cosine_restarts(1.0, 10, factor=2)
+        >>> rate(0), rate(10), rate(20)
+        (Tensor(1., f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
+    """
+    peak = number_in("cosine_restarts", "peak", peak, 0)
+    final = number_in("cosine_restarts", "final", final, 0)
+    first = number_in("cosine_restarts", "first_steps", first_steps, 1)
+    factor = number_in("cosine_restarts", "factor", factor, 1)
+
+    def start(n: Tensor) -> Tensor:
+        return first / (factor - 1) * (op.pow(factor, n) - 1)
+
+    @_of_any_count
+    def schedule(count: Tensor) -> Tensor:
+        if factor == 1:
+            return _anneal(peak, final, op.remainder(count, first) / first)
+        n = op.floor(op.log1p(count * ((factor - 1) / first)) / math.log(factor))
+        n = elements.where(count >= start(n + 1), n + 1, n)  # as a logarithm is rounded
+        n = elements.where(count < start(n), n - 1, n)
+        return _anneal(peak, final, (count - start(n)) / (first * op.pow(factor, n)))
+
+    return schedule
+
+
+def exponential(
+    initial: float, decay_rate: float, transition_steps: int = 1
+) -> Callable[[Count], Tensor]:
+    """initial * decay_rate^(count / transition_steps), as optax's `exponential_decay`.
+
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate or decay_rate, and for transition_steps below 1.
+
+        >>> ml.optim.exponential(1.0, 0.5)(3)
+        Tensor(0.125, f32[])
+    """
+    initial = number_in("exponential", "initial", initial, 0)
+    decay_rate = number_in("exponential", "decay_rate", decay_rate, 0)
+    steps = number_in("exponential", "transition_steps", transition_steps, 1)
+    return _of_any_count(lambda count: initial * op.pow(decay_rate, count / steps))
+
+
+def step(initial: float, decay_rate: float, step_size: int) -> Callable[[Count], Tensor]:
+    """`initial`, and every `step_size` updates decay_rate times as much, as PyTorch's `StepLR`.
+
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate or decay_rate, and for step_size below 1.
+
+        >>> rate = ml.optim.step(1.0, 0.5, step_size=10)
+        >>> rate(9), rate(10)
+        (Tensor(1., f32[]), Tensor(0.5, f32[]))
+    """
+    initial = number_in("step", "initial", initial, 0)
+    decay_rate = number_in("step", "decay_rate", decay_rate, 0)
+    size = number_in("step", "step_size", step_size, 1)
+    return _of_any_count(lambda count: initial * op.pow(decay_rate, op.floor(count / size)))
+
+
+def warmup(
+    schedule: float | Schedule, warmup_steps: int, initial: float = 0.0
+) -> Callable[[Count], Tensor]:
+    """From `initial` in a line to where the schedule begins, over `warmup_steps` updates; then the
+    schedule, which counts from there. A number is a constant one.
+
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative rate, and for warmup_steps below 1.
+
+        >>> rate = ml.optim.warmup(ml.optim.exponential(1.0, 0.5), warmup_steps=4)
+        >>> rate(1), rate(4), rate(5)
+        (Tensor(0.25, f32[]), Tensor(1., f32[]), Tensor(0.5, f32[]))
+    """
+    initial = number_in("warmup", "initial", initial, 0)
+    steps = number_in("warmup", "warmup_steps", warmup_steps, 1)
+    after = schedule if callable(schedule) else constant(schedule)
+
+    @_of_any_count
+    def warmed_up(count: Tensor) -> Tensor:
+        rate = after(op.maximum(count - steps, 0.0))
+        return op.where(count < steps, initial + (rate - initial) * (count / steps), rate)
+
+    return warmed_up
+
+
+class Plateau:
+    """A rate that falls where a loss does not, as PyTorch's `ReduceLROnPlateau`: a schedule that is
+    told the loss now and then, such as once an epoch.
+
+        rate = ml.optim.Plateau(1e-3)
+        optimizer = ml.optim.Adam(model, rate)
+        ...
+        rate.update(validation_loss)
+
+    A loss is better below best - threshold * |best|. After more than `patience` that are not, one
+    after the other, the rate is multiplied by `factor`, but is at least `least`, and of the next
+    `cooldown` losses only the best counts.
+
+    `rate`, `best`, `num_bad` and `cooling`, f32[], are tensors in the current arena, so that all of
+    it can be captured. Raises `AttributeRefused` unless rate, patience, threshold, cooldown and
+    least are >= 0 and 0 <= factor < 1.
+
+        >>> rate = ml.optim.Plateau(1.0, factor=0.5, patience=1)
+        >>> for loss in [3.0, 2.0, 2.0, 2.0]: rate.update(loss)
+        >>> rate
+        <Plateau: Tensor(0.5, f32[])>
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        cooldown: int = 0,
+        least: float = 0.0,
+    ) -> None:
+        first = number_in("Plateau", "rate", rate, 0)
+        self.factor = number_in("Plateau", "factor", factor, 0, 1)
+        self.patience = number_in("Plateau", "patience", patience, 0)
+        self.threshold = number_in("Plateau", "threshold", threshold, 0)
+        self.cooldown = number_in("Plateau", "cooldown", cooldown, 0)
+        self.least = number_in("Plateau", "least", least, 0)
+        self.rate = creation.full((), first, dtype=f32)
+        self.best = creation.full((), math.inf, dtype=f32)
+        self.num_bad = creation.zeros((), dtype=f32)
+        self.cooling = creation.zeros((), dtype=f32)
+
+    def __call__(self, count: Count) -> Tensor:
+        """The rate now, f32[], whatever the count."""
+        return self.rate
+
+    def update(self, loss: Tensor | float) -> None:
+        """Note a loss: f[] or a number."""
+        if not isinstance(loss, Tensor):
+            loss = creation.full((), loss, dtype=f32)
+        loss = elements.astype(loss, f32)
+        is_better = loss < self.best * (1 - self.threshold * op.sign(self.best))
+        is_cooling = self.cooling > 0.0
+        num_bad = elements.where(op.logical_or(is_better, is_cooling), 0.0, self.num_bad + 1)
+        falls = num_bad > self.patience
+        cooling = op.maximum(self.cooling - 1, 0.0)
+        lower = op.maximum(self.rate * self.factor, self.least)
+        apply_into(self.best, COPY, op.where(is_better, loss, self.best))
+        apply_into(self.rate, COPY, op.where(falls, lower, self.rate))
+        apply_into(self.cooling, COPY, elements.where(falls, self.cooldown, cooling))
+        apply_into(self.num_bad, COPY, elements.where(falls, 0.0, num_bad))
+
+    def state(self) -> dict[str, Tensor]:
+        """The tensors of state by name."""
+        names = "rate", "best", "num_bad", "cooling"
+        return {name: vars(self)[name] for name in names}
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the names of `state`. Raises as
+        `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
+
+    def __repr__(self) -> str:
+        return f"<Plateau: {self.rate}>"
+
+
 def one_cycle(
     peak: float,
     total_steps: int,
@@ -64,18 +255,18 @@ def one_cycle(
     warmup_fraction: float = 0.3,
     initial_divisor: float = 25.0,
     final_divisor: float = 1e4,
-) -> Schedule:
+) -> Callable[[Count], Tensor]:
     """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor, in
     half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of `total_steps`
     go up. The end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`;
     in PyTorch's `OneCycleLR` the last update reaches it. The defaults are those of both.
 
-    It takes the count of updates, f32[], and gives f32[]. Raises `AttributeRefused` for a negative
-    peak, total_steps < 1, a divisor below 1, or unless 0 <= warmup_fraction < 1.
+    It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
+    a negative peak, total_steps < 1, a divisor below 1, or unless 0 <= warmup_fraction < 1.
 
         >>> rate = ml.optim.one_cycle(1.0, total_steps=100)
-        >>> float(rate(ml.asarray(0.0))) < float(rate(ml.asarray(30.0)))
-        True
+        >>> rate(0), rate(30)
+        (Tensor(0.04, f32[]), Tensor(1., f32[]))
     """
     peak = number_in("one_cycle", "peak", peak, 0)
     number_in("one_cycle", "total_steps", total_steps, 1)
@@ -83,6 +274,7 @@ def one_cycle(
     final = initial / number_in("one_cycle", "final_divisor", final_divisor, 1)
     turn = number_in("one_cycle", "warmup_fraction", warmup_fraction, 0, 1) * total_steps
 
+    @_of_any_count
     def schedule(count: Tensor) -> Tensor:
         down = _anneal(peak, final, (count - turn) / (total_steps - turn))
         if not turn:

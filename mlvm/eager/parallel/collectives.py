@@ -15,10 +15,10 @@ from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager.functions import shapes
 from mlvm.eager.functions.arguments import Ints, integers
-from mlvm.eager.tensor.apply import OneOp, apply, is_tracked
+from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.reading import launch_for_values
-from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member

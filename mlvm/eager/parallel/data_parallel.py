@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import numpy as np
 
@@ -19,18 +19,40 @@ from mlvm.eager.parallel.collectives import all_reduce_start, all_reduce_wait, s
 from mlvm.eager.parallel.shards import Shard
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Node, Tree
+from mlvm.eager.tree import Node, Tree, Where
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.group import AnyGroup
 
+A = TypeVar("A")
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
 # --- gradients -----------------------------------------------------------------------
 
 
+@overload
 def value_and_grad(
-    fn: Callable[..., Any], argnums: int | tuple[int, ...] = 0, *, has_aux: bool = False
+    fn: Callable[P, Tensor],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    where: Where | None = None,
+) -> Callable[P, tuple[Tensor, Any]]: ...
+@overload
+def value_and_grad(
+    fn: Callable[P, tuple[Tensor, A]],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: Literal[True],
+    where: Where | None = None,
+) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
+def value_and_grad(
+    fn: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    where: Where | None = None,
 ) -> Callable[..., Any]:
     """`ml.value_and_grad`, of which the value and the gradients are the mean over all members.
 
@@ -51,8 +73,8 @@ def value_and_grad(
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0], [1.0, 1.0]]
     """
-    alone = collecting(fn, argnums, has_aux=has_aux)
-    differentiated = collecting(fn, argnums, has_aux=has_aux, collect=_Buckets)
+    alone = collecting(fn, argnums, has_aux=has_aux, where=where)
+    differentiated = collecting(fn, argnums, has_aux=has_aux, where=where, collect=_Buckets)
     several = isinstance(argnums, tuple)
 
     @wraps(fn, updated=())
@@ -87,7 +109,7 @@ class _Buckets:
         numbers = {id(x): i for i, x in enumerate(variables)}
         for argument in reversed(arguments):
             scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
-            whole = [numbers[id(x)] for x in parted(argument)[0]][::-1]
+            whole = [numbers[id(x)] for x in parted(argument)[0] if id(x) in numbers][::-1]
             for bucket in shards.buckets([variables[i].type for i in whole]):
                 self._buckets.append((scatters, [whole[i] for i in bucket]))
         self._start(value)

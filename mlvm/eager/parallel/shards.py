@@ -210,10 +210,10 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
         of_node: dict[str, Any] = {}
         fields = vars(node)
         for name, field in list(fields.items()):
-            found: list[TensorType] = []
+            found: list[TensorType | None] = []
             if name not in node._buffers and holds_tensors(field):
                 fields[name] = replace(partial(_exchanged, pieces, found), field, Tensor)
-            if found:
+            if any(found):
                 of_node[name] = property(
                     partial(_whole_field, name, tuple(found)), partial(_refuse_field, name)
                 )
@@ -221,9 +221,10 @@ def keep_parts(model: Tree) -> dict[str, TensorType]:
     return wholes[0]
 
 
-def _exchanged(pieces: Mapping[int, Tensor], found: list[TensorType], x: Tensor) -> Tensor:
-    found.append(x.type)
-    return pieces[id(x)]
+def _exchanged(pieces: Mapping[int, Tensor], found: list[TensorType | None], x: Tensor) -> Tensor:
+    """The piece of a tensor; what is frozen stays whole."""
+    found.append(x.type if id(x) in pieces else None)
+    return pieces.get(id(x), x)
 
 
 def _class_in_parts(
@@ -239,10 +240,15 @@ def _class_in_parts(
     return type(kind.__name__, (kind,), {**home, **marks, **methods, **properties})
 
 
-def _whole_field(name: str, types: tuple[TensorType, ...], node: Node) -> Any:
+def _whole_field(name: str, types: tuple[TensorType | None, ...], node: Node) -> Any:
     """What a field holds, with whole tensors for its pieces."""
     rest = iter(types)
-    return replace(lambda piece: _whole(piece, next(rest)), vars(node)[name], Tensor)
+
+    def whole(piece: Tensor) -> Tensor:
+        type = next(rest)
+        return piece if type is None else _whole(piece, type)
+
+    return replace(whole, vars(node)[name], Tensor)
 
 
 def _whole(piece: Tensor, type: TensorType) -> Tensor:
@@ -344,17 +350,22 @@ class _StateInParts(_AllInParts):
     def pieces(self, tree: Tree, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         if isinstance(tree, Parts):
             return tensors
-        return {path: cut(tensors[path]) for path in self.wholes}
+        return {path: cut(tensors[path]) for path in self.wholes if path in tensors}
 
     def gather(self, tensors: Mapping[str, Tensor], pieces: Mapping[str, Tensor]) -> None:
         gather_into(list(tensors.values()), list(pieces.values()))
 
 
-def _held(params: Tree) -> Whole:
+def _held(params: Tree, whole_needed_by: str | None) -> Whole:
     """What an optimizer that is made here has of the parameters."""
     shard = wanted()
     if shard is None:
         return Whole()
+    if whole_needed_by is not None:
+        raise AttributeRefused(
+            f"{whole_needed_by} looks at whole parameters, of which members keep parts with "
+            f"shard={shard!r}; leave shard= out, or take one that goes by elements, such as AdamW"
+        )
     wholes = keep_parts(params) if shard == "all" else {}
     types = {path: wholes.get(path, x.type) for path, x in named_tensors(params).items()}
     return _AllInParts(types) if shard == "all" else _StateInParts(types)

@@ -17,13 +17,14 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError, user_line
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
+from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
 from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
 from mlvm.eager.tensor.constants import prepare_constants
@@ -33,6 +34,7 @@ from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.input.queue import QueueTensor
 from mlvm.input.queue_get import NAME
 from mlvm.machines import residuals
+from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import free, outer_index
 from mlvm.step.flow import Block, Call, Home, Procedure, Role, Use, Value
 
@@ -492,6 +494,12 @@ class Recorder:
         ins = [self.use(x) for x in xs]
         self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
         return [x for x, _ in made]
+
+    def check(self, condition: Tensor, message: str) -> None:
+        """Have each launch raise `CheckFailed` unless the condition holds."""
+        told, ins = {"message": message}, [self.use(condition)]
+        call = Call(CHECK, None, told, [], ins, user_line(), orderly=True, guards=True)
+        self.calls.append(call)
 
     def _made(self, type: TensorType) -> tuple[Tensor, Reference]:
         """A new tensor, which no op has written to."""

@@ -18,6 +18,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.context import current_arena, current_tape
 from mlvm.eager.tensor.number import plain
+from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.machines.native.extension import EXTENSION
@@ -50,6 +51,7 @@ class OneOp(CallFields):
             error.__suppress_context__ = True
             error.__traceback__ = None
             raise
+        warn_of_mixed(self.op.name, types)
         if len(self.types) >= _REMEMBERED:
             self.types.clear()
             self.templates.clear()
@@ -189,8 +191,3 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
 def alias_of(x: Tensor) -> Tensor:
     """Another tensor with the value of x; nothing is copied, until one of them is updated."""
     return alias(COPY, x, x.type)
-
-
-def is_tracked(x: Tensor) -> bool:
-    """Whether a gradient that is being taken goes through x."""
-    return x.tape is not None and x.tape is current_tape.get()

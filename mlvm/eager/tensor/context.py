@@ -19,6 +19,7 @@ from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.machines.local import LocalVM
+from mlvm.machines.native.extension import default_threads
 
 
 class Tape(Protocol):
@@ -78,7 +79,7 @@ current_capture: ContextVar[Capture | None] = ContextVar("current_capture", defa
 
 @cache
 def _make_default_vm() -> VMProtocol:
-    return LocalVM("default")
+    return LocalVM("default", threads=default_threads())
 
 
 _lock = new_lock()
@@ -88,7 +89,7 @@ _version = [0]  # counts the changes of the default VM
 
 def default_vm() -> VMProtocol:
     """The VM that eager calls run on outside of any arena: the one in `use`, or a VM of this
-    process, made when first needed.
+    process, made when first needed, with as many threads as the environment's MLVM_THREADS says.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True

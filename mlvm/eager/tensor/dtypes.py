@@ -13,6 +13,7 @@ import numpy as np
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, bf16, promote
 from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
+from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 
 _KINDS: Final = {
@@ -70,7 +71,7 @@ def isdtype(dtype: object, kind: object) -> bool:
 
 def result_type(*arrays_and_dtypes: object) -> DType:
     """The dtype that these promote to together: tensors, dtypes, and Python's numbers, which take
-    the dtype of the others unless they are of a higher kind.
+    the dtype of the others unless they are of a higher kind. An array of f64 is as beside a tensor.
 
     Raises `DTypeError` where there is none, and for nothing given.
 
@@ -81,7 +82,14 @@ def result_type(*arrays_and_dtypes: object) -> DType:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
     kinds = [scalar_kind(x.__class__) for x in arrays_and_dtypes]
     numbers = [kind for kind in kinds if kind]
-    dtypes = [_dtype_of(x) for x, kind in zip(arrays_and_dtypes, kinds, strict=True) if not kind]
+    widest = widest_of(arrays_and_dtypes)
+    dtypes = [
+        array_beside(_dtype_of(x), widest.dtype)
+        if widest is not None and isinstance(x, (np.ndarray, np.generic))
+        else _dtype_of(x)
+        for x, kind in zip(arrays_and_dtypes, kinds, strict=True)
+        if kind is None
+    ]
     result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
     for kind in numbers:
         result = dtype_beside(kind, result)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops.half import cast
-from mlvm.core.types import Array, DType, bool_, u64
+from mlvm.core.types import Array, DType, bool_, c64, f64, promote, u64
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
 from mlvm.eager.tensor.context import current_arena
@@ -25,7 +25,8 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
     """The tensor that a user means by `value` where an op wants one.
 
     1. A tensor is itself.
-    2. An array has the dtype that `asarray` gives it.
+    2. An array has the dtype that `asarray` gives it. But f64, which is what numpy makes by itself,
+       becomes the float of the tensor `beside` it, where that is narrower (`array_beside`).
     3. A Python number is weak: it has the dtype of the tensor `beside` it. One of a higher kind has
        the dtype in which the two compute (`dtype_beside`). Beside no tensor it is refused.
     4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
@@ -53,6 +54,10 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
             f"the values of this {kind_of(value)} are here and {vm.name} is elsewhere; send them "
             f"with asarray"
         )
+    if not isinstance(value, (list, tuple)):
+        array = in_memory(value)
+        if array is not None and beside is not None:
+            return tensor_of(array, array_beside(DType.of(array.dtype), beside.dtype))
     dtype = None if beside is None else listed_beside(value, beside.dtype)
     if or_index and dtype is not None:
         own = listed_beside(value, bool_) or bool_
@@ -74,7 +79,9 @@ def _number(value: Scalar, beside: Tensor) -> Tensor:
 
 def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
     """`as_operand` of each, beside the first tensor, or else the first array, or else the first
-    list. Raises `DTypeError` where there is none of them."""
+    list. An array is beside the tensor of the widest float. Raises `DTypeError` where there is none
+    of them."""
+    widest = widest_of(values)
     beside = next((x for x in values if isinstance(x, Tensor)), None)
     if beside is None:
         arrays = sorted(filter(is_array, values), key=lambda x: isinstance(x, (list, tuple)))
@@ -84,7 +91,26 @@ def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
         first = arrays[0]
         beside = as_operand(first)
         values = [beside if x is first else x for x in values]
-    return tuple([as_operand(x, beside) for x in values])
+    return tuple([as_operand(x, widest if is_whole(x) else beside) for x in values])
+
+
+def widest_of(values: Iterable[object]) -> Tensor | None:
+    """The tensor of the widest float among the values, if there is one."""
+    floats = [x for x in values if isinstance(x, Tensor) and x.dtype.is_inexact]
+    return max(floats, key=lambda x: x.dtype.real.itemsize, default=None)
+
+
+def array_beside(own: DType, dtype: DType) -> DType:
+    """The dtype that an array has beside a tensor of that one, which is the widest float there: f64
+    becomes it, as the numbers of a list do, and complex numbers of f64 accordingly."""
+    if not own.is_inexact or own.real is not f64 or not dtype.is_inexact or dtype.real is f64:
+        return own
+    return dtype.real if own.is_float else promote(dtype, c64)
+
+
+def is_whole(x: object) -> bool:
+    """Whether it is an array by itself, and no list."""
+    return is_array(x) and not isinstance(x, (list, tuple))
 
 
 def is_array(value: object) -> bool:

@@ -12,11 +12,18 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation
-from mlvm.core.errors import CaptureError, DTypeError, HandleError, NoLength, ShapeError
+from mlvm.core.errors import (
+    CaptureError,
+    DTypeError,
+    GradientError,
+    HandleError,
+    NoLength,
+    ShapeError,
+)
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, DType, Shape, TensorType, bf16
-from mlvm.eager.tensor.context import Tape, current_arena
+from mlvm.eager.tensor.context import Tape, current_arena, current_tape
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.reading import values_of, write
 
@@ -45,15 +52,16 @@ class Tensor(Methods, Allocation):
     What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
     views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
     `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
-    squeeze repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk`. What is
-    left of it along an axis: `sum mean var std prod min max argmin argmax all any logsumexp
-    count_nonzero`. Its elements: `exp expm1 log log1p log2 log10 sqrt rsqrt square reciprocal pow`,
-    `sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh hypot`, `sigmoid relu softmax
-    log_softmax erf logaddexp`, `floor ceil trunc sign signbit copysign maximum minimum isnan isinf
-    isfinite`. Operators by name: `add subtract multiply divide floor_divide remainder negative
-    matmul outer diff`, `less less_equal greater greater_equal not_equal`, `logical_and logical_or
-    logical_xor logical_not`, `bitwise_and bitwise_or bitwise_xor bitwise_left_shift
-    bitwise_right_shift`. All other functions are those of `ml` alone.
+    squeeze repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk`, with
+    other elements `at`. What is left of it along an axis: `sum mean var std prod min max argmin
+    argmax all any logsumexp count_nonzero`. Its elements: `exp expm1 log log1p log2 log10 sqrt
+    rsqrt square reciprocal pow`, `sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+    hypot`, `sigmoid relu softmax log_softmax erf logaddexp`, `floor ceil trunc sign signbit
+    copysign maximum minimum isnan isinf isfinite`. Operators by name: `add subtract multiply divide
+    floor_divide remainder negative matmul outer diff`, `less less_equal greater greater_equal
+    not_equal`, `logical_and logical_or logical_xor logical_not`, `bitwise_and bitwise_or
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. All other functions are those of `ml`
+    alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
@@ -121,16 +129,35 @@ class Tensor(Methods, Allocation):
         return half.shown(array) if self.type.dtype is bf16 else array
 
     def item(self) -> Any:
-        """The one element as a Python scalar. Raises `ShapeError` for more or fewer."""
+        """The one element as a Python scalar. Raises `ShapeError` for more or fewer, and
+        `GradientError` where a gradient goes through x."""
+        array = self._one()
+        self._require_untracked()
+        return array.item()
+
+    def tolist(self) -> Any:
+        """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone. Raises
+        `GradientError` where a gradient goes through x."""
+        array = self.numpy()
+        self._require_untracked()
+        return array.tolist()
+
+    def _one(self) -> Array:
         if self.type.size != 1:
             raise ShapeError("only one element is a scalar; take x.tolist()").at(
                 "item", (self.type,)
             )
-        return self.numpy().item()
+        return self.numpy()
 
-    def tolist(self) -> Any:
-        """The elements as nested lists of Python scalars; of a 0-d tensor the scalar alone."""
-        return self.numpy().tolist()
+    def _require_untracked(self) -> None:
+        """Raise `GradientError` where Python would compute with values that a gradient then misses.
+        Text of them, as `repr` and `format` make it, cuts nothing."""
+        if is_tracked(self):
+            raise GradientError(
+                f"a gradient goes through this {self.type}, and none goes through Python's "
+                f"numbers: compute with functions of ml, as ml.sqrt(x) does, or take the number of "
+                f"ml.stop_gradient(x); a value is returned beside the loss with has_aux=True"
+            )
 
     __array_namespace__: ClassVar[Callable[..., ModuleType]]
     __array_ufunc__: ClassVar[Callable[..., Tensor]]
@@ -138,9 +165,10 @@ class Tensor(Methods, Allocation):
     __dlpack__: ClassVar[Callable[..., Any]]
     __dlpack_device__: ClassVar[Callable[[Tensor], tuple[int, int]]]
     __copy__: ClassVar[Callable[[Tensor], Tensor]]
+    _repr_html_: ClassVar[Callable[[Tensor], str]]
     __deepcopy__: ClassVar[Callable[[Tensor, object], Tensor]]
     to_device: ClassVar[Callable[..., Tensor]]
-    """Ways to other libraries, copies and pickles: `mlvm.eager.interop` adds them."""
+    """Ways to other libraries and notebooks, copies and pickles: `mlvm.eager.interop` adds them."""
 
     __pos__: ClassVar[Callable[[Tensor], Tensor]]
     __getitem__: ClassVar[Callable[[Tensor, Any], Tensor]]
@@ -173,7 +201,7 @@ class Tensor(Methods, Allocation):
 
     def __format__(self, spec: str) -> str:
         """As `str`; with a format such as `.4f`, the one element in that format."""
-        return format(self.item(), spec) if spec else str(self)
+        return format(self._one().item(), spec) if spec else str(self)
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
@@ -204,6 +232,11 @@ class Tensor(Methods, Allocation):
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
+
+
+def is_tracked(x: Tensor) -> bool:
+    """Whether a gradient that is being taken goes through x."""
+    return x.tape is not None and x.tape is current_tape.get()
 
 
 def from_array(array: Array) -> Tensor:

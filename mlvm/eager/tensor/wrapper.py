@@ -5,13 +5,14 @@ called otherwise here, it says how."""
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from mlvm.core.errors import AttributeRefused, MlvmError, OpError, brief
-from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -109,13 +110,17 @@ def _is(annotation: str, parameter: inspect.Parameter) -> bool:
 
 
 def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter]) -> None:
-    """Put tensors in place of the arrays, and then of the lists, which are beside them."""
+    """Put tensors in place of the arrays, which are beside the tensor of the widest float, one of
+    a layer's own too, and then of the lists, which are beside the first of all."""
     given: dict[inspect.Parameter, list[Any]] = {}
     for each in wanted:
         if each.name in arguments:
             value = arguments[each.name]
-            several = value if each.kind is each.VAR_POSITIONAL else [value]
-            given[each] = [as_operand(x) if _is_array(x) else x for x in several]
+            given[each] = [*value] if each.kind is each.VAR_POSITIONAL else [value]
+    own: Mapping[str, Tensor] = getattr(arguments.get("self"), "named_parameters", dict)()
+    widest = widest_of([*itertools.chain(*given.values()), *own.values()])
+    for each, values in given.items():
+        given[each] = [as_operand(x, widest) if is_whole(x) else x for x in values]
     in_turn = sorted(given, key=lambda each: not _is("Operand", each))
     beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)
     for each, values in given.items():
@@ -126,10 +131,6 @@ def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter])
 
 def _is_list(x: object) -> bool:
     return isinstance(x, (list, tuple))
-
-
-def _is_array(x: object) -> bool:
-    return is_array(x) and not _is_list(x)
 
 
 def _operands(

@@ -2,7 +2,8 @@
 
 The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
 the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
-instruction sets that the processor has: `avx512`, `avx2`, `plain`.
+instruction sets that the processor has: `avx512`, `avx2`, `plain`. MLVM_THREADS is how many threads
+the default VM has.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import os
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
-from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.core.errors import MachineError, MissingExtra, brief
 
 if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool
+
+MOST_THREADS: Final = 256
 
 _REMEDY: Final = (
     "it is compiled when mlvm is installed, if there is a C compiler: in a checkout, `make native` "
@@ -76,6 +79,17 @@ def pool(threads: int, pinned: bool) -> Pool:
     assert EXTENSION is not None
     made: Pool = EXTENSION.Pool(threads, pinned)
     return made
+
+
+def default_threads() -> int:
+    """How many threads the default VM has: what MLVM_THREADS says, or 1. Raises `MachineError` for
+    what is no number of threads."""
+    setting = os.environ.get("MLVM_THREADS") or "1"
+    if setting not in map(str, range(1, MOST_THREADS + 1)):
+        raise MachineError(
+            f"MLVM_THREADS is a number from 1 to {MOST_THREADS}, not {brief(setting)}"
+        )
+    return int(setting)
 
 
 def why_not() -> str:

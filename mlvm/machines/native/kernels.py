@@ -17,7 +17,7 @@ from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.ops.blocks import memory_of
 from mlvm.core.ops.half import is_half
-from mlvm.core.types import Array, DType, TensorType
+from mlvm.core.types import Array, DType, TensorType, f32, f64
 from mlvm.machines.native import planners
 from mlvm.machines.native._native import KernelCall, Pool
 from mlvm.machines.native.planner import PLANNERS, Planner, Types
@@ -42,7 +42,8 @@ class NativeKernel:
     """A kernel that runs its planner's call, or what it stands for where there is none.
 
     Values that the call refuses go to the reference kernel, which says what is wrong with them.
-    Halves that no call takes are computed with in f32, by the f32's call.
+    Halves that no call takes are computed with in f32, by the f32's call; f32 beside f64 is
+    converted first, and then it is the f64's.
     """
 
     takes_halves = True
@@ -84,10 +85,28 @@ class NativeKernel:
         call = self.call(types, attributes)
         if call is not None and call.run(self._pool, *arrays):
             return
+        if call is None and self._run_in_f64(types, arrays, attributes):
+            return
         kernel = self._op.kernel
         if any(map(is_half, types)):
             kernel = partial(half.run, self._op, self if call is None else kernel, self.convert)
         kernel(*arrays, **attributes)
+
+    def _run_in_f64(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
+        """Run the call for operands of f64 on some that are f32, which are converted before; False
+        if there is none."""
+        wide = [type.with_dtype(f64) if type.dtype is f32 else type for type in types[1:]]
+        if wide == types[1:] or not any(type.dtype is f64 for type in types[1:]):
+            return False
+        call = self.call([types[0], *wide], attributes)
+        if call is None:
+            return False
+        operands = [*arrays[1:]]
+        for i, type in enumerate(wide):
+            if type is not types[i + 1]:
+                operands[i] = memory_of(*type.shape, dtype=f64.numpy)
+                self.convert(operands[i], arrays[i + 1])
+        return call.run(self._pool, arrays[0], *operands)
 
 
 class NativeFused:

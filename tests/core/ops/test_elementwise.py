@@ -21,7 +21,8 @@ from tests.core.ops.evaluate import evaluate
 INF, NAN = np.inf, np.nan
 _REAL_ONLY = (
     "floor_divide remainder maximum minimum clip floor ceil trunc less less_equal greater "
-    "greater_equal logaddexp sigmoid erf atan2 hypot copysign nextafter signbit"
+    "greater_equal logaddexp sigmoid erf erfc erfinv lgamma digamma atan2 hypot copysign nextafter "
+    "signbit"
 )
 REAL_ONLY = _REAL_ONLY.split()
 _FLOATS = "reciprocal asin acos atan atan2 hypot sinh cosh asinh acosh atanh copysign"
@@ -42,6 +43,7 @@ FLOATS = [
     "tanh",
     "sigmoid",
     "erf",
+    *("erfc", "erfinv", "lgamma", "digamma"),
     *_FLOATS.split(),
 ]
 NO_BOOL = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -410,6 +411,46 @@ def test_a_cotangent_has_the_type_of_the_value() -> None:
     wrong: Any
     for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(2)):
         refuses(GradientError, r"the cotangent of f64\[2\] cannot be", pullback, wrong)
+
+
+@cases(
+    "seen",
+    float,
+    int,
+    bool,
+    round,
+    math.sqrt,
+    lambda x: x.item(),
+    lambda x: x.tolist(),
+    lambda x: abs(complex(x)),
+    lambda x: 3.0 if x else 0.0,
+    lambda x: float("%.2f" % x),  # noqa: UP031  format is something else
+)
+def test_no_gradient_is_lost_in_a_number_of_python(seen: Any) -> None:
+    """It was: d/dx of x * float(x) came out as x."""
+    x = ml.asarray(4.0)
+    remedy = r"goes through this f32\[\], and none goes through Python's numbers: .*has_aux=True"
+    refuses(ml.errors.GradientError, remedy, ml.grad(lambda x: x * seen(x)), x)
+    refuses(ml.errors.GradientError, remedy, ml.grad(ml.grad(lambda x: x * x * seen(x))), x)
+    constant = ml.grad(lambda x: x * seen(ml.stop_gradient(x)))(x)
+    assert constant.item() == seen(x)
+    (_, aux), _ = ml.value_and_grad(lambda x: (x * x, seen(ml.stop_gradient(x))), has_aux=True)(x)
+    assert aux == seen(x)
+
+
+def test_what_python_decides_and_prints_needs_no_gradient() -> None:
+    """A comparison is of bools, through which none goes; text is not computed with."""
+    texts = []
+
+    def fn(x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+        texts.append(f"{x:.1f} {x} {x!r}")
+        total = x * int(n)
+        while total < 10 and not ml.isnan(total):
+            total = total * x
+        return max(total, x) if ml.all(total > 0) else min(total, x)
+
+    assert ml.grad(fn)(ml.asarray(2.0), ml.asarray(3)).item() == 3 * 2 * 2
+    assert texts == ["2.0 Tensor(2., f32[]) Tensor(2., f32[])"]
 
 
 # --- updates in place ------------------------------------------------------------------

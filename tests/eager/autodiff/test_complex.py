@@ -126,11 +126,11 @@ def test_control_flow_and_checkpoints_carry_complex_gradients() -> None:
     z = ml.asarray(Z[0])
     plain = ml.grad(lambda z: ml.real(ml.sum(z * z * z * z)))(z).numpy()
     for fn in (power, ml.checkpoint(power)):
-        taken = ml.grad(lambda z, fn=fn: ml.real(ml.sum(fn(z))))
+        taken: Any = ml.grad(lambda z, fn=fn: ml.real(ml.sum(fn(z))))  # type: ignore[misc]
         np.testing.assert_allclose(taken(z).numpy(), plain, rtol=1e-12)
         np.testing.assert_allclose(ml.capture(taken)(z).numpy(), plain, rtol=1e-12)
     ml.testing.check_gradients(chosen, z)
-    taken = ml.grad(lambda z: ml.imag(ml.sum(chosen(z))))
+    taken = ml.grad(lambda z: ml.imag(ml.sum(chosen(z))))  # type: ignore[misc]
     np.testing.assert_array_equal(ml.capture(taken)(z).numpy(), taken(z).numpy())
 
 

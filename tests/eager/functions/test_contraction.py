@@ -95,6 +95,7 @@ def test_einsum_is_numpys_for_any_subscripts(data: st.DataObject) -> None:
     np.testing.assert_allclose(result, np.einsum(subscripts, *xs), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
 def test_dtypes_promote() -> None:
     x, y = _operands([(2, 3), (3, 4)])
     result = ml.einsum("ij,jk", ml.asarray(x.astype("f4")), ml.asarray(y))

@@ -427,8 +427,8 @@ def test_attention_and_losses_round_once() -> None:
     rng = np.random.default_rng(0)
     q, k, v = (ml.asarray(rng.normal(size=(2, 5, 4)), dtype=ml.bfloat16) for _ in range(3))
     wide = [ml.astype(x, ml.float32) for x in (q, k, v)]
-    found = ml.scaled_dot_product_attention(q, k, v, causal=True)
-    expected = ml.scaled_dot_product_attention(*wide, causal=True)
+    found = ml.scaled_dot_product_attention(q, k, v, is_causal=True)
+    expected = ml.scaled_dot_product_attention(*wide, is_causal=True)
     assert words(found) == words(ml.astype(expected, ml.bfloat16))
     assert words(ml.rotary_encoding(q)) == words(
         ml.astype(ml.rotary_encoding(wide[0]), ml.bfloat16)
@@ -545,7 +545,7 @@ def test_hints_name_dtypes_that_there_are(tmp_path: Path) -> None:
     with pytest.raises(ml.errors.DTypeError, match=r"write ml.astype\(values, ml.bfloat16\)"):
         b[0] = ml.ones(())
     with pytest.raises(ml.errors.DTypeError, match=r"ml.asarray\(values, dtype=ml.bfloat16\)"):
-        b[:] = np.ones(2)
+        b[:] = np.ones(2, np.float32)
     ml.save(tmp_path / "wide", nn.Linear(2, 3))
     with pytest.raises(ml.errors.DTypeError, match=r"ml.astype\(x, ml.bfloat16\)"):
         ml.load(tmp_path / "wide", into=nn.Linear(2, 3, dtype=ml.bfloat16))

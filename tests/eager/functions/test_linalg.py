@@ -512,3 +512,143 @@ v2, v3, m22, m23 = (ml.ones(shape) for shape in (2, 3, (2, 2), (2, 3)))
 )
 def test_refused(call: Callable[[], Any], error: type[Exception], text: str) -> None:
     refuses(error, text, call)
+
+
+# --- elimination, substitution, exponentials -----------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape", [(3, 3), (2, 5, 3), (2, 3, 5), (90, 90), (70, 50), (0, 0), (2, 0)]
+)
+@pytest.mark.parametrize("dtype", ["d", "D"])
+def test_lu(shape: tuple[int, ...], dtype: str) -> None:
+    x = (random(*shape) + 1j * random(*shape)).astype(dtype) if dtype == "D" else random(*shape)
+    found = la.lu(ml.asarray(x))
+    p, lower, upper = parts(found)
+    k = min(shape[-2:])
+    assert (lower.shape, upper.shape) == ((*shape[:-1], k), (*shape[:-2], k, shape[-1]))
+    np.testing.assert_allclose(p @ lower @ upper, x, atol=1e-12)
+    np.testing.assert_array_equal(p.sum(-1), np.ones(shape[:-1]))
+    np.testing.assert_array_equal(lower, np.tril(lower))
+    np.testing.assert_array_equal(lower[..., range(k), range(k)], np.ones((*shape[:-2], k)))
+    np.testing.assert_array_equal(upper, np.triu(upper))
+    assert (np.abs(lower) <= 1).all()  # the largest was the pivot
+    both, order = la.lu_factor(ml.asarray(x))
+    rows = np.take_along_axis(x, order.numpy()[..., None], -2)
+    np.testing.assert_allclose(lower @ upper, rows, atol=1e-12)
+    np.testing.assert_array_equal(np.triu(both.numpy())[..., :k, :], upper)
+    np.testing.assert_array_equal(np.tril(both.numpy(), -1)[..., :k], np.tril(lower, -1))
+
+
+@pytest.mark.parametrize("n", [3, 70])
+def test_solvers_as_numpys(n: int) -> None:
+    x, right = random(2, n, n), random(n, 3)
+    tall = ml.asarray(right)
+    assert_like(la.lu_solve(la.lu_factor(ml.asarray(x)), tall), np.linalg.solve(x, right), 1e-9)
+    found = la.lu_solve(la.lu_factor(ml.asarray(x)), tall[:, 0])
+    assert_like(found, np.linalg.solve(x, right[:, :1])[..., 0], 1e-9)
+    for lower, take in ((True, np.tril), (False, np.triu)):
+        whole = x + 5 * np.sqrt(n) * np.eye(n)
+        expected = np.linalg.solve(take(whole), right)
+        assert_like(la.solve_triangular(ml.asarray(whole), tall, lower=lower), expected)
+        ones = take(x / n, -1 if lower else 1) + np.eye(n)
+        found = la.solve_triangular(ml.asarray(x / n), tall, lower=lower, unit_diagonal=True)
+        assert_like(found, np.linalg.solve(ones, right))
+    c = positive(n, n)
+    for upper in (False, True):
+        factor = la.cholesky(ml.asarray(c), upper=upper)
+        found = la.cholesky_solve(factor, tall[:, 0], upper=upper)
+        assert_like(found, np.linalg.solve(c, right[:, 0]), 1e-9)
+        assert_like(la.cholesky_solve(factor, tall, upper=upper), np.linalg.solve(c, right), 1e-9)
+
+
+def test_expm() -> None:
+    for scale in (1e-3, 1.0, 30.0):
+        x = random(3, 4, 4) * scale
+        values, vectors = np.linalg.eig(x)
+        expected = (vectors * np.exp(values)[:, None, :] @ np.linalg.inv(vectors)).real
+        found = la.expm(ml.asarray(x)).numpy()
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9 * np.abs(expected).max())
+    turn = np.array([[0.0, -1.0], [1.0, 0.0]])
+    for angle in (0.1, 3.0, 100.0):
+        c, s = math.cos(angle), math.sin(angle)
+        assert_like(la.expm(ml.asarray(turn * angle)), np.array([[c, -s], [s, c]]), 1e-11)
+    narrow = la.expm(ml.asarray((turn * 3).astype("f")))
+    np.testing.assert_allclose(narrow.numpy(), la.expm(ml.asarray(turn * 3)).numpy(), atol=1e-6)
+    strange = np.stack([np.full((2, 2), np.inf), np.zeros((2, 2))])
+    found = la.expm(ml.asarray(strange)).numpy()
+    assert np.isnan(found[0]).all()
+    np.testing.assert_array_equal(found[1], np.eye(2))
+    assert la.expm(ml.zeros((0, 0))).shape == (0, 0)
+
+
+SMOOTH: dict[str, tuple[Callable[..., Any], list[Array]]] = {
+    "lu": (lambda x: la.lu(x)[1:], [random(2, 3, 3)]),
+    "lu tall": (lambda x: la.lu(x)[1:], [random(5, 3)]),
+    "lu wide": (lambda x: la.lu(x)[1:], [random(3, 5)]),
+    "lu complex": (lambda x: la.lu(x)[1:], [random(3, 3) + 1j * random(3, 3)]),
+    "lu_solve": (lambda x, y: la.lu_solve(la.lu_factor(x), y), [positive(2, 3, 3), random(3)]),
+    "cholesky_solve": (
+        lambda x, y: la.cholesky_solve(la.cholesky(x), y),
+        [positive(3, 3), random(3, 2)],
+    ),
+    **{
+        f"solve_triangular {lower} {unit}": (
+            lambda x, y, lower=lower, unit=unit: la.solve_triangular(
+                x, y, lower=lower, unit_diagonal=unit
+            ),
+            [random(3, 3) + 3 * np.eye(3), random(2, 3, 2)],
+        )
+        for lower in (False, True)
+        for unit in (False, True)
+    },
+    "solve_triangular complex": (
+        lambda x, y: la.solve_triangular(x, y),
+        [random(3, 3) + 3 * np.eye(3) + 1j * random(3, 3), random(3)],
+    ),
+    "expm": (la.expm, [random(2, 3, 3)]),
+    "expm complex": (la.expm, [random(2, 2) + 1j * random(2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_and_captures_of_solvers(name: str) -> None:
+    fn, operands = SMOOTH[name]
+    tensors = [ml.asarray(x) for x in operands]
+    order = 1 if "complex" in name or (" " in name and "solve" not in name) else 2
+    ml.testing.check_gradients(fn, *tensors, order=order, tolerance=1e-5)
+    captured = ml.capture(fn)
+    captured(*tensors)
+    for eager, replayed in zip(parts(fn(*tensors)), parts(captured(*tensors)), strict=True):
+        np.testing.assert_array_equal(eager, replayed)
+
+
+def test_solvers_of_halves_and_integers() -> None:
+    x = np.array([[2, 1], [0, 4]])
+    for dtype in (ml.float16, ml.bfloat16):
+        half = ml.asarray(x, dtype=dtype)
+        for found in (
+            la.solve_triangular(half, half),
+            la.lu_solve(la.lu_factor(half), half),
+            la.lu(half).U - half + ml.eye(2, dtype=dtype),
+        ):
+            assert found.dtype is dtype
+            np.testing.assert_allclose(found.numpy(), np.eye(2), atol=1e-2)
+        np.testing.assert_allclose(la.expm(half * 0.0).numpy(), np.eye(2))
+    assert la.lu(ml.asarray(x)).L.dtype is ml.float32
+    assert la.expm(ml.asarray(x)).dtype is ml.float32
+
+
+@cases(
+    "call, error, text",
+    (lambda: la.solve_triangular(ml.zeros((2, 2)), ml.ones(2)), LinAlgError, "singular"),
+    (lambda: la.solve_triangular(ml.ones((2, 3)), ml.ones(2)), ShapeError, "square matrices"),
+    (lambda: la.lu_solve(la.lu_factor(ml.ones((2, 2))), ml.ones(2)), LinAlgError, "singular"),
+    (lambda: la.lu_solve(la.lu_factor(ml.ones((3, 2))), ml.ones(2)), ShapeError, "square"),
+    (lambda: la.lu_solve(la.lu_factor(ml.eye(2)), ml.ones(3)), ShapeError, "2 equations have a"),
+    (lambda: la.cholesky_solve(ml.ones(2), ml.ones(2)), ShapeError, "cholesky_solve.*2 dimensions"),
+    (lambda: la.expm(ml.ones((2, 3))), ShapeError, r"expm\(f32\[2,3\]\): needs square"),
+    (lambda: la.lu(ml.ones(2)), ShapeError, "2 dimensions or more"),
+)
+def test_solvers_refuse(call: Callable[[], object], error: type[Exception], text: str) -> None:
+    refuses(error, text, call)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import cases
+from tests.eager.functions.rows import CHECKS, Row
 
 Array = np.ndarray[Any, Any]
 Loss = Callable[..., ml.Tensor]
@@ -160,6 +162,282 @@ def test_beside_torch(name: str) -> None:
             np.testing.assert_allclose(gradient.numpy(), leaf.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
+# --- a row each ---------------------------------------------------------------------------
+
+Z = RNG.normal(size=(4, 3))
+SIGNS = np.where(Y > 0, 1.0, -1.0)
+COUNTS = RNG.poisson(2.0, size=(4, 3)).astype(np.float64)
+WEIGHT, CLASS_WEIGHT = RNG.uniform(0.5, 2.0, (4, 3)), RNG.uniform(0.5, 2.0, 3)
+T_LABELS, T_SIGNS, T_FIRST_SIGNS = t(LABELS), t(SIGNS), t(SIGNS[:, 0].astype(int))
+T_IGNORED = t(np.array([2, -1, 1, -1]))
+
+STEPS = RNG.normal(size=(6, 3, 5))
+STEPS -= np.log(np.exp(STEPS).sum(-1, keepdims=True))
+WORDS, WORD_COUNTS = np.array([[1, 1, 2], [4, 3, 9], [1, 2, 3]]), np.array([3, 2, 0])
+STEP_COUNTS = np.array([6, 3, 4])
+CTC = t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS)
+
+
+T_COUNTS = t(COUNTS)
+BITS_TENSOR = t(BITS)
+
+
+def bits_like(like: ml.Tensor) -> ml.Tensor:
+    return ml.astype(BITS_TENSOR, like.dtype)
+
+
+def log_softmax(x: Array) -> Array:
+    result: Array = x - np.log(np.exp(x).sum(-1, keepdims=True))
+    return result
+
+
+def norm(x: Array, p: float = 2.0) -> Array:
+    result: Array = (np.abs(x) ** p).sum(-1) ** (1 / p)
+    return result
+
+
+def cosine(x: Array, y: Array) -> Array:
+    result: Array = (x * y).sum(-1) / norm(x) / norm(y)
+    return result
+
+
+def cross_entropy(x: Array, target: Array, weight: Any = 1.0) -> Array:
+    result: Array = -(log_softmax(x) * target * weight).sum(-1)
+    return result
+
+
+def all_ways(steps: Array) -> Array:
+    """The probability of each sequence's labels: of all strings of classes, those that say them."""
+
+    def said(string: Any) -> list[int]:
+        return [c for c, _ in itertools.groupby(string) if c != 0]
+
+    found = []
+    for i, (length, count) in enumerate(zip(STEP_COUNTS, WORD_COUNTS, strict=True)):
+        total = sum(
+            np.exp(sum(steps[time, i, c] for time, c in enumerate(string)))
+            for string in itertools.product(range(5), repeat=length)
+            if said(string) == WORDS[i, :count].tolist()
+        )
+        found.append(-np.log(total))
+    return np.array(found)
+
+
+def torch_of(x: Array) -> Any:
+    import torch
+
+    return torch.tensor(x)
+
+
+ONES = np.eye(3)[LABELS]
+
+ROWS = {
+    "smooth_l1": Row(
+        lambda x, y: ml.smooth_l1(x, y, beta=2.0),
+        (X, Y),
+        lambda x, y: np.where(abs(x - y) < 2, (x - y) ** 2 / 4, np.maximum(abs(x - y), 1e-9) - 1),
+        lambda F, x, y: F.smooth_l1_loss(x, y, beta=2.0, reduction="none"),
+    ),
+    "binary_cross_entropy": Row(
+        ml.binary_cross_entropy,
+        (P, BITS * 0.9 + 0.05),
+        lambda p, y: -y * np.log(p) - (1 - y) * np.log(1 - p),
+        lambda F, p, y: F.binary_cross_entropy(p, y, reduction="none"),
+    ),
+    "binary_cross_entropy, weight": Row(
+        lambda p, w: ml.binary_cross_entropy(p, bits_like(p), weight=w, reduction="mean"),
+        (P, CLASS_WEIGHT),
+        lambda p, w: np.mean(w * np.where(BITS > 0, -np.log(p), -np.log(1 - p))),
+    ),
+    "binary_cross_entropy_with_logits, weights": Row(
+        lambda x, w, p: ml.binary_cross_entropy_with_logits(
+            x, bits_like(x), weight=w, pos_weight=p, reduction="mean"
+        ),
+        (X, WEIGHT, CLASS_WEIGHT),
+        lambda x, w, p: np.mean(
+            w * np.where(BITS > 0, p * np.log1p(np.exp(-x)), np.log1p(np.exp(x)))
+        ),
+    ),
+    "nll": Row(
+        lambda x: ml.nll(x, T_LABELS),
+        (LOG_P,),
+        lambda x: -(x * ONES).sum(-1),
+        lambda F, x: F.nll_loss(x, torch_of(LABELS), reduction="none"),
+    ),
+    "nll, weight": Row(
+        lambda x, w: ml.nll(x, T_LABELS, weight=w),
+        (LOG_P, CLASS_WEIGHT),
+        lambda x, w: -(x * ONES * w).sum(-1),
+    ),
+    "nll, mean": Row(
+        lambda x, w: ml.nll(x, T_IGNORED, weight=w, ignore_index=-1, reduction="mean"),
+        (LOG_P, CLASS_WEIGHT),
+        lambda x, w: -(x[0, 2] * w[2] + x[2, 1] * w[1]) / (w[2] + w[1]),
+    ),
+    "softmax_cross_entropy, weight": Row(
+        lambda x, w: ml.softmax_cross_entropy(x, T_LABELS, weight=w),
+        (X, CLASS_WEIGHT),
+        lambda x, w: cross_entropy(x, ONES, w),
+    ),
+    "softmax_cross_entropy, weight, smoothed": Row(
+        lambda x, w: ml.softmax_cross_entropy(x, T_LABELS, weight=w, label_smoothing=0.3),
+        (X, CLASS_WEIGHT),
+        lambda x, w: cross_entropy(x, 0.7 * ONES + 0.1, w),
+    ),
+    "softmax_cross_entropy, weight, mean": Row(
+        lambda x, w: ml.softmax_cross_entropy(
+            x, T_IGNORED, weight=w, label_smoothing=0.3, ignore_index=-1, reduction="mean"
+        ),
+        (X, CLASS_WEIGHT),
+        lambda x, w: (
+            cross_entropy(x[[0, 2]], 0.7 * np.eye(3)[[2, 1]] + 0.1, w).sum() / (w[2] + w[1])
+        ),
+    ),
+    "softmax_cross_entropy, distributions": Row(
+        ml.softmax_cross_entropy,
+        (X, P),
+        cross_entropy,
+        lambda F, x, p: F.cross_entropy(x, p, reduction="none"),
+    ),
+    "softmax_cross_entropy, distributions, weight": Row(
+        lambda x, p, w: ml.softmax_cross_entropy(
+            x, p, weight=w, label_smoothing=0.3, reduction="mean"
+        ),
+        (X, P, CLASS_WEIGHT),
+        lambda x, p, w: cross_entropy(x, 0.7 * p + 0.1, w).mean(),
+    ),
+    "cosine_similarity": Row(
+        ml.cosine_similarity, (X, Y), cosine, lambda F, x, y: F.cosine_similarity(x, y, dim=-1)
+    ),
+    "cosine_similarity, axis 0": Row(
+        lambda x, y: ml.cosine_similarity(x, y, 0), (X, Y[:, :1]), lambda x, y: cosine(x.T, y.T)
+    ),
+    "cosine_embedding": Row(
+        lambda x, y: ml.cosine_embedding(x, y, T_FIRST_SIGNS, margin=-0.7),
+        (X, Y),
+        lambda x, y: np.where(SIGNS[:, 0] > 0, 1 - cosine(x, y), np.maximum(cosine(x, y) + 0.7, 0)),
+        lambda F, x, y: F.cosine_embedding_loss(
+            x, y, torch_of(SIGNS[:, 0]), margin=-0.7, reduction="none"
+        ),
+    ),
+    "triplet_margin": Row(
+        lambda x, y, z: ml.triplet_margin(x, y, z, margin=2.0),
+        (X, Y, Z),
+        lambda x, y, z: np.maximum(norm(x - y + 1e-6) - norm(x - z + 1e-6) + 2, 0),
+        lambda F, x, y, z: F.triplet_margin_loss(x, y, z, margin=2.0, reduction="none"),
+    ),
+    "triplet_margin, swap": Row(
+        lambda x, y, z: ml.triplet_margin(x, y, z, margin=9.0, p=3.0, swap=True),
+        (X, Y, Z),
+        lambda x, y, z: (
+            norm(x - y + 1e-6, 3) - np.minimum(norm(x - z + 1e-6, 3), norm(y - z + 1e-6, 3)) + 9
+        ),
+        lambda F, x, y, z: F.triplet_margin_loss(
+            x, y, z, margin=9.0, p=3.0, swap=True, reduction="none"
+        ),
+    ),
+    "triplet_margin, p=1": Row(
+        lambda x, y, z: ml.triplet_margin(x, y, z, margin=9.0, p=1.0, reduction="sum"),
+        (X, Y, Z),
+        lambda x, y, z: np.maximum(norm(x - y, 1) - norm(x - z, 1) + 9, 0).sum(),
+    ),
+    "margin_ranking": Row(
+        lambda x, y: ml.margin_ranking(x, y, ml.astype(T_SIGNS, x.dtype), margin=0.5),
+        (X, Y),
+        lambda x, y: np.maximum(-SIGNS * (x - y) + 0.5, 0),
+        lambda F, x, y: F.margin_ranking_loss(x, y, torch_of(SIGNS), margin=0.5, reduction="none"),
+    ),
+    "hinge": Row(
+        lambda x: ml.hinge(x, ml.astype(T_SIGNS, x.dtype)),
+        (X,),
+        lambda x: np.maximum(1 - SIGNS * x, 0),
+    ),
+    "poisson_nll": Row(
+        ml.poisson_nll,
+        (X, COUNTS),
+        lambda x, n: np.exp(x) - n * x,
+        lambda F, x, n: F.poisson_nll_loss(x, n, reduction="none"),
+    ),
+    "poisson_nll, full": Row(
+        lambda x: ml.poisson_nll(x, ml.astype(T_COUNTS, x.dtype), log_input=False, full=True),
+        (WEIGHT,),
+        lambda x: (
+            x
+            - COUNTS * np.log(x + 1e-8)
+            + np.where(COUNTS > 1, COUNTS * np.log(np.maximum(COUNTS, 1)) - COUNTS, 0)
+            + np.where(COUNTS > 1, np.log(2 * np.pi * np.maximum(COUNTS, 1)) / 2, 0)
+        ),
+        lambda F, x: F.poisson_nll_loss(
+            x, torch_of(COUNTS), log_input=False, full=True, reduction="none"
+        ),
+    ),
+    "gaussian_nll": Row(
+        lambda x, y, v: ml.gaussian_nll(x, y, v, full=True),
+        (X, Y, WEIGHT),
+        lambda x, y, v: ((x - y) ** 2 / v + np.log(v) + np.log(2 * np.pi)) / 2,
+        lambda F, x, y, v: F.gaussian_nll_loss(x, y, v, full=True, reduction="none"),
+    ),
+    "ctc": Row(
+        lambda x: ml.ctc(ml.log_softmax(x), *CTC),
+        (RNG.normal(size=(6, 3, 5)),),
+        lambda x: all_ways(log_softmax(x)),
+        lambda F, x: F.ctc_loss(
+            x.log_softmax(-1),  # whose gradient is part of theirs
+            torch_of(np.minimum(WORDS, 4)),
+            torch_of(STEP_COUNTS),
+            torch_of(WORD_COUNTS),
+            reduction="none",
+        ),
+    ),
+}
+
+
+@cases("check", *CHECKS)
+@pytest.mark.parametrize("name", ROWS)
+def test_rows(name: str, check: Any) -> None:
+    check(ROWS[name])
+
+
+def test_logarithms_of_certain_outcomes_are_finite() -> None:
+    """As in PyTorch, but for the gradient, which is 0 where the logarithm is cut off."""
+    p, y = t(np.array([0.0, 0.0, 1.0, 1.0])), t(np.array([0.0, 1.0, 0.0, 1.0]))
+    value, pullback = ml.vjp(lambda p: ml.binary_cross_entropy(p, y), p)
+    np.testing.assert_array_equal(value.numpy(), [0, 100, 100, 0])
+    assert np.isfinite(pullback(ml.ones(4, dtype="f64"))[0].numpy()).all()
+    assert np.isnan(
+        ml.binary_cross_entropy(t(np.array([-0.5, 1.5])), ml.ones(2, dtype="f64"))
+    ).all()
+
+
+def test_vectors_of_zeros_have_a_cosine_and_a_gradient() -> None:
+    x, y = t(np.zeros((1, 3))), t(Y[:1])
+    value, pullback = ml.vjp(ml.cosine_similarity, x, y)
+    assert value.numpy().tolist() == [0.0]
+    assert all(np.isfinite(slope.numpy()).all() for slope in pullback(ml.ones(1, dtype="f64")))
+
+
+def test_labels_for_which_there_are_too_few_steps() -> None:
+    lengths = t(np.array([3, 1, 0]))
+    losses, slopes = ml.vjp(
+        lambda x: ml.where(ml.isinf(y := ml.ctc(x, CTC[0], lengths, CTC[2])), 0.0, y), t(STEPS)
+    )
+    assert ml.ctc(t(STEPS), CTC[0], lengths, CTC[2]).numpy().tolist() == [math.inf, math.inf, 0.0]
+    assert losses.numpy().tolist() == [0.0] * 3
+    assert not slopes(ml.ones(3, dtype="f64"))[0].numpy().any()
+
+
+def test_ctc_of_other_blanks_and_means() -> None:
+    """With the classes in another order nothing changes."""
+    turned = np.roll(STEPS, 2, axis=-1)
+    expected = all_ways(STEPS)
+    words = (WORDS + 2) % 5
+    found = ml.ctc(t(turned), t(words), *CTC[1:], blank=2)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-12)
+    ml.testing.check_gradients(lambda x: ml.ctc(x, t(words), *CTC[1:], blank=2), t(turned))
+    found = ml.ctc(t(turned), t(words), *CTC[1:], blank=2, reduction="mean")
+    np.testing.assert_allclose(found.numpy(), expected.mean(), rtol=1e-12)
+
+
 # --- at the edges -----------------------------------------------------------------------
 
 
@@ -234,6 +512,34 @@ def test_ignored_labels_count_for_nothing(
         np.testing.assert_allclose(gradient.numpy(), leaf.grad.numpy(), rtol=1e-9, atol=1e-12)
 
 
+def test_weights_beside_torch() -> None:
+    torch = pytest.importorskip("torch")
+    F, bits, w = torch.nn.functional, torch.tensor(BITS), torch.tensor(CLASS_WEIGHT)
+    labels, ignored = torch.tensor(LABELS), torch.tensor([2, -1, 1, -1])
+    every, x, p = torch.tensor(WEIGHT), torch.tensor(X), torch.tensor(P)
+    of_logits = ml.binary_cross_entropy_with_logits
+    given: dict[str, Any] = {"weight": t(CLASS_WEIGHT), "reduction": "mean"}
+    some: dict[str, Any] = {"ignore_index": -1, **given}
+    for ours, theirs in (
+        (
+            of_logits(t(X), t(BITS), weight=t(WEIGHT), pos_weight=t(CLASS_WEIGHT)),
+            F.binary_cross_entropy_with_logits(x, bits, every, reduction="none", pos_weight=w),
+        ),
+        (ml.binary_cross_entropy(t(P), t(BITS), **given), F.binary_cross_entropy(p, bits, w)),
+        (ml.nll(t(X), T_LABELS, **given), F.nll_loss(x, labels, w)),
+        (ml.nll(t(X), T_IGNORED, **some), F.nll_loss(x, ignored, w, ignore_index=-1)),
+        (
+            ml.softmax_cross_entropy(t(X), T_IGNORED, label_smoothing=0.2, **some),
+            F.cross_entropy(x, ignored, w, ignore_index=-1, label_smoothing=0.2),
+        ),
+        (
+            ml.softmax_cross_entropy(t(X), t(P), label_smoothing=0.2, **given),
+            F.cross_entropy(x, p, w, label_smoothing=0.2),
+        ),
+    ):
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-12)
+
+
 def test_a_captured_loss_is_the_eager_one() -> None:
     def losses(x: ml.Tensor, y: ml.Tensor, labels: ml.Tensor) -> list[ml.Tensor]:
         return [
@@ -296,8 +602,70 @@ def test_a_captured_loss_is_the_eager_one() -> None:
     ),
     (
         lambda: ml.softmax_cross_entropy(t(X), t(Y), ignore_index=7),
+        ml.errors.AttributeRefused,
+        "of class numbers, not of distributions",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(Y > 0)),
         ml.errors.DTypeError,
         "integer",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(LABELS.astype("f8"))),
+        ml.errors.ShapeError,
+        "labels that are floats are distributions",
+    ),
+    (
+        lambda: ml.softmax_cross_entropy(t(X), t(LABELS), weight=t(np.ones(4))),
+        ml.errors.ShapeError,
+        "one number for each class",
+    ),
+    (
+        lambda: ml.nll(t(LOG_P), t(LABELS - 1)),
+        ml.errors.OperandValueError,
+        "index -1",
+    ),
+    (lambda: ml.nll(t(LOG_P), t(LABELS[:2])), ml.errors.ShapeError, "labels must have"),
+    (
+        lambda: ml.binary_cross_entropy(t(P), t(BITS), weight=t(np.ones((2, 4, 3)))),
+        ml.errors.ShapeError,
+        r"a weight broadcasts to the losses, \[4, 3\]",
+    ),
+    (
+        lambda: ml.binary_cross_entropy_with_logits(t(X), t(BITS), pos_weight=t(np.ones(4))),
+        ml.errors.ShapeError,
+        "a pos_weight broadcasts",
+    ),
+    (
+        lambda: ml.smooth_l1(t(X), t(Y), beta=-1.0),
+        ml.errors.AttributeRefused,
+        "beta is a number > 0",
+    ),
+    (
+        lambda: ml.cosine_embedding(t(X), t(Y), t(X)),
+        ml.errors.ShapeError,
+        "one for each pair",
+    ),
+    (lambda: ml.triplet_margin(t(X), t(Y), t(Y[:2])), ml.errors.ShapeError, "of one shape"),
+    (
+        lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS), blank=7),
+        ml.errors.AttributeRefused,
+        "ctc.*blank is one of the 5 classes, not 7",
+    ),
+    (
+        lambda: ml.ctc(t(STEPS), t(WORDS - 2), t(STEP_COUNTS), t(WORD_COUNTS)),
+        ml.errors.OperandValueError,
+        "5",
+    ),
+    (
+        lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS - 2)),
+        ml.errors.OperandValueError,
+        "out of range",
+    ),
+    (
+        lambda: ml.ctc(t(STEPS), t(WORDS), t(STEP_COUNTS), t(WORD_COUNTS[:1])),
+        ml.errors.ShapeError,
+        r"labels \[batch, S\], and two lengths",
     ),
     (
         lambda: untyped.softmax_cross_entropy(t(X), t(LABELS), ignore_index=7, reduction="average"),

@@ -77,6 +77,7 @@ def test_methods_that_numpy_does_not_have() -> None:
     np.testing.assert_array_equal(x.flatten(1).numpy(), X.reshape(2, 12))
     np.testing.assert_array_equal(x.flatten(0, 1).numpy(), X.reshape(6, 4))
     assert x.sum().flatten().shape == (1,)
+    assert x.at[1, 2, 3].add(0.25).sum().item() == x.sum().item() + 0.25
     np.testing.assert_allclose(x.var(1, correction=1).numpy(), X.var(1, ddof=1), rtol=1e-6)
 
 

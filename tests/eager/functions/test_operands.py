@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import operator
 import pickle
+import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.core.op import OPS
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
@@ -72,13 +75,214 @@ def test_functions_of_shapes_take_arrays() -> None:
         np.testing.assert_array_equal(got.numpy(), wanted, strict=True)
 
 
-def test_an_array_keeps_its_dtype() -> None:
-    """As `asarray` has it, so that they promote: f64 beside f32 is f64."""
-    x = ml.asarray(X)
-    assert (x + np.ones(3)).dtype is ml.float64
-    assert (x + np.ones(3, np.int32)).dtype is ml.float32
-    assert untyped.result_type(x, np.ones(3)) is ml.float64
-    assert (x + np.float64(2)).dtype is ml.float32  # one number is a scalar, as in Python
+# --- f64 from outside ------------------------------------------------------------------
+
+F32, F64, BF16 = ml.ones((2, 3)), ml.ones((2, 3), dtype="f64"), ml.ones((2, 3), dtype="bf16")
+C64, I64 = ml.ones((2, 3), dtype="c64"), ml.ones((2, 3), dtype="i64")
+DATA: Any = np.full((2, 3), 0.1)
+
+
+class Foreign:
+    def __init__(self, array: Any) -> None:
+        self._array = array
+
+    def __array__(self, *_: object, **__: object) -> Any:
+        return self._array
+
+
+@cases(
+    "result, dtype",
+    (lambda a: F32 + a, "f32"),
+    (lambda a: a * F32, "f32"),
+    (lambda a: a @ F32.T, "f32"),
+    (lambda a: a == F32, "bool"),
+    (lambda a: ml.add(a, F32), "f32"),
+    (lambda a: ml.where(F32 > 0, a, F32), "f32"),
+    (lambda a: ml.where(F32 > 0, a, F64), "f64"),
+    (lambda a: ml.where(F32 > 0, F32, a), "f32"),
+    (lambda a: ml.clip(F32, a, a), "f32"),
+    (lambda a: ml.concat([a, F32]), "f32"),
+    (lambda a: ml.stack([F32, a]), "f32"),
+    (lambda a: ml.stack([F32, a, F64]), "f64"),
+    (lambda a: ml.einsum("ij,kj->ik", a, F32), "f32"),
+    (lambda a: ml.mean_squared_error(F32, a), "f32"),
+    (lambda a: ml.result_type(F32, a), "f32"),
+    (lambda a: BF16 + a, "bf16"),
+    (lambda a: C64 + a, "c64"),
+    (lambda a: F32 + (a + 0j), "c64"),
+    (lambda a: BF16 + (a + 0j), "c64"),
+    (lambda a: F64 + a, "f64"),
+    (lambda a: F64 + (a + 0j), "c128"),
+    (lambda a: I64 + a, "f64"),
+    (lambda a: ml.add(a, a), "f64"),
+    (lambda a: ml.asarray(a), "f64"),
+    (lambda a: ml.sum(ml.asarray(a)), "f64"),
+    (lambda a: F32 + a.astype(np.float32), "f32"),
+    (lambda a: BF16 + a.astype(np.float32), "f32"),
+    (lambda a: F32 + a.astype(np.int32), "f32"),
+    (lambda a: F32 + np.float64(2), "f32"),  # one number is a scalar, as in Python
+    (lambda a: untyped.add(F32, Foreign(a)), "f32"),
+    (lambda a: F32 + a[0, 0], "f32"),
+    (lambda a: F32 * np.array(0.1), "f32"),
+)
+def test_f64_data_beside_a_narrower_float_take_it(result: Callable[[Any], Any], dtype: str) -> None:
+    """They were f64, and so was all that followed."""
+    found = result(DATA)
+    assert str(getattr(found, "dtype", found)) == dtype
+
+
+def test_f64_data_are_rounded_once() -> None:
+    assert (F32 * DATA).tolist() == DATA.astype(np.float32).tolist()
+    x = ml.zeros((2, 3))
+    x += DATA
+    assert x.tolist() == DATA.astype(np.float32).tolist()
+    x[0] = 3 * DATA[0]
+    assert x[0].tolist() == (3 * DATA[0]).astype(np.float32).tolist()
+
+
+LAYERS: list[tuple[Callable[[], Any], tuple[int, ...]]] = [
+    (lambda: ml.nn.Linear(3, 2), (4, 3)),
+    (lambda: ml.nn.LayerNorm(3), (4, 3)),
+    (lambda: ml.nn.RMSNorm(3), (4, 3)),
+    (lambda: ml.nn.GroupNorm(3, 3), (2, 4, 3)),
+    (lambda: ml.nn.BatchNorm(3), (4, 3)),
+    (lambda: ml.nn.Conv1d(3, 2, 2), (2, 4, 3)),
+    (lambda: ml.nn.Conv2d(3, 2, 2), (2, 4, 4, 3)),
+    (lambda: ml.nn.ConvTranspose2d(3, 2, 2), (2, 4, 4, 3)),
+    (lambda: ml.nn.MultiHeadAttention(3, 1), (2, 4, 3)),
+    (lambda: ml.nn.GRUCell(3, 2), (4, 3)),
+    (lambda: ml.nn.LSTM(3, 2), (4, 2, 3)),
+    (lambda: ml.nn.Sequential(ml.nn.Linear(3, 4), ml.gelu, ml.nn.LayerNorm(4)), (4, 3)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), LAYERS)
+def test_a_layer_takes_f64_data_in_the_float_of_its_weights(
+    make: Callable[[], Any], shape: tuple[int, ...]
+) -> None:
+    layer, data = make(), np.random.default_rng(0).normal(size=shape)
+    wanted = ml.tree.map(ml.Tensor.tolist, layer(ml.asarray(data, dtype="f32")))
+    for call in (layer, ml.capture(layer)):
+        found = call(data)
+        assert {x.dtype for x in ml.tree.leaves(found)} == {ml.float32}
+        assert ml.tree.map(ml.Tensor.tolist, found) == wanted
+    if not isinstance(layer, ml.nn.BatchNorm):  # whose running means stay f32
+        wide = layer.astype(ml.float64)
+        assert {x.dtype for x in ml.tree.leaves(wide(data))} == {ml.float64}
+        assert {x.dtype for x in ml.tree.leaves(ml.capture(wide)(data))} == {ml.float64}
+
+
+def test_a_layer_says_which_one_does_not_take_an_array() -> None:
+    with ml.use(WireVM(ml.VM("far"))):
+        refuses(
+            ml.errors.DTypeError,
+            r"^Linear\(ndarray\): .* far is elsewhere; send them",
+            ml.nn.Linear(3, 2),
+            DATA,
+        )
+        layer = ml.capture(ml.nn.Linear(3, 2))
+        assert str(layer(DATA).type) == "f32[2,2]"  # an argument is sent
+
+
+def test_a_training_on_f64_data_is_one_in_f32() -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(8, 3)), rng.normal(size=(8, 2))
+
+    def trained(x: Any, y: Any, *, captured: bool) -> list[bytes]:
+        first, last = (ml.nn.Linear(n, m, key=ml.random.key(n)) for n, m in ((3, 4), (4, 2)))
+        model = ml.nn.Sequential(first, ml.gelu, last)
+        optimizer = ml.optim.Adam(model, 0.1)
+
+        def step(x: Any, y: Any) -> Any:
+            loss, grads = ml.value_and_grad(lambda m: ml.mean_squared_error(m(x), y))(model)
+            optimizer.update(grads)
+            return loss
+
+        run = ml.capture(step) if captured else step
+        losses = [run(x, y).numpy().tobytes() for _ in range(3)]
+        return losses + [p.numpy().tobytes() for p in model.named_parameters().values()]
+
+    narrow = [ml.asarray(each, dtype="f32") for each in (x, y)]
+    found = [trained(x, y, captured=captured) for captured in (False, True)]
+    assert found == [trained(*narrow, captured=False)] * 2
+
+
+def test_an_array_argument_of_a_captured_function_is_beside_what_it_reaches() -> None:
+    weight, wide_weight = ml.ones(3), ml.ones(3, dtype="f64")
+    narrow = ml.capture(lambda x: ml.sum(x * weight))
+    wide = ml.capture(lambda x: ml.sum(x * wide_weight + weight))
+    alone = ml.capture(lambda x: ml.sum(x))
+    beside = ml.capture(lambda tree, w: tree["x"][0] * w)
+    for _ in range(2):
+        assert [f(DATA).dtype.name for f in (narrow, wide, alone)] == ["f32", "f64", "f64"]
+        assert beside({"x": [DATA]}, F32).dtype is ml.float32
+        assert beside({"x": [DATA]}, F64).dtype is ml.float64
+        assert beside({"x": [DATA[0, 0]]}, F32).dtype is ml.float32
+    assert [f.signatures for f in (narrow, wide, alone, beside)] == [1, 1, 1, 3]
+
+
+@cases(
+    "product, operands",
+    (lambda n: ml.ones((n, 3), dtype="f64") @ ml.ones((3, 2)), "matmul(f64[{n},3], f32[3,2])"),
+    (lambda n: ml.ones((n, 3)) @ ml.ones((3, 2), dtype="f64"), "matmul(f32[{n},3], f64[3,2])"),
+    (lambda n: ml.nn.Linear(n, 2)(ml.ones((1, n), dtype="f64")), "matmul(f64[1,{n}], f32[{n},2])"),
+    (
+        lambda n: ml.einsum("ij,kj->ik", ml.ones((n, 3), dtype="f64"), ml.ones((2, 3))),
+        "matmul(f64[{n},3], f32[2,3])",
+    ),
+)
+def test_the_first_mixed_product_of_a_line_is_told(product: Any, operands: str) -> None:
+    with pytest.warns(ml.PrecisionWarning) as told:
+        dtypes = {product(n).dtype for n in (101, 102, 101)}
+    assert dtypes == {ml.float64}
+    assert [str(each.message).partition(" computes")[0] for each in told] == [
+        operands.format(n=101)
+    ]
+    assert told[0].filename == __file__
+    assert "ml.astype(x, ml.float32)" in str(told[0].message)
+
+
+def test_the_way_back_and_pure_products_tell_nothing() -> None:
+    w, x = ml.ones((3, 107)), ml.ones((5, 3), dtype="f64")
+    line = sys._getframe().f_lineno + 2
+    with pytest.warns(ml.PrecisionWarning) as told:
+        grads = ml.grad(lambda w: ml.sum((x @ w) ** 2))(w)
+    assert [each.lineno for each in told] == [line]
+    assert grads.dtype is ml.float32
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for a, b in (("f64", "f64"), ("f32", "f16"), ("i64", "f64"), ("c64", "f32")):
+            ml.ones((4, 3), dtype=a) @ ml.ones((3, 109), dtype=b)
+        assert (w[:, :3] * x[:3]).dtype is ml.float64  # no product of matrices
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_mixed_product_is_that_of_f64(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlvm.machines.native.kernels")
+    ran: list[str] = []
+    reference = OPS["matmul"].kernel
+
+    def noted(*arrays: Any, **attributes: Any) -> None:
+        ran.append("reference")
+        reference(*arrays, **attributes)
+
+    monkeypatch.setattr(OPS["matmul"], "kernel", noted)
+    x = ml.asarray(np.random.default_rng(0).normal(size=(33, 47)))
+    w = ml.asarray(np.random.default_rng(1).normal(size=(47, 21)), dtype="f32")
+
+    def both(x: ml.Tensor, w: ml.Tensor) -> Any:
+        y = x @ w
+        return y, *ml.vjp(ml.matmul, x, w)[1](y)
+
+    with ml.use(ml.VM(native=True)):
+        x, w = (ml.asarray(each.numpy()) for each in (x, w))
+        fn = ml.capture(both) if captured else both
+        found = [each.numpy() for each in fn(x, w)]
+        wanted = [each.numpy() for each in fn(x, ml.astype(w, "f64"))]
+    assert ran == []
+    for each, as_f64 in zip(found, wanted, strict=True):
+        assert each.tobytes() == as_f64.astype(each.dtype).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["bool", "u8", "i32", "i64", "f32", "f64", "c64", "c128"])
@@ -134,7 +338,7 @@ def test_an_update_takes_a_list_as_it_takes_a_number() -> None:
 
 @cases(
     "dtype, values, text",
-    ("f32", np.ones(3), r"write values\.astype\(np\.float32\)"),
+    ("f16", np.ones(3, np.float32), r"write values\.astype\(np\.float16\)"),
     ("f32", ml.ones(3, dtype="f64"), r"write ml\.astype\(values, ml\.float32\)"),
     (
         "i32",
@@ -457,3 +661,33 @@ def test_an_array_in_a_buffer_is_a_tensor() -> None:
     model = Scaled()
     np.testing.assert_array_equal(model.mean.numpy(), X, strict=True)
     assert list(model.named_buffers()) == ["mean"]
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_mixed_step_is_native(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its products were made by numpy, which is slower than in f64 alone."""
+    pytest.importorskip("mlvm.machines.native.kernels")
+    ran: list[str] = []
+
+    def noted(name: str, kernel: Any) -> Any:
+        def run(*arrays: Any, **attributes: Any) -> Any:
+            ran.append(name)
+            return kernel(*arrays, **attributes)
+
+        return run
+
+    def loss(model: Any, x: ml.Tensor) -> ml.Tensor:
+        y = model[1](model[0](x), causal=True)
+        return ml.mean(ml.gelu(model[2](x + y)) ** 2)
+
+    with ml.use(ml.VM(native=True)):
+        model = [ml.nn.RMSNorm(8), ml.nn.MultiHeadAttention(8, 2), ml.nn.Linear(8, 5)]
+        step = ml.value_and_grad(loss)
+        x = ml.ones((2, 7, 8), dtype="f64")
+        for name in ("matmul", "batch_contract", "multiply", "softmax", "gelu_vjp", "sum"):
+            monkeypatch.setattr(OPS[name], "kernel", noted(name, OPS[name].kernel))
+        value, grads = (ml.capture(step) if captured else step)(model, x)
+    assert value.dtype is ml.float64
+    assert {g.dtype for g in ml.tree.leaves(grads)} == {ml.float32}
+    assert ran == []

@@ -38,6 +38,18 @@ DRAWS: dict[str, Callable[[ml.Tensor | None], ml.Tensor]] = {
     "choice by p": lambda key: R.choice(20, (30,), p=ml.arange(1.0, 21.0), key=key),
     "choice by p, once": lambda key: R.choice(20, 9, replace=False, p=ml.ones(20), key=key),
     "truncated normal": lambda key: R.truncated_normal(-1, 2, (20,), key=key),
+    "exponential": lambda key: R.exponential((3, 4), key=key),
+    "laplace": lambda key: R.laplace((3, 4), key=key),
+    "gumbel": lambda key: R.gumbel((3, 4), key=key, dtype=ml.float64),
+    "cauchy": lambda key: R.cauchy((3, 4), key=key),
+    "rademacher": lambda key: R.rademacher((50,), key=key),
+    "gamma": lambda key: R.gamma(0.7, (20,), key=key),
+    "beta": lambda key: R.beta(ml.asarray([0.5, 3.0]), 2.0, (9, 2), key=key),
+    "dirichlet": lambda key: R.dirichlet(ml.ones(3), (4,), key=key),
+    "student_t": lambda key: R.student_t(3.0, (9,), key=key),
+    "poisson": lambda key: R.poisson(ml.asarray([2.0, 300.0]), (9, 2), key=key),
+    "binomial": lambda key: R.binomial(40, 0.3, (20,), key=key),
+    "multinomial": lambda key: R.multinomial(50, ml.ones(4), (3,), key=key),
     "split": lambda key: R.split(R.next_key() if key is None else key, 5),
     "fold_in": lambda key: R.fold_in(R.next_key() if key is None else key, 3),
 }
@@ -304,3 +316,159 @@ def test_bounds_and_probabilities_are_numbers() -> None:
             ml.random.uniform((2,), low=low)  # type: ignore[arg-type]
         with pytest.raises(ml.errors.DTypeError, match="p is a number or a tensor"):
             ml.random.bernoulli((2,), low)  # type: ignore[arg-type]
+
+
+# --- of their distributions ----------------------------------------------------------
+
+N = 20_000
+
+
+def gaussian(x: Any) -> Any:
+    return np.array([0.5 * math.erfc(-each / math.sqrt(2)) for each in x])
+
+
+CONTINUOUS: dict[str, tuple[Callable[[Any, Any], ml.Tensor], Callable[[Any], Any]]] = {
+    "exponential": (lambda k, d: R.exponential(N, key=k, dtype=d), lambda x: -np.expm1(-x)),
+    "laplace": (
+        lambda k, d: R.laplace(N, key=k, dtype=d),
+        lambda x: 0.5 - np.sign(x) * np.expm1(-np.abs(x)) / 2,
+    ),
+    "gumbel": (lambda k, d: R.gumbel(N, key=k, dtype=d), lambda x: np.exp(-np.exp(-x))),
+    "cauchy": (lambda k, d: R.cauchy(N, key=k, dtype=d), lambda x: 0.5 + np.arctan(x) / np.pi),
+    "gamma 1/2": (
+        lambda k, d: R.gamma(0.5, N, key=k, dtype=d),
+        lambda x: 2 * gaussian(np.sqrt(2 * x)) - 1,
+    ),
+    "gamma 1": (lambda k, d: R.gamma(1.0, N, key=k, dtype=d), lambda x: -np.expm1(-x)),
+    "gamma 2": (lambda k, d: R.gamma(2.0, N, key=k, dtype=d), lambda x: 1 - (1 + x) * np.exp(-x)),
+    "beta 1/2 1/2": (
+        lambda k, d: R.beta(0.5, 0.5, N, key=k, dtype=d),
+        lambda x: 2 / np.pi * np.arcsin(np.sqrt(x)),
+    ),
+    "beta 3 1": (lambda k, d: R.beta(3.0, 1.0, N, key=k, dtype=d), lambda x: x**3),
+    "beta 1 40": (lambda k, d: R.beta(1.0, 40.0, N, key=k, dtype=d), lambda x: 1 - (1 - x) ** 40),
+    "dirichlet": (
+        lambda k, d: R.dirichlet(ml.asarray([2.0, 0.4, 0.6]), N, key=k, dtype=d)[:, 0],
+        lambda x: x**2,  # a beta of 2 and 1
+    ),
+    "student 1": (
+        lambda k, d: R.student_t(1.0, N, key=k, dtype=d),
+        lambda x: 0.5 + np.arctan(x) / np.pi,
+    ),
+    "student 2": (
+        lambda k, d: R.student_t(2.0, N, key=k, dtype=d),
+        lambda x: 0.5 + x / (2 * np.sqrt(2 + x**2)),
+    ),
+    "truncated normal": (
+        lambda k, d: R.truncated_normal(-1.0, 3.0, N, key=k, dtype=d),
+        lambda x: (gaussian(x) - gaussian([-1.0])) / (gaussian([3.0]) - gaussian([-1.0])),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CONTINUOUS)
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16"])
+def test_the_distance_of_kolmogorov_and_smirnov(name: str, dtype: str) -> None:
+    draw, below = CONTINUOUS[name]
+    drawn = draw(R.key(11), dtype)
+    assert (str(drawn.dtype), drawn.shape) == (dtype, (N,))
+    x = np.sort(drawn.numpy().astype(np.float64))
+    assert np.isfinite(x).all()
+    share = below(x)
+    steps = np.arange(N + 1) / N
+    distance = max((steps[1:] - share).max(), (share - steps[:-1]).max())
+    assert distance < (1.63 / math.sqrt(N) if dtype != "bf16" else 0.04)  # 1.63: one key in 100
+
+
+def test_small_parameters_are_no_trouble() -> None:
+    small = R.beta(1e-3, 1e-3, 2000, key=R.key(1)).numpy()
+    assert np.isfinite(small).all()
+    assert 0.4 < small.mean() < 0.6
+    vectors = R.dirichlet(ml.full(3, 1e-3), 500, key=R.key(1)).numpy()
+    np.testing.assert_allclose(vectors.sum(-1), 1, rtol=1e-6)
+    assert np.isfinite(R.student_t(0.05, 500, key=R.key(1), dtype="f64").numpy()).all()
+
+
+def test_counts_are_of_their_distribution() -> None:
+    for rate in (0.3, 4.0, 50.0):
+        drawn = R.poisson(rate, N, key=R.key(4)).numpy()
+        assert abs(drawn.mean() - rate) < 4 * math.sqrt(rate / N)
+        none = np.mean(drawn == 0)
+        assert abs(none - math.exp(-rate)) < 0.015
+        assert abs(drawn.var() / rate - 1) < 0.06
+    for n, p in ((1, 0.2), (7, 0.9), (1000, 0.4)):
+        drawn = R.binomial(n, p, N, key=R.key(4)).numpy()
+        assert 0 <= drawn.min() <= drawn.max() <= n
+        assert abs(drawn.mean() - n * p) < 4 * math.sqrt(n * p * (1 - p) / N)
+        assert abs(drawn.var() / (n * p * (1 - p)) - 1) < 0.06
+    ways = ml.asarray([[1.0, 2.0, 1.0], [0.0, 3.0, 1.0]])
+    drawn = R.multinomial(ml.asarray([8, 5]), ways, (N, 2), key=R.key(4)).numpy()
+    assert drawn.shape == (N, 2, 3)
+    assert (drawn.sum(-1) == [8, 5]).all()
+    np.testing.assert_allclose(drawn.mean(0), np.array([[2, 4, 2], [0, 3.75, 1.25]]), atol=0.05)
+    signs = R.rademacher(N, key=R.key(4), dtype=ml.float32).numpy()
+    assert set(signs) == {-1.0, 1.0}
+    assert abs(signs.mean()) < 0.03
+    assert R.poisson(ml.asarray([0.0, 1e18]), dtype="i64").tolist()[0] == 0
+
+
+def test_shapes_of_draws() -> None:
+    assert R.gamma(ml.ones((2, 1)), (3, 2, 5)).shape == (3, 2, 5)
+    assert R.beta(ml.ones((2, 1)), ml.ones(3)).shape == (2, 3)
+    assert R.dirichlet(ml.ones((4, 3))).shape == (4, 3)
+    assert R.dirichlet(ml.ones(3), (2, 5)).shape == (2, 5, 3)
+    assert R.binomial(ml.asarray([3, 4]), 0.5, (5, 2), dtype="u8").type == ml.TensorType(
+        "u8", (5, 2)
+    )
+    assert R.multinomial(3, ml.ones((2, 4))).shape == (2, 4)
+    assert R.poisson(ml.ones(0)).shape == (0,)
+    assert R.exponential().shape == ()
+
+
+@pytest.mark.parametrize("name", [name for name in DRAWS if name not in ("split", "fold_in")])
+def test_draws_captured_as_eager(name: str) -> None:
+    if name in ("permutation of a tensor", "choice of a tensor"):
+        return
+    parameters = [ml.asarray(x) for x in ([0.5, 3.0], [2.0, 300.0])]
+    if name == "beta":
+        draw: Any = lambda key: R.beta(parameters[0], 2.0, (9, 2), key=key)  # noqa: E731
+    elif name == "poisson":
+        draw = lambda key: R.poisson(parameters[1], (9, 2), key=key)  # noqa: E731
+    else:
+        draw = DRAWS[name]
+    captured = ml.capture(draw)
+    captured(R.key(1))
+    np.testing.assert_array_equal(captured(R.key(2)).numpy(), draw(R.key(2)).numpy())
+
+
+def test_draws_have_no_gradient_for_their_parameters() -> None:
+    x = ml.ones(2)
+    for draw in (R.gamma, R.student_t, R.dirichlet, R.poisson):
+        of: Any = draw
+        with pytest.raises(ml.errors.GradientError):
+            ml.grad(lambda x, of=of: ml.sum(of(x, key=R.key(0))))(x)
+
+
+def test_draws_refuse_bad_parameters() -> None:
+    bad: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (
+            lambda: R.gamma(0.0),
+            ml.errors.OperandValueError,
+            "0.0 is no shape of a gamma",
+        ),
+        (lambda: R.gamma(ml.asarray([1.0, math.nan])), ml.errors.OperandValueError, "nan"),
+        (lambda: R.beta(-0.5, 1.0), ml.errors.OperandValueError, "a must be > 0"),
+        (lambda: R.dirichlet(ml.zeros(2)), ml.errors.OperandValueError, "must be > 0"),
+        (lambda: R.student_t(0.0), ml.errors.OperandValueError, "must be > 0"),
+        (lambda: R.poisson(-1.0), ml.errors.OperandValueError, "-1.0 is no rate"),
+        (lambda: R.binomial(-1, 0.5), ml.errors.OperandValueError, "-1 is no number of trials"),
+        (lambda: R.binomial(1, 1.5), ml.errors.OperandValueError, "1.5 is not a probability"),
+        (lambda: R.multinomial(1, ml.zeros(2)), ml.errors.OperandValueError, "sum of all p"),
+        (lambda: R.gamma(ml.ones(3), 2), ml.errors.ShapeError, "do not broadcast"),
+        (lambda: R.gamma(ml.ones(3, dtype="i64")), ml.errors.DTypeError, "floats"),
+        (lambda: R.rademacher(2, dtype="u8"), ml.errors.DTypeError, "u8 has no -1"),
+        (lambda: untyped.gamma("1"), ml.errors.DTypeError, "a is a number or a tensor"),
+    ]
+    for call, error, text in bad:
+        with pytest.raises(error, match=text):
+            call()

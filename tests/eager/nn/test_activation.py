@@ -26,15 +26,30 @@ ACTIVATIONS: dict[str, tuple[Callable[[], nn.Module], Callable[[Array], Array]]]
     "Tanh": (nn.Tanh, np.tanh),
     "Softplus": (nn.Softplus, lambda x: np.log(1 + np.exp(x))),
     "Softmax": (nn.Softmax, lambda x: np.exp(x) / np.exp(x).sum(-1, keepdims=True)),
+    "LogSoftmax": (nn.LogSoftmax, lambda x: x - np.log(np.exp(x).sum(-1, keepdims=True))),
+    "CELU": (lambda: nn.CELU(0.5), lambda x: np.where(x > 0, x, 0.5 * np.expm1(2 * x))),
+    "SELU": (nn.SELU, lambda x: 1.05070099 * np.where(x > 0, x, 1.67326324 * np.expm1(x))),
+    "Mish": (nn.Mish, lambda x: x * np.tanh(np.log1p(np.exp(x)))),
+    "GLU": (lambda: nn.GLU(0), lambda x: x[:2] / (1 + np.exp(-x[2:]))),
+    "PReLU": (lambda: nn.PReLU(4, dtype="f64"), lambda x: np.where(x > 0, x, x / 4)),
+    "ReLU6": (nn.ReLU6, lambda x: np.clip(x, 0, 6)),
+    "Hardsigmoid": (nn.Hardsigmoid, lambda x: np.clip(x / 6 + 0.5, 0, 1)),
+    "Hardswish": (nn.Hardswish, lambda x: x * np.clip(x / 6 + 0.5, 0, 1)),
+    "Hardtanh": (lambda: nn.Hardtanh(-2.0, 0.5), lambda x: np.clip(x, -2, 0.5)),
+    "LogSigmoid": (nn.LogSigmoid, lambda x: -np.log1p(np.exp(-x))),
+    "Softsign": (nn.Softsign, lambda x: x / (1 + abs(x))),
+    "Tanhshrink": (nn.Tanhshrink, lambda x: x - np.tanh(x)),
+    "Softshrink": (lambda: nn.Softshrink(1.0), lambda x: x - np.clip(x, -1, 1)),
+    "Hardshrink": (lambda: nn.Hardshrink(1.0), lambda x: x * (abs(x) > 1)),
 }
 
 
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_activations(name: str) -> None:
     make, expected = ACTIVATIONS[name]
-    x = normal(3, 5) * 2
-    np.testing.assert_allclose(make()(ml.asarray(x)).numpy(), expected(x), rtol=1e-11, atol=1e-14)
-    check(lambda layer, x: layer(x), make(), f64(2, 3))
+    x = normal(4, 4) * 2
+    np.testing.assert_allclose(make()(ml.asarray(x)).numpy(), expected(x), rtol=1e-8, atol=1e-14)
+    check(lambda layer, x: layer(x), make(), f64(2, 4))
 
 
 @pytest.mark.parametrize("name", ["LeakyReLU", "ELU", "GELU", "SiLU", "Softplus"])
@@ -66,6 +81,18 @@ def test_pooling() -> None:
     np.testing.assert_array_equal(pooled, windows.max((2, 4)))
     pooled = nn.AvgPool2d(2)(ml.asarray(x)).numpy()
     np.testing.assert_allclose(pooled, windows.mean((2, 4)), rtol=1e-12)
+    most = nn.GlobalMaxPool()(ml.asarray(x)).numpy()
+    np.testing.assert_array_equal(most, x.max((1, 2)))
+    halves = nn.AdaptiveAvgPool((2, 3))(ml.asarray(x)).numpy()
+    np.testing.assert_allclose(halves, windows.mean((2, 4)), rtol=1e-12)
+    halves = nn.AdaptiveMaxPool((2, 3))(ml.asarray(x)).numpy()
+    np.testing.assert_array_equal(halves, windows.max((2, 4)))
+    for name in ("max", "avg"):
+        for axes, given in ((1, x[:, 0]), (3, x[:, :, None])):
+            layer = getattr(nn, f"{name.title()}Pool{axes}d")(2, stride=1, padding="SAME")
+            of = getattr(ml, f"{name}_pool{axes}d")
+            expected = of(ml.asarray(given), 2, stride=1, padding="SAME").numpy()
+            np.testing.assert_array_equal(layer(ml.asarray(given)).numpy(), expected)
     mean = nn.GlobalAvgPool()(ml.asarray(x)).numpy()
     np.testing.assert_allclose(mean, x.mean((1, 2)), rtol=1e-12)
     np.testing.assert_array_equal(nn.GlobalAvgPool()(ml.asarray(x[:, 0, 0])).numpy(), x[:, 0, 0])
@@ -84,6 +111,10 @@ def test_pooling_has_gradients(make: Callable[[], nn.Module]) -> None:
     (lambda: nn.MaxPool2d(0), AttributeRefused, "MaxPool2d(): window must be one or two"),
     (lambda: nn.AvgPool2d(2, stride=0), AttributeRefused, "AvgPool2d(): stride must be one"),
     (lambda: nn.AvgPool2d(2, padding="FULL"), AttributeRefused, "AvgPool2d: padding must be"),
+    (lambda: nn.MaxPool1d(2, padding="FULL"), AttributeRefused, "or (before, after), given"),
+    (lambda: nn.AdaptiveAvgPool((2, 0)), AttributeRefused, "AdaptiveAvgPool(): size must be one"),
+    (lambda: nn.CELU(0.0), AttributeRefused, "CELU: alpha is a number other than 0"),
+    (lambda: nn.GlobalMaxPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
     (lambda: nn.GlobalAvgPool()(ml.ones(3)), ShapeError, "must be [N, ..., C], given f32[3]"),
 )
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:

@@ -14,7 +14,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OperandVal
 from mlvm.core.types import Array
 from mlvm.eager import nn
 from tests.brief import cases
-from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
+from tests.eager.nn.checks import RNG, check, f64, normal, numbers, randomized, require_torch
 
 
 def attention(q: Array, k: Array, v: Array, mask: Array, scale: float | None = None) -> Array:
@@ -48,8 +48,62 @@ def test_scaled_dot_product_attention(
     expected = attention(q, k, v, seen, scale)
     given = None if mask is None else ml.asarray(mask)
     operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
-    found = ml.scaled_dot_product_attention(*operands, given, causal=causal, scale=scale)
+    found = ml.scaled_dot_product_attention(*operands, given, is_causal=causal, scale=scale)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_heads_of_queries_share_those_of_keys(masked: bool) -> None:
+    q, k, v = normal(2, 6, 4, 5), normal(2, 3, 4, 5), normal(2, 3, 4, 2)
+    seen = RNG.random((2, 6, 4, 4)) < 0.6 if masked else np.ones((4, 4), bool)
+    expected = attention(q, k.repeat(2, axis=1), v.repeat(2, axis=1), seen & np.tri(4, dtype=bool))
+    operands = ml.asarray(q), ml.asarray(k), ml.asarray(v)
+    mask = ml.asarray(seen) if masked else None
+    found = ml.scaled_dot_product_attention(*operands, mask, is_causal=True)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-10, atol=1e-14)
+    ml.testing.check_gradients(
+        ml.scaled_dot_product_attention, f64(4, 2, 3), f64(2, 3, 3), f64(2, 3, 2)
+    )
+    one = ml.scaled_dot_product_attention(operands[0], operands[1][:, :1], operands[2][:, :1])
+    expected = attention(q, k[:, [0] * 6], v[:, [0] * 6], np.ones((4, 4), bool))
+    np.testing.assert_allclose(one.numpy(), expected, rtol=1e-10, atol=1e-14)
+    if masked:
+        return
+    torch = require_torch()
+    theirs = torch.nn.functional.scaled_dot_product_attention(
+        *map(torch.tensor, (q, k, v)), is_causal=True, enable_gqa=True
+    )
+    np.testing.assert_allclose(found.numpy(), theirs, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("base", [None, 100.0])
+def test_a_layer_with_fewer_heads_of_keys(base: float | None) -> None:
+    layer = nn.MultiHeadAttention(8, 4, num_kv_heads=2, rotary_base=base, dtype="f64").eval()
+    assert layer.key.kernel.shape == layer.value.kernel.shape == (8, 4)
+    w, x = randomized(layer), normal(2, 5, 8)
+    q = heads_of(w, "query", x, 4)
+    k, v = (heads_of(w, name, x, 2).repeat(2, axis=1) for name in ("key", "value"))
+    if base is not None:
+        q, k = (ml.rotary_encoding(ml.asarray(each), base=base).numpy() for each in (q, k))
+    y = attention(q, k, v, np.tri(5, dtype=bool)).transpose(0, 2, 1, 3).reshape(x.shape)
+    expected = y @ w["out/kernel"] + w["out/bias"]
+    whole = layer(ml.asarray(x), is_causal=True).numpy()
+    np.testing.assert_allclose(whole, expected, rtol=1e-10, atol=1e-13)
+    cache, found = layer.init_cache(2, 6), []
+    assert cache[0].shape == (2, 2, 6, 2)
+    for first, end in ((0, 2), (2, 3), (3, 5)):
+        y, cache = layer(ml.asarray(x[:, first:end]), cache=cache, position=first)
+        found.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(found, axis=1), expected, rtol=1e-10, atol=1e-13)
+    check(lambda layer, x: layer(x), layer, f64(1, 3, 8))
+
+
+def test_a_query_that_sees_no_key_before_it_sees_none_after_it() -> None:
+    """The mask lets it see later keys only, which is_causal does not."""
+    q, k, v = normal(4, 5), normal(4, 5), normal(4, 6)
+    later = ~np.tri(4, dtype=bool)
+    operands = [ml.asarray(x) for x in (q, k, v, later)]
+    assert not ml.scaled_dot_product_attention(*operands, is_causal=True).numpy().any()
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -58,7 +112,7 @@ def test_attention_has_gradients(causal: bool) -> None:
     for given in (None, mask):
         ml.testing.check_gradients(
             lambda q, k, v, given=given: ml.scaled_dot_product_attention(
-                q, k, v, given, causal=causal
+                q, k, v, given, is_causal=causal
             ),
             *(q, k, v),
         )
@@ -93,9 +147,9 @@ def test_self_attention(causal: bool) -> None:
     w, x, mask = randomized(layer), normal(2, 4, 6), np.ones((2, 1, 1, 4), bool)
     mask[1, ..., 2:] = False
     seen = mask & np.tri(4, dtype=bool) if causal else mask
-    y = layer(ml.asarray(x), mask=ml.asarray(mask), causal=causal).numpy()
+    y = layer(ml.asarray(x), mask=ml.asarray(mask), is_causal=causal).numpy()
     np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
-    y = layer(ml.asarray(x), causal=causal).numpy()
+    y = layer(ml.asarray(x), is_causal=causal).numpy()
     seen = np.tri(4, dtype=bool) if causal else np.ones((4, 4), bool)
     np.testing.assert_allclose(y, in_heads(w, x, x, seen, 2), rtol=1e-10)
 
@@ -111,7 +165,7 @@ def test_cross_attention() -> None:
 @pytest.mark.parametrize("base", [None, 100.0])
 def test_attention_layers_have_gradients(base: float | None) -> None:
     layer = nn.MultiHeadAttention(4, 2, rotary_base=base, dtype="f64")
-    check(lambda layer, x: layer(x, causal=True), layer, f64(1, 3, 4))
+    check(lambda layer, x: layer(x, is_causal=True), layer, f64(1, 3, 4))
 
     check(lambda layer, x: layer(x, cache=layer.init_cache(1, 4), position=0), layer, f64(1, 3, 4))
 
@@ -121,7 +175,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None
     """In parts of 2, 1, 1 and 2 positions, the last but one at a position that is a tensor."""
     layer = nn.MultiHeadAttention(8, 2, rotary_base=base, dtype="f64").eval()
     x = f64(2, 6, 8)
-    whole = layer(x, causal=True).numpy()
+    whole = layer(x, is_causal=True).numpy()
     cache, found = layer.init_cache(2, 7), []
     before = numbers(cache)[:2]
     for first, end in ((0, 2), (2, 3), (3, 4), (4, 6)):
@@ -133,7 +187,7 @@ def test_a_cache_gives_what_the_whole_sequence_gives(base: float | None) -> None
     assert not cache[0].numpy()[:, :, 6:].any()
     mask = ml.asarray(np.array([False, True, True, True, True, True, True]))
     y, _ = layer(x[:, 5:6], cache=cache, position=5, mask=mask)
-    y_whole = layer(x, causal=True, mask=mask[:6])
+    y_whole = layer(x, is_causal=True, mask=mask[:6])
     np.testing.assert_allclose(y.numpy(), y_whole.numpy()[:, 5:6], rtol=1e-10)
 
 
@@ -155,7 +209,7 @@ def test_generation_is_one_captured_loop() -> None:
     step, x = ml.capture(generate, fuse=False), [begin.numpy()[0, 0]]
     for _ in range(5):
         sequence = ml.asarray(np.array(x)[None])
-        x.append(layer(sequence, causal=True).numpy()[0, -1])
+        x.append(layer(sequence, is_causal=True).numpy()[0, -1])
     for count in (5, 2):
         expected = np.where(np.arange(5)[:, None] < count, x[1:], 0)
         eager = generate(begin, ml.asarray(count)).numpy()
@@ -178,7 +232,7 @@ def test_attention_beside_torch(causal: bool) -> None:
     theirs = torch.nn.functional.scaled_dot_product_attention(
         *map(torch.tensor, (q, k, v)), is_causal=causal
     )
-    ours = ml.scaled_dot_product_attention(*map(ml.asarray, (q, k, v)), causal=causal)
+    ours = ml.scaled_dot_product_attention(*map(ml.asarray, (q, k, v)), is_causal=causal)
     np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-10, atol=1e-13)
     layer = nn.MultiHeadAttention(6, 2, dtype="f64")
     other = torch.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64)
@@ -198,7 +252,7 @@ def test_attention_beside_torch(causal: bool) -> None:
     expected, _ = other(
         *[torch.tensor(x)] * 3, key_padding_mask=torch.tensor(padding), attn_mask=hidden
     )
-    y = layer(ml.asarray(x), mask=ml.asarray(~padding[:, None, None]), causal=causal)
+    y = layer(ml.asarray(x), mask=ml.asarray(~padding[:, None, None]), is_causal=causal)
     np.testing.assert_allclose(y.numpy(), expected.detach(), rtol=1e-9)
 
 
@@ -256,6 +310,16 @@ real: Any = 1.0
 @cases(
     "call, error, message",
     (lambda: nn.MultiHeadAttention(6, 4), AttributeRefused, "must divide embed_dim, given 4"),
+    (
+        lambda: nn.MultiHeadAttention(8, 4, num_kv_heads=3),
+        AttributeRefused,
+        "num_kv_heads must divide num_heads, given 3 of 4",
+    ),
+    (
+        lambda: ml.scaled_dot_product_attention(*[ml.ones((n, 3, 4)) for n in (6, 4, 4)]),
+        ShapeError,
+        "6 heads of queries share 4 of keys and 4 of values",
+    ),
     (lambda: nn.MultiHeadAttention(0, 4), AttributeRefused, "embed_dim must be an integer"),
     (lambda: nn.MultiHeadAttention(6, 2, rotary_base=10.0), AttributeRefused, "not 3"),
     (lambda: layer(x[0]), ShapeError, "x must be [batch, time, 4], given f32[3,4]"),

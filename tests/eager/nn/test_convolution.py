@@ -106,6 +106,26 @@ def test_a_transposed_convolution_has_gradients() -> None:
     check(lambda layer, x: layer(x), layer, f64(1, 2, 3, 2))
 
 
+@cases(
+    "name, axes, options, shape",
+    ("Conv1d", 1, {"dilation": 2, "padding": (2, 1)}, (3, 4, 6)),
+    ("Conv2d", 2, {"dilation": (1, 2), "groups": 2, "padding": "VALID"}, (3, 3, 2, 6)),
+    ("Conv3d", 3, {"groups": 2, "stride": 2}, (3, 3, 3, 2, 6)),
+    ("ConvTranspose1d", 1, {"stride": 2, "dilation": 2}, (3, 6, 4)),
+    ("ConvTranspose2d", 2, {"groups": 2, "stride": (1, 2)}, (3, 3, 3, 4)),
+    ("ConvTranspose3d", 3, {"padding": "VALID", "dilation": 2}, (3, 3, 3, 6, 4)),
+)
+def test_layers_are_their_functions(
+    name: str, axes: int, options: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    layer = getattr(nn, name)(4, 6, 3, dtype="f64", **options)
+    w, x = randomized(layer), f64(2, *[5] * axes, 4)
+    assert layer.kernel.shape == shape
+    of = getattr(ml, f"{'conv_transpose' if 'T' in name else 'conv'}{axes}d")
+    expected = of(x, ml.asarray(w["kernel"]), **{"padding": "SAME", **options}).numpy() + w["bias"]
+    np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_conv2d_and_conv1d_beside_torch(groups: int) -> None:
     torch = require_torch()
@@ -186,12 +206,12 @@ untyped: Any = 1
     (lambda: ml.conv2d(x4, ml.ones((4, 4, 2, 2)), groups=2), ShapeError, "window is 4 x 4"),
     (lambda: ml.conv2d(x4, ml.ones((4, 4, 1, 4)), groups=4), ShapeError, "window is 4 x 4"),
     (lambda: ml.conv2d(x4, ml.ones((1, 1, 1, 4)), groups=-4), AttributeRefused, "groups must"),
-    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "sequences have 3 axes"),
+    (lambda: ml.conv1d(x4, ml.ones((3, 4, 4))), ShapeError, "a sequence has 3 axes"),
     (lambda: ml.conv1d(x3, ml.ones((4, 4, 4))), ShapeError, "the window is 1 x 4"),
     (
         lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 4, 3))),
         ShapeError,
-        "a kernel for 4 channels is [height, width, channels out, 4], not [2, 2, 4, 3]",
+        "a kernel for 4 channels is [*window, channels out, 4], not [2, 2, 4, 3]",
     ),
     (
         lambda: ml.conv_transpose2d(x4, ml.ones((2, 2, 3, 4)), padding=((2, 2), (0, 0))),

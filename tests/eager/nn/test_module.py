@@ -225,7 +225,7 @@ def test_without_a_key_the_global_one_is_used() -> None:
 
 def test_a_kernel_of_zeros_draws_nothing() -> None:
     before = random.state()
-    assert not nn.Linear(2, 3, zeros=True).kernel.numpy().any()
+    assert not nn.Linear(2, 3, kernel_init=nn.init.zeros).kernel.numpy().any()
     np.testing.assert_array_equal(random.state(), before)
 
 
@@ -327,15 +327,15 @@ def test_load_parameters_is_strict(
 def test_repr_is_the_tree_with_types() -> None:
     model = nn.Sequential(Block(3), op.relu, nn.Sequential())
     assert repr(model).splitlines() == [
-        "Sequential(layers_1=relu)",
-        "  layers_0: Block(activation=relu)",
-        "    norm: LayerNorm(eps=1e-06)",
+        "Sequential(layers_1=relu), 20 parameters",
+        "  layers_0: Block(activation=relu), 20 parameters",
+        "    norm: LayerNorm(eps=1e-06), 6 parameters",
         "      scale: f32[3]",
         "      bias: f32[3]",
-        "    Dense_0: Linear(axis=-1)",
+        "    Dense_0: Linear(axis=-1), 8 parameters",
         "      kernel: f32[3,2]",
         "      bias: f32[2]",
-        "    Dense_1: Linear(axis=-1, bias=None)",
+        "    Dense_1: Linear(axis=-1, bias=None), 6 parameters",
         "      kernel: f32[2,3]",
         "  layers_2: Sequential(layers=())",
     ]
@@ -365,8 +365,25 @@ def test_a_deep_copy_has_parameters_of_its_own() -> None:
     assert model.stem.kernel.numpy().any()
 
 
-def test_pickling_names_what_to_do_instead() -> None:
-    refuses(TypeError, r"a Module cannot be pickled; .* load_state", pickle.dumps, nn.Linear(1, 1))
+def test_a_pickle_has_parameters_buffers_and_what_is_shared() -> None:
+    model = Model()
+    vars(model).update(tied=model.stem, width=3)
+    model.mean = nn.buffer(from_array(np.arange(3.0)))  # type: ignore[attr-defined]
+    model.Block[0].freeze("norm")
+    model.eval()
+    twin = pickle.loads(pickle.dumps(model))
+    assert isinstance(twin, Model)
+    assert repr(twin) == repr(model)
+    assert twin.stem is vars(twin)["tied"]
+    assert twin.Block[1].activation is op.relu
+    assert not twin.Block[0].training
+    assert list(twin.named_parameters()) == list(model.named_parameters())
+    for path, x in model.state().items():
+        np.testing.assert_array_equal(twin.state()[path].numpy(), x.numpy())
+    twin.stem.kernel *= 0
+    assert model.stem.kernel.numpy().any()
+    with Arena(ml.VM(), "elsewhere") as arena:
+        assert pickle.loads(pickle.dumps(model)).stem.kernel.arena is arena
 
 
 def test_a_module_without_call() -> None:
@@ -412,6 +429,29 @@ def test_a_module_without_call() -> None:
 )
 def test_hyperparameters_that_are_refused(make: Callable[[], nn.Module], message: str) -> None:
     refuses(AttributeRefused, f"^{re.escape(message)}$", make)
+
+
+class Holding(nn.Module):
+    def __init__(self, part: object) -> None:
+        self.part = part
+
+
+@cases(
+    "make, message",
+    (lambda: nn.Sequential(nn.Linear(2, 3), nn.ReLU), "layers[1] is the class ReLU, "),  # type: ignore[arg-type]
+    (
+        lambda: Holding(nn.ReLU),
+        "Holding: part is the class ReLU, which is no layer yet; w",
+    ),
+    (lambda: Holding([nn.ReLU(), nn.Linear]), "part[1] is the class Linear, which is no layer yet"),
+    (lambda: Holding(nn.Linear), "write nn.Linear(...)"),
+    (lambda: Holding(nn.ReLU), "write nn.ReLU()"),
+    (lambda: Holding(Holding), "write Holding(...)"),
+)
+def test_a_class_in_place_of_a_layer_is_refused(make: Callable[[], object], message: str) -> None:
+    refuses(AttributeRefused, re.escape(message), make)
+    assert Holding(int).part is int
+    assert Holding([len, 1.5]).part == [len, 1.5]
 
 
 @cases(
@@ -511,7 +551,7 @@ def test_buffers_are_kept_with_the_model_and_are_no_parameters() -> None:
     assert model.num_parameters() == 5
     assert set(model.parameters()["layers_0"]) == {"scale"}
     assert repr(model).splitlines()[1:5] == [
-        "  layers_0: Centered(replaced=False)",
+        "  layers_0: Centered(replaced=False), 2 parameters",
         "    scale: f64[2]",
         "    mean: buffer f64[2]",
         "    calls: buffer i64[]",

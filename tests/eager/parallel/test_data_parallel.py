@@ -197,7 +197,7 @@ def make_mlp(vm: VM) -> Callable[..., tuple[float, list[float]]]:
     def improve(images: Tensor, labels: Tensor) -> Tensor:
         loss, grads = averaged(model, images, labels)
         optimizer.update(ml.optim.clip_by_global_norm(grads, 0.5))
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     def step(images: Array, labels: Array) -> tuple[float, list[float]]:
         with batch:
@@ -271,7 +271,7 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
         def improve(x: Tensor) -> Tensor:
             loss, grads = ml.parallel.value_and_grad(lambda m, x: ml.sum(ml.square(m(x))))(model, x)
             optimizer.update(grads)
-            return loss  # type: ignore[no-any-return]
+            return loss
 
         improve(ml.ones((2, 4)))
         text = ml.disassemble(improve.program)

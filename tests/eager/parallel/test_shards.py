@@ -31,6 +31,8 @@ OPTIMIZERS: Optimizers = {
     "adamw": lambda model: ml.optim.AdamW(
         model, ml.optim.cosine(1e-2, 10, warmup_steps=2), weight_decay=0.1, groups=NO_DECAY
     ),
+    "radam": lambda model: ml.optim.RAdam(model, 1e-2),
+    "adamax": lambda model: ml.optim.Adamax(model, 1e-2),
     "lion": lambda model: ml.optim.Lion(
         model, 1e-3, weight_decay=0.1, groups=[("*bias", {"betas": (0.8, 0.9)})]
     ),
@@ -251,6 +253,33 @@ def test_a_layer_in_parts_is_gathered_when_it_is_read_and_once_more_in_a_checkpo
             assert norms[1] == pytest.approx(norms[0], rel=1e-6)
 
 
+def test_gradients_of_several_batches_in_parts() -> None:
+    def make(vm: VM) -> Callable[[Tensor], dict[str, Any]]:
+        layer = nn.Linear(5, 3, key=ml.random.key(1))
+        optimizer = ml.optim.MultiSteps(ml.optim.AdamW(layer, 0.1), 2)
+        loss_and_grads = ml.parallel.value_and_grad(lambda layer, x: ml.mean(layer(x) ** 2))
+        update = ml.capture(lambda x: optimizer.update(loss_and_grads(layer, x)[1]))
+
+        def step(x: Tensor) -> dict[str, Any]:
+            update(x)
+            return {path: x.numpy() for path, x in layer.state().items()}
+
+        return step
+
+    found = []
+    xs = np.random.default_rng(0).standard_normal((4, 8, 5)).astype("f")
+    for shard in (None, "optimizer", "all"):
+        with ml.parallel.Group(2) as group:
+            step = ml.parallel.data_parallel(make, group, shard=shard)
+            found.append([step(ml.asarray(x)) for x in xs])
+    for steps in found[1:]:
+        for state, expected in zip(steps, found[0], strict=True):
+            for path, x in expected.items():
+                np.testing.assert_array_equal(state[path], x, err_msg=path)
+    assert found[0][0]["kernel"].tolist() == nn.Linear(5, 3, key=ml.random.key(1)).kernel.tolist()
+    assert found[0][1]["kernel"].tolist() != found[0][0]["kernel"].tolist()
+
+
 # --- what is refused -----------------------------------------------------------------
 
 
@@ -268,6 +297,13 @@ def test_what_is_refused() -> None:
 
     def step() -> None:
         x = {"x": ml.ones((3,))}
+        for shard in ("optimizer", "all"):
+            layer = nn.Linear(3, 5, key=ml.random.key(0))
+            for make in (ml.optim.Lamb, ml.optim.Adafactor, ml.optim.Muon, ml.optim.LBFGS):
+                message = f"{make.__name__} looks at whole parameters, .* shard='{shard}'"
+                with shards.sharding(shard), pytest.raises(AttributeRefused, match=message):
+                    make(layer, 0.1)
+            assert layer.kernel.shape == (3, 5)
         with shards.sharding("all"), pytest.raises(AttributeRefused, match="by a Module"):
             ml.optim.SGD(x, 0.1)
         with shards.sharding("optimizer"):
@@ -281,6 +317,8 @@ def test_what_is_refused() -> None:
         with shards.sharding("all"):
             layer = nn.Linear(3, 5, key=ml.random.key(0))
             ml.optim.SGD(layer, 0.1)
+            with pytest.raises(AttributeRefused, match="EMA: the weights are kept in parts"):
+                ml.optim.EMA(layer)
         with pytest.raises(AttributeRefused, match=r"Linear.kernel is kept in parts"):
             layer.kernel = ml.ones((3, 5))
         with pytest.raises(ShapeError, match=r"'kernel' is f32\[3,5\], given f32\[8\]"):

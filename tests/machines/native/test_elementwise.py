@@ -22,7 +22,10 @@ from tests.ulp import FUNCTIONS, errors, limit
 
 SIZES = (0, 1, 7, 17, 255, 1024, 1025, 4099)
 FLOATS = ("f32", "f64")
-_NUMPYS = "sin cos tan asin acos atan atan2 hypot sinh cosh asinh acosh atanh nextafter imag"
+_NUMPYS = (
+    "sin cos tan asin acos atan atan2 hypot sinh cosh asinh acosh atanh nextafter imag erfc erfinv "
+    "lgamma digamma"
+)
 EXACT = [
     op.name
     for op in OPS.values()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
 
 from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.eager.tensor.context import _make_default_vm
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
+from tests.brief import refuses
 
 needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was not built")
 
@@ -18,6 +23,7 @@ needs_extension = pytest.mark.skipif(extension.EXTENSION is None, reason="it was
 def unset(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLVM_NATIVE", raising=False)
     monkeypatch.delenv("MLVM_SIMD", raising=False)
+    monkeypatch.delenv("MLVM_THREADS", raising=False)
 
 
 @pytest.fixture
@@ -89,6 +95,33 @@ def test_without_the_extension_there_is_no_native_vm_and_no_second_thread(
     monkeypatch.setenv("MLVM_NATIVE", "1")
     with pytest.raises(MissingExtra):
         LocalVM()
+
+
+@needs_extension
+def test_the_default_vm_has_the_threads_that_the_environment_says() -> None:
+    """It had one, whatever was set."""
+    code = "import mlvm.eager as ml; print(ml.ones(2).device.threads, ml.VM().threads)"
+    for setting, threads in (("", 1), ("1", 1), ("3", 3)):
+        environment = {**os.environ, "MLVM_THREADS": setting}
+        found = subprocess.check_output([sys.executable, "-c", code], env=environment, text=True)
+        assert found == f"{threads} 1\n"
+
+
+@pytest.mark.parametrize("setting", ["0", "257", "-1", "1.5", "two", " 2", "9" * 5000])
+def test_what_is_no_number_of_threads_is_refused(
+    setting: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLVM_THREADS", setting)
+    text = "MLVM_THREADS is a number from 1 to 256, not '"
+    error = refuses(MachineError, text, _make_default_vm.__wrapped__)
+    assert len(str(error)) < 200
+
+
+def test_several_threads_for_the_default_vm_need_the_extension(
+    not_built: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLVM_THREADS", "2")
+    refuses(MachineError, "2 threads share the work of native", _make_default_vm.__wrapped__)
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

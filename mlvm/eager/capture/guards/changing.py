@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 import types
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
-from mlvm.core.errors import brief, line_of, user_place
+from mlvm.core.errors import brief, user_line
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.capture.guards.look import Look
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.warn import warn_at
 
 MANY: Final = 8
 """The program at which the warning is issued."""
@@ -74,14 +74,12 @@ class Changing:
         text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
         if len(found) > _MOST_NAMED:
             text += f"; and {len(found) - _MOST_NAMED} more changed"
-        place = user_place()
-        file, _, line = line_of(place).rpartition(":") if place is not None else (__file__, "", "1")
         message = (
             f"{name} has recorded its {MANY}th program, which takes time and memory: "
             f"{text or 'what is the same tensor, or a view of one, changed'}. "
             f"Give what changes as a tensor, or keep it the same."
         )
-        warnings.warn_explicit(message, RecompilationWarning, file, int(line))
+        warn_at(user_line(), message, RecompilationWarning)
 
 
 def words_of(look: Look) -> Words:

@@ -28,7 +28,7 @@ from mlvm.eager.capture.guards.code import ALL, Named, is_implicit, named_by, na
 from mlvm.eager.capture.guards.layout import Layout, is_library, layout_of
 from mlvm.eager.capture.guards.read import CELL, MISSING, Checklist, Read, content_of_slot
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import holds_tensors
+from mlvm.eager.tree import MARKS, holds_tensors
 
 CALLED: Final = frozenset({"keys", "send", "throw", "close", "__getattr__"})
 """What Python calls without naming it, besides special methods of classes."""
@@ -389,7 +389,8 @@ class Look:
             if how == "optimizer":
                 counts = counts or kind is not dict
             elif not counts:
-                counts = self._every or open or (how == "node" and holds_tensors(field))
+                counts = self._every or open
+                counts = counts or (how == "node" and (name in MARKS or holds_tensors(field)))
             if name in but or (not counts and how == "object"):
                 continue
             if name in rebound and kind is Tensor:

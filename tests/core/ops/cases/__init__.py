@@ -18,12 +18,13 @@ from tests.core.ops.cases import (
     neural,
     random,
     reduction,
+    special,
 )
 from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(layout, linalg, neural, random, reduction),
+    *(layout, linalg, neural, random, reduction, special),
 )
 
 _MOVES = (

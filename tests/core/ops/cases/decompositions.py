@@ -56,6 +56,37 @@ def _cholesky(x: Array, upper: bool = False) -> Array:
     return factor.T.conj() if upper else factor
 
 
+def _triangle(x: Array, y: Array, lower: bool, unit_diagonal: bool = False) -> Array:
+    """By the inverse of the triangle."""
+    whole = np.tril(x) if lower else np.triu(x)
+    if unit_diagonal:
+        i = np.arange(x.shape[-1])
+        whole[..., i, i] = 1
+    inverse: Array = np.linalg.inv(whole)
+    return inverse @ y
+
+
+def _lu(x: Array) -> Array:
+    """Gauss's elimination of one matrix, row by row."""
+    a, order = x.copy(), list(range(len(x)))
+    for k in range(min(x.shape)):
+        best = max(range(k, len(a)), key=lambda i: abs(a[i, k]))
+        a[[k, best]], order[k], order[best] = a[[best, k]], order[best], order[k]
+        for i in range(k + 1, len(a)):
+            a[i, k] /= a[k, k]
+            a[i, k + 1 :] -= a[i, k] * a[k, k + 1 :]
+    return _packed(a, np.array(order)).astype(x.dtype)
+
+
+def _expm(x: Array) -> Array:
+    """The series, of a small matrix."""
+    term = total = np.eye(len(x), dtype=x.dtype)
+    for k in range(1, 40):
+        term = term @ x / k
+        total = total + term
+    return total.astype(x.dtype)
+
+
 def _det(x: Array) -> Any:
     """The sum over all permutations."""
     n, total = len(x), x.dtype.type(0)
@@ -210,5 +241,26 @@ CASES: dict[str, list[Case]] = {
         Case(
             (np.diag([4.0, 1.0]).astype("f"), np.array(0.3, "f")), lambda x, _: np.diag([0.25, 0])
         ),
+    ],
+    "solve_triangular": [
+        Case((_f64(3, 3) + 3 * np.eye(3), _f64(3, 2)), _triangle, {"lower": True}),
+        Case((_f64(2, 3, 3) + 3 * np.eye(3), _f64(3, 2)), _triangle, {"lower": False}),
+        Case((_f64(3, 3) + 3 * np.eye(3), _f64(3)), _triangle, {"lower": False}),
+        Case((_f64(3, 3), _f64(3, 2)), _triangle, {"lower": True, "unit_diagonal": True}),
+        Case((_c128(2, 2) + 3 * np.eye(2), _c128(2, 1)), _triangle, {"lower": True}),
+        Case((np.tri(3, dtype="f") * 2, np.eye(3, dtype="f")), _triangle, {"lower": True}),
+    ],
+    "lu": [
+        Case((_f64(3, 3),), _lu),
+        Case((_f64(2, 3, 2),), _each(_lu)),
+        Case((_f64(2, 4),), _lu),
+        Case((np.tri(3, dtype="f") * 2,), _lu),
+        Case((_c128(3, 3),), _lu),
+    ],
+    "expm": [
+        Case((_f64(3, 3),), _expm),
+        Case((_f64(2, 2, 2) / 4,), _each(_expm)),
+        Case((np.array([[0, 1], [-1, 0]], "f"),), _expm),
+        Case((_c128(2, 2),), _expm),
     ],
 }

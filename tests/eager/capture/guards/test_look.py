@@ -1391,7 +1391,7 @@ class Loop:
             clip = getattr(self, "clip", None) or self.progress.clip
             loss, grads = ml.value_and_grad(self.loss)(self.state.model, x)
             self.state.optimizer.update(optim.clip_by_global_norm(grads, clip))
-        return loss  # type: ignore[no-any-return]
+        return loss
 
     def after(self, loss: float) -> None:
         """What a loop does besides."""

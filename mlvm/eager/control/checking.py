@@ -1,0 +1,54 @@
+"""Conditions that are checked while a program runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError, brief
+from mlvm.core.program.program import Program
+from mlvm.core.types import bool_
+from mlvm.eager.recording.recorder import current_capture
+from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.reading import launch_for_values
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+from mlvm.machines.checks import CHECK
+
+
+@public
+def check(condition: Tensor | bool, message: str) -> None:
+    """Raise `CheckFailed` with the message where a condition is False: bool[...], or a bool.
+
+    In a captured function, and in branches and loops there, the program checks in each call: it
+    raises with the line as a note. What the function updates after the check is as it was before
+    the call then; what it has updated before stays updated. A gradient goes by a check.
+
+    Raises `DTypeError` for a condition that is no bool, `AttributeRefused` for a message that is no
+    string.
+
+        >>> x = ml.asarray([1.0, 2.0])
+        >>> ml.check(x > 0.0, "x is positive")
+        >>> step = ml.capture(lambda x: ml.check(ml.all(x > 1.0), "x is above 1"))
+        >>> try: step(x)
+        ... except ml.errors.CheckFailed as error: print(error)
+        x is above 1
+    """
+    if not isinstance(message, str):
+        raise AttributeRefused(f"check: a message is a str, not {brief(message)}")
+    if isinstance(condition, bool):
+        if not condition:
+            raise CheckFailed(message)
+        return
+    if not isinstance(condition, Tensor) or condition.dtype is not bool_:
+        given = condition.type if isinstance(condition, Tensor) else brief(condition)
+        raise DTypeError(f"check: a condition is a bool, or a tensor of bools, not {given}")
+    record = current_capture.get()
+    if record is not None:
+        record.check(condition, message)
+    else:
+        launch_for_values(_program(message), current_arena().vm, (condition,))
+
+
+@lru_cache(maxsize=1024)
+def _program(message: str) -> Program:
+    return Program.of_op(CHECK, 1, {"message": message}, 0)

@@ -1,0 +1,268 @@
+"""Activations that are composed of ops, by JAX's names, and by PyTorch's where JAX has none."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.rules import require
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.elements import where
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.shapes import split
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+@in_f32
+def silu(x: Tensor, /) -> Tensor:
+    """x sigmoid(x), also called swish.
+
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.silu(ml.asarray([-1.0, 1.0]))
+        Tensor([-0.26894143,  0.7310586 ], f32[2])
+    """
+    return x * op.sigmoid(x)
+
+
+@public
+@in_f32
+def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
+    """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
+    Network Acoustic Models, 2013).
+
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.leaky_relu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.01,  2.  ], f32[2])
+    """
+    return where(op.greater(x, 0.0), x, op.multiply(x, negative_slope))
+
+
+@public
+@in_f32
+def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
+
+    x: [...], any dtype but complex; the result: [...], the same, or f32 for integers and bools.
+    Raises `DTypeError` for complex numbers.
+
+        >>> ml.elu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.63212055,  2.        ], f32[2])
+    """
+    positive = op.greater(x, 0.0)
+    return where(positive, x, op.expm1(where(positive, 0.0, x)) * alpha)
+
+
+@public
+@in_f32
+def softplus(x: Tensor, /) -> Tensor:
+    """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
+    et al., Incorporating Second-Order Functional Knowledge, 2001).
+
+    x: [...], integers or floats; the result: [...], the same, or f32 for integers. Raises
+    `DTypeError` for bools and complex numbers.
+
+        >>> ml.softplus(ml.asarray([0.0, 1000.0]))
+        Tensor([6.931472e-01, 1.000000e+03], f32[2])
+    """
+    return op.maximum(x, 0.0) + op.log1p(op.exp(-op.abs(x)))
+
+
+@public
+@in_f32
+def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
+    """x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for every
+    alpha (Barron, arXiv 1704.07483).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.celu(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.63212055,  2.        ], f32[2])
+    """
+    return elu(_floats(x) / alpha) * alpha
+
+
+@public
+@in_f32
+def selu(x: Tensor, /) -> Tensor:
+    """1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
+    (Klambauer et al., arXiv 1706.02515).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.selu(ml.asarray([-1.0, 2.0]))
+        Tensor([-1.1113307,  2.101402 ], f32[2])
+    """
+    return elu(_floats(x), 1.6732632423543772) * 1.0507009873554805
+
+
+@public
+@in_f32
+def mish(x: Tensor, /) -> Tensor:
+    """x tanh(softplus(x)) (Misra, arXiv 1908.08681).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.mish(ml.asarray([-1.0, 2.0]))
+        Tensor([-0.30340144,  1.9439589 ], f32[2])
+    """
+    return x * op.tanh(softplus(_floats(x)))
+
+
+@public
+@in_f32
+def glu(x: Tensor, /, axis: int = -1) -> Tensor:
+    """a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv 1612.08083).
+
+    x: f[..., 2 n] -> f[..., n]. Raises `ShapeError` for an odd length, `AxisRefused` for an axis
+    that x does not have, `DTypeError` for other than floats.
+
+        >>> ml.glu(ml.asarray([1.0, 2.0, 0.0, 100.0]))
+        Tensor([0.5, 2. ], f32[2])
+    """
+    values, gates = split(_floats(x), 2, axis=axis)
+    return values * op.sigmoid(gates)
+
+
+@public
+@in_f32
+def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
+    """x where x > 0, else slope x, with a slope that is learned: one, or one for each channel, the
+    last axis (He et al., arXiv 1502.01852).
+
+    x: f[..., C], slope: f[] or f[C] -> f[..., C]. Raises `ShapeError` for other shapes,
+    `DTypeError` for other than floats.
+
+        >>> ml.prelu(ml.asarray([[-1.0, -1.0]]), ml.asarray([0.25, 0.5]))
+        Tensor([[-0.25, -0.5 ]], f32[1,2])
+    """
+    if _floats(slope).shape not in ((), _floats(x).shape[-1:]):
+        raise ShapeError("a slope is one number, or one for each channel, the last axis of x")
+    return where(op.greater(x, 0.0), x, slope * x)
+
+
+@public
+@in_f32
+def relu6(x: Tensor, /) -> Tensor:
+    """min(max(x, 0), 6) (Howard et al., arXiv 1704.04861).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.relu6(ml.asarray([-1.0, 2.0, 9.0]))
+        Tensor([0., 2., 6.], f32[3])
+    """
+    return op.clip(_floats(x), 0.0, 6.0)
+
+
+@public
+@in_f32
+def hard_sigmoid(x: Tensor, /) -> Tensor:
+    """min(max(x + 3, 0), 6) / 6 (Howard et al., arXiv 1905.02244).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.hard_sigmoid(ml.asarray([-3.0, 0.0, 9.0]))
+        Tensor([0. , 0.5, 1. ], f32[3])
+    """
+    return op.clip(_floats(x) + 3.0, 0.0, 6.0) / 6.0
+
+
+@public
+@in_f32
+def hard_swish(x: Tensor, /) -> Tensor:
+    """x hard_sigmoid(x) (Howard et al., arXiv 1905.02244).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.hard_swish(ml.asarray([-3.0, 1.5, 9.0]))
+        Tensor([-0.   ,  1.125,  9.   ], f32[3])
+    """
+    return x * hard_sigmoid(x)
+
+
+@public
+@in_f32
+def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
+    """x, limited to min <= x <= max.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.hard_tanh(ml.asarray([-3.0, 0.5, 9.0]))
+        Tensor([-1. ,  0.5,  1. ], f32[3])
+    """
+    return op.clip(_floats(x), min, max)
+
+
+@public
+@in_f32
+def log_sigmoid(x: Tensor, /) -> Tensor:
+    """log(1 / (1 + exp(-x))), computed as -softplus(-x) so that nothing overflows.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.log_sigmoid(ml.asarray([0.0, -1000.0]))
+        Tensor([-6.931472e-01, -1.000000e+03], f32[2])
+    """
+    return -softplus(-_floats(x))
+
+
+@public
+@in_f32
+def soft_sign(x: Tensor, /) -> Tensor:
+    """x / (1 + |x|).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.soft_sign(ml.asarray([-1.0, 3.0]))
+        Tensor([-0.5 ,  0.75], f32[2])
+    """
+    return _floats(x) / (op.abs(x) + 1.0)
+
+
+@public
+@in_f32
+def tanhshrink(x: Tensor, /) -> Tensor:
+    """x - tanh(x).
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.tanhshrink(ml.asarray([1.0]))
+        Tensor([0.23840582], f32[1])
+    """
+    return _floats(x) - op.tanh(x)
+
+
+@public
+@in_f32
+def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+    """x moved towards 0 by `limit`, and 0 where |x| <= limit: the proximal map of limit |x|.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.softshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        Tensor([-1.5,  0. ,  0.5], f32[3])
+    """
+    return _floats(x) - op.clip(x, -limit, limit)
+
+
+@public
+@in_f32
+def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
+    """x where |x| > limit, else 0.
+
+    x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
+
+        >>> ml.hardshrink(ml.asarray([-2.0, 0.25, 1.0]))
+        Tensor([-2.,  0.,  1.], f32[3])
+    """
+    return where(op.greater(op.abs(_floats(x)), limit), x, 0.0)
+
+
+def _floats(x: Tensor) -> Tensor:
+    """x. Raises `DTypeError` unless it is of floats."""
+    require("float", type_of(x))
+    return x

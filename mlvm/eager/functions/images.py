@@ -1,0 +1,279 @@
+"""Images of another size and images read elsewhere, channels last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Final, Literal, TypeAlias, get_args
+
+from mlvm.core.errors import AttributeRefused, ShapeError, brief
+from mlvm.core.rules import is_real, require
+from mlvm.core.types import f64, i64
+from mlvm.eager.functions.arguments import Ints, each_of, integer, type_of
+from mlvm.eager.functions.creation import arange
+from mlvm.eager.functions.elements import astype, stop_gradient, where
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.pooling import adaptive_avg_pool
+from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, unstack
+from mlvm.eager.functions.windows import require_places
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+Mode: TypeAlias = Literal[
+    "nearest", "nearest-exact", "linear", "bilinear", "trilinear", "cubic", "bicubic", "area"
+]
+
+Outside: TypeAlias = Literal["zeros", "border", "reflection"]
+
+_LINEAR: Final = ("linear", "bilinear", "trilinear")
+
+
+@public
+@in_f32
+def interpolate(
+    x: Tensor,
+    size: Ints | None = None,
+    *,
+    scale: float | Sequence[float] | None = None,
+    mode: Mode = "nearest",
+    align_corners: bool = False,
+) -> Tensor:
+    """x at other places: sequences, images or volumes of another `size`, or `scale` times as large,
+    one number for all axes or one for each. It is PyTorch's function of that name, for channels
+    last.
+
+    Place i of the result is (i + 1/2) n / k - 1/2 of x, with n places of x and k of the result; or,
+    if `align_corners`, i (n - 1) / (k - 1). There "linear" (also called "bilinear" and "trilinear")
+    weighs two neighbours on each axis, "cubic" ("bicubic") four (Keys, IEEE ASSP 29, 1981, with
+    a = -3/4), "nearest-exact" takes the nearest; "nearest" takes the floor of i n / k, and "area"
+    the means of `adaptive_avg_pool`. With a `scale`, n / k is 1 / scale.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
+    places, `AttributeRefused` unless one of size and scale is given, for one that makes no sense,
+    another mode, and corners to align where none are, `DTypeError` for other than floats.
+
+        >>> x = ml.reshape(ml.asarray([1.0, 2.0]), (1, 2, 1))
+        >>> ml.interpolate(x, 4, mode="linear")[0, :, 0]
+        Tensor([1.  , 1.25, 1.75, 2.  ], f32[4])
+    """
+    require("float", type_of(x))
+    if x.ndim < 3 or 0 in x.shape[1:-1]:
+        raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")
+    if mode not in get_args(Mode):
+        raise AttributeRefused(f"mode is one of {', '.join(get_args(Mode))}, not {mode!r}")
+    if align_corners and mode in ("nearest", "nearest-exact", "area"):
+        raise AttributeRefused(f"align_corners is for linear and cubic, not for {mode}")
+    counts, ratios = _counts(x.shape[1:-1], size, scale)
+    if mode == "area":
+        return adaptive_avg_pool(x, counts)
+    for axis, (n, count, ratio) in enumerate(zip(x.shape[1:-1], counts, ratios, strict=True), 1):
+        place = arange(count)
+        if mode == "nearest" and scale is None:
+            x = op.take(x, place * n // count, axis=axis)
+            continue
+        at = astype(place, f64)
+        if mode == "nearest":
+            at = at * ratio
+        elif mode == "nearest-exact":
+            at = (at + 0.5) * ratio
+        elif align_corners:
+            at = at * ((n - 1) / max(count - 1, 1))
+        else:
+            at = (at + 0.5) * ratio - 0.5
+        if mode in _LINEAR:
+            at = op.clip(at, 0.0, float(n - 1))
+        taps = []
+        for each, weight in _taps(at, mode):
+            tap = op.take(x, _index(each, n), axis=axis)
+            if weight is not None:
+                shape = (count,) + (1,) * (x.ndim - 1 - axis)
+                tap = tap * reshape(astype(weight, x.dtype), shape)
+            taps.append(tap)
+        x = sum(taps[1:], taps[0])
+    return x
+
+
+def _counts(
+    places: tuple[int, ...], size: Ints | None, scale: float | Sequence[float] | None
+) -> tuple[tuple[int, ...], list[float]]:
+    """How many places there will be on each axis, and how far they are apart in x."""
+    axes = len(places)
+    if (size is None) == (scale is None):
+        raise AttributeRefused("give either a size or a scale")
+    if size is not None:
+        counts = each_of(size, axes, "size")
+        return counts, [n / count for n, count in zip(places, counts, strict=True)]
+    scales: list[Any] = list(scale) if isinstance(scale, (tuple, list)) else [scale] * axes
+    if len(scales) != axes or not all(is_real(each) and each > 0 for each in scales):
+        raise AttributeRefused(f"scale is one number > 0, or {axes}, not {brief(scale)}")
+    counts = tuple(math.floor(n * each) for n, each in zip(places, scales, strict=True))
+    if min(counts) < 1:
+        raise AttributeRefused(f"a scale of {brief(scale)} leaves nothing of {list(places)}")
+    return counts, [1 / each for each in scales]
+
+
+def _taps(at: Tensor, mode: str) -> list[tuple[Tensor, Tensor | None]]:
+    """The places, whole numbers, that a place between them is made of, and their weights."""
+    first = op.floor(stop_gradient(at))
+    if mode.startswith("nearest"):
+        return [(first, None)]
+    t = at - first
+    if mode in _LINEAR:
+        return [(first, 1.0 - t), (first + 1.0, t)]
+    weights = _far(t + 1.0), _near(t), _near(1.0 - t), _far(2.0 - t)
+    return [(first + float(k), weight) for k, weight in enumerate(weights, -1)]
+
+
+def _near(d: Tensor) -> Tensor:
+    """The cubic weight of a place at a distance up to 1."""
+    return (1.25 * d - 2.25) * d * d + 1.0
+
+
+def _far(d: Tensor) -> Tensor:
+    """The cubic weight of a place at a distance of 1 to 2."""
+    return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
+
+
+def _index(place: Tensor, n: int) -> Tensor:
+    """The nearest of the indices 0 .. n - 1."""
+    return astype(op.clip(place, 0.0, float(n - 1)), i64)
+
+
+# --- images read elsewhere -----------------------------------------------------------------
+
+
+@public
+@in_f32
+def grid_sample(
+    x: Tensor,
+    grid: Tensor,
+    /,
+    *,
+    mode: Mode = "bilinear",
+    padding: Outside = "zeros",
+    align_corners: bool = False,
+) -> Tensor:
+    """NHWC images, read at the places of a grid (Jaderberg et al., Spatial Transformer Networks,
+    arXiv 1506.02025). It is PyTorch's function of that name, for channels last.
+
+    A place is (x, y): from -1, the left or upper edge, to 1, the right or lower one; with
+    `align_corners` these are the middles of the outermost pixels. Between pixels, "bilinear" weighs
+    4, "bicubic" 16, and "nearest" takes the nearest. `padding` is what lies outside: "zeros", the
+    pixels at the "border", or a "reflection" of the image.
+
+    x: f[N, H, W, C], grid: f[N, OH, OW, 2] -> f[N, OH, OW, C]. Raises `ShapeError` for other
+    shapes, and for an image without pixels, `AttributeRefused` for another mode or padding,
+    `DTypeError` for other than floats.
+
+        >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
+        >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
+        Tensor([1.5, 1. ], f32[2])
+    """
+    require("float", type_of(x), type_of(grid))
+    fits = grid.ndim == x.ndim == 4 and grid.shape[::3] == (x.shape[0], 2)
+    if not fits or 0 in x.shape[1:3]:
+        raise ShapeError(
+            f"x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], not {x.type} and "
+            f"{grid.type}"
+        )
+    if mode not in ("nearest", "bilinear", "bicubic"):
+        raise AttributeRefused(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")
+    if padding not in get_args(Outside):
+        raise AttributeRefused(f"padding is one of {get_args(Outside)}, not {padding!r}")
+    n, height, width, channels = x.shape
+    pixels = reshape(x, (n * height * width, channels))
+    image = reshape(arange(n), (n, 1, 1)) * height
+
+    def inside(at: Tensor, length: int) -> Tensor:
+        """The place, or one in the image that stands for it."""
+        if padding == "reflection":
+            at = _reflected(at, length, align_corners)
+        return at if padding == "zeros" else op.clip(at, 0.0, float(length - 1))
+
+    sides = []
+    for place, length in zip(unstack(grid, axis=-1), (width, height), strict=True):
+        if align_corners:
+            at = (place + 1.0) * ((length - 1) / 2)
+        else:
+            at = ((place + 1.0) * float(length) - 1.0) / 2.0
+        if mode == "bicubic":
+            taps = [(inside(each, length), weight) for each, weight in _taps(at, mode)]
+        else:
+            at = inside(at, length)
+            taps = [(op.round(at), None)] if mode == "nearest" else _taps(at, mode)
+        sides.append([_tap(each, weight, length) for each, weight in taps])
+    read = []
+    for row, down in sides[1]:
+        for column, right in sides[0]:
+            part = op.take(pixels, (image + row) * width + column, axis=0)
+            read.append(part * expand_dims(down * right, axis=-1))
+    return sum(read[1:], read[0])
+
+
+def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:
+    """An index of 0 .. n - 1, and its weight, which is 0 for a place outside."""
+    known = op.logical_and(op.greater_equal(place, 0.0), op.less_equal(place, float(n - 1)))
+    full = op.astype(known, dtype=place.dtype)
+    return _index(place, n), full if weight is None else where(known, weight, 0.0)
+
+
+def _reflected(at: Tensor, n: int, align_corners: bool) -> Tensor:
+    """The place that stands for one outside, as if there were mirrors at the edges."""
+    low, span = (0.0, float(n - 1)) if align_corners else (-0.5, float(n))
+    if span == 0.0:
+        return at * 0.0
+    away = op.remainder(at - low, 2.0 * span)
+    return op.minimum(away, 2.0 * span - away) + low
+
+
+# --- channels for places --------------------------------------------------------------------
+
+
+@public
+def pixel_shuffle(x: Tensor, factor: int, /) -> Tensor:
+    """Channels become places: f[N, H, W, C r^2] -> f[N, H r, W r, C] for a factor r (Shi et al.,
+    arXiv 1609.05158). Channel c r^2 + i r + j goes to row i and column j of a place, as in PyTorch.
+
+    x: [N, H, W, C r^2], any dtype. Raises `ShapeError` for other axes, and for channels that r^2
+    does not divide, `AttributeRefused` for a factor below 1.
+
+        >>> ml.pixel_shuffle(ml.reshape(ml.arange(4), (1, 1, 1, 4)), 2)[0, :, :, 0]
+        Tensor([[0, 1],
+                [2, 3]], i64[2,2])
+    """
+    r = _factor(x, factor)
+    n, height, width, channels = x.shape
+    if channels % (r * r):
+        raise ShapeError(f"{r * r} do not divide {channels} channels")
+    apart = reshape(x, (n, height, width, channels // (r * r), r, r))
+    shape = (n, height * r, width * r, channels // (r * r))
+    return reshape(permute_dims(apart, (0, 1, 4, 2, 5, 3)), shape)
+
+
+@public
+def pixel_unshuffle(x: Tensor, factor: int, /) -> Tensor:
+    """Places become channels, the inverse of `pixel_shuffle`: [N, H r, W r, C] -> [N, H, W, C r^2]
+    for a factor r.
+
+    x: [N, H r, W r, C], any dtype. Raises `ShapeError` for other axes, and for a height or width
+    that r does not divide, `AttributeRefused` for a factor below 1.
+
+        >>> ml.pixel_unshuffle(ml.reshape(ml.arange(4), (1, 2, 2, 1)), 2)[0, 0, 0]
+        Tensor([0, 1, 2, 3], i64[4])
+    """
+    r = _factor(x, factor)
+    n, height, width, channels = x.shape
+    if height % r or width % r:
+        raise ShapeError(f"{r} does not divide the height and width, {height} x {width}")
+    apart = reshape(x, (n, height // r, r, width // r, r, channels))
+    shape = (n, height // r, width // r, channels * r * r)
+    return reshape(permute_dims(apart, (0, 1, 3, 5, 2, 4)), shape)
+
+
+def _factor(x: Tensor, factor: int) -> int:
+    r = integer(factor, "factor")
+    if r < 1:
+        raise AttributeRefused(f"factor is an int >= 1, not {r}")
+    require_places(x, 2)
+    return r

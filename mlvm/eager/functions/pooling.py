@@ -1,0 +1,199 @@
+"""Pooling: what is left of each window, channel by channel. Sequences are [batch, length,
+channels], images NHWC, volumes [batch, depth, height, width, channels].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.ops.neural import Pair
+from mlvm.core.rules import require
+from mlvm.eager.functions.arguments import Ints, each_of, type_of
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
+from mlvm.eager.functions.windows import (
+    Sides,
+    Volume,
+    Window,
+    require_places,
+    sides_of,
+)
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+def max_pool2d(
+    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
+) -> Tensor:
+    """The largest element of each window of NHWC images. The stride is the window unless given;
+    padding, as in `conv2d`, counts as -inf.
+
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
+    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
+        [[[[3.0]]]]
+    """
+    return _pooled(op.max_pool2d, x, 2, window, stride, padding)
+
+
+@public
+def avg_pool2d(
+    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
+) -> Tensor:
+    """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
+    `conv2d`, counts as zeros.
+
+    x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
+    other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
+    stride or padding that makes no sense.
+
+        >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
+        [[[[1.5]]]]
+    """
+    return _pooled(op.avg_pool2d, x, 2, window, stride, padding)
+
+
+@public
+def max_pool1d(
+    x: Tensor, window: int, *, stride: int | None = None, padding: str | Pair = "VALID"
+) -> Tensor:
+    """The largest element of each window of sequences; `padding` is "VALID", "SAME" or (before,
+    after), otherwise as `max_pool2d`.
+
+    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
+    or padding that makes no sense.
+
+        >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
+        [[[1.0], [3.0]]]
+    """
+    return _pooled(op.max_pool2d, x, 1, window, stride, padding)
+
+
+@public
+def avg_pool1d(
+    x: Tensor, window: int, *, stride: int | None = None, padding: str | Pair = "VALID"
+) -> Tensor:
+    """The mean of each window of sequences; `padding` is "VALID", "SAME" or (before, after),
+    otherwise as `avg_pool2d`.
+
+    x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
+    or padding that makes no sense.
+
+        >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
+        [[[0.5], [2.5]]]
+    """
+    return _pooled(op.avg_pool2d, x, 1, window, stride, padding)
+
+
+@public
+def max_pool3d(
+    x: Tensor, window: Volume, *, stride: Volume | None = None, padding: Sides = "VALID"
+) -> Tensor:
+    """The largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
+    back), (top, bottom), (left, right)), otherwise as `max_pool2d`.
+
+    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
+    `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
+    for a window, stride or padding that makes no sense.
+
+        >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
+        [[[[[7.0]]]]]
+    """
+    return _pooled(op.max_pool2d, x, 3, window, stride, padding)
+
+
+@public
+@in_f32
+def avg_pool3d(
+    x: Tensor, window: Volume, *, stride: Volume | None = None, padding: Sides = "VALID"
+) -> Tensor:
+    """The mean of each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
+    bottom), (left, right)), otherwise as `avg_pool2d`.
+
+    x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
+    `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
+    for a window, stride or padding that makes no sense.
+
+        >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
+        [[[[[3.5]]]]]
+    """
+    return _pooled(op.avg_pool2d, x, 3, window, stride, padding)
+
+
+@public
+@in_f32
+def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
+    """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x:
+    window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k of n places. It is
+    PyTorch's adaptive_avg_pool1d, 2d and 3d, for channels last.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
+    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
+    `DTypeError` for other than floats.
+
+        >>> ml.adaptive_avg_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
+        [[[0.5], [2.5]]]
+    """
+    return _adapted(op.mean, x, size)
+
+
+@public
+def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
+    """The largest elements of `size` windows that together cover x, which are those of
+    `adaptive_avg_pool`.
+
+    x: f[N, ..., C] -> f[N, *size, C]. Raises `ShapeError` for fewer axes than three, and for no
+    places, `AttributeRefused` for a size below 1, and for one that is not for as many axes,
+    `DTypeError` for other than floats.
+
+        >>> ml.adaptive_max_pool(ml.reshape(ml.arange(4.0), (1, 4, 1)), 2).tolist()
+        [[[1.0], [3.0]]]
+    """
+    return _adapted(op.max, x, size)
+
+
+def _pooled(
+    pool: Any, x: Tensor, axes: int, window: Ints, stride: Ints | None, padding: Sides | Pair
+) -> Tensor:
+    """x pooled in windows of so many axes by a function of images."""
+    size = require_places(x, axes)
+    shape = each_of(window, axes, "window")
+    steps = shape if stride is None else each_of(stride, axes, "stride")
+    sides = sides_of(padding, shape, steps, size)
+    if axes == 1:
+        image = expand_dims(x, axis=1)
+        y = pool(image, window=(1, *shape), stride=(1, *steps), padding=((0, 0), *sides))
+        return squeeze(y, axis=1)
+    if axes == 2:
+        return pool(x, window=shape, stride=steps, padding=sides)  # type: ignore[no-any-return]
+    # in each layer, and then from layer to layer: neither a mean nor a largest element cares
+    n, depth = x.shape[0], size[0]
+    layers = reshape(x, (n * depth, *x.shape[2:]))
+    layers = pool(layers, window=shape[1:], stride=steps[1:], padding=sides[1:])
+    _, *places, channels = layers.shape
+    columns = reshape(layers, (n, depth, 1, places[0] * places[1] * channels))
+    y = pool(columns, window=(shape[0], 1), stride=(steps[0], 1), padding=(sides[0], (0, 0)))
+    return reshape(y, (n, y.shape[1], *places, channels))
+
+
+def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:
+    """Axis by axis, which is the same: a window is a product of one of each axis."""
+    require("float", type_of(x))
+    if x.ndim < 3 or 0 in x.shape[1:-1]:
+        raise ShapeError(f"x must be [N, ..., C] with places between, not {x.type}")
+    for axis, count in enumerate(each_of(size, x.ndim - 2, "size"), 1):
+        n = x.shape[axis]
+        if n % count == 0:
+            shape = (*x.shape[:axis], count, n // count, *x.shape[axis + 1 :])
+            x = x if n == count else reduce(reshape(x, shape), axis=axis + 1)
+        else:
+            windows = [range(i * n // count, -(-(i + 1) * n // count)) for i in range(count)]
+            x = stack([reduce(part(x, axis, each), axis=axis) for each in windows], axis=axis)
+    return x

@@ -1,0 +1,207 @@
+"""Products of vectors and grids with the names of numpy, distances, and diagonals."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.rules import is_real, require
+from mlvm.core.types import DType, i64, u8
+from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.linalg import tensordot, vecdot, vector_norm
+from mlvm.eager.functions.matrices import diagonal_of, floating
+from mlvm.eager.functions.shapes import expand_dims, moveaxis, part, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+def dot(x: Tensor, y: Tensor, /) -> Tensor:
+    """Products summed over the last axis of x and the last but one of y, or the only one, as in
+    numpy: of vectors a number, of matrices `matmul`, with a number the product.
+
+    x: [..., k], y: [k] or [..., k, n], any dtype but bool -> [..., ..., n]. Raises `ShapeError` for
+    axes of different lengths, `DTypeError` for bools and dtypes that do not promote.
+
+        >>> ml.dot(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor(11., f32[])
+    """
+    for each in (x, y):
+        require("numeric", type_of(each))
+    if not (x.ndim and y.ndim):
+        return x * y
+    return tensordot(x, y, axes=((-1,), (-1 if y.ndim == 1 else -2,)))
+
+
+@public
+def inner(x: Tensor, y: Tensor, /) -> Tensor:
+    """Products summed over the last axes of both; with a number the product. Nothing is conjugated.
+
+    x: [..., k], y: [..., k], any dtype but bool -> [..., ...]. Raises `ShapeError` for axes of
+    different lengths, `DTypeError` for bools and dtypes that do not promote.
+
+        >>> ml.inner(ml.asarray([1.0, 2.0]), ml.asarray([3.0, 4.0]))
+        Tensor(11., f32[])
+    """
+    for each in (x, y):
+        require("numeric", type_of(each))
+    return tensordot(x, y, axes=((-1,), (-1,))) if x.ndim and y.ndim else x * y
+
+
+@public
+def vdot(x: Tensor, y: Tensor, /) -> Tensor:
+    """The sum of conj(x) y over all elements, in row-major order.
+
+    x and y: [...] of as many elements, any dtype but bool -> []. Raises `ShapeError` for other
+    numbers of elements, `DTypeError` for bools and dtypes that do not promote.
+
+        >>> ml.vdot(ml.asarray([1j, 2.0]), ml.asarray([1j, 4.0]))
+        Tensor(9.+0.j, c64[])
+    """
+    if type_of(x).size != type_of(y).size:
+        raise ShapeError(f"x has {x.size} elements, and y {y.size}")
+    return vecdot(reshape(x, -1), reshape(y, -1))
+
+
+@public
+def kron(x: Tensor, y: Tensor, /) -> Tensor:
+    """The Kronecker product: y times each element of x, in the place of that element.
+
+    x: [m, n], y: [p, q], or of any dimensions, any dtype but bool -> [m p, n q]. Raises
+    `DTypeError` for bools and dtypes that do not promote.
+
+        >>> ml.kron(ml.asarray([1, 10]), ml.asarray([1, 2, 3]))
+        Tensor([ 1,  2,  3, 10, 20, 30], i64[6])
+    """
+    for each in (x, y):
+        require("numeric", type_of(each))
+    ndim = max(x.ndim, y.ndim)
+    first, second = [(*[1] * (ndim - each.ndim), *each.shape) for each in (x, y)]
+    blocks = reshape(x, [n for m in first for n in (m, 1)])
+    inside = reshape(y, [n for m in second for n in (1, m)])
+    return reshape(blocks * inside, [m * n for m, n in zip(first, second, strict=True)])
+
+
+@public
+def cdist(x1: Tensor, x2: Tensor, /, p: float = 2.0) -> Tensor:
+    """The distances between the rows of x1 and of x2: the `linalg.vector_norm` of order p of all
+    differences, which are in memory. Between equal rows the gradient is 0.
+
+    x1: [..., m, d], x2: [..., n, d], floats, integers as f32; their batch axes broadcast ->
+    f[..., m, n]. Raises `ShapeError` for rows of different lengths, `DTypeError` for bools and
+    dtypes that do not promote, `AttributeRefused` for a p that is no number >= 0.
+
+        >>> ml.cdist(ml.asarray([[0.0, 0.0]]), ml.asarray([[3.0, 4.0], [0.0, 1.0]]))
+        Tensor([[5., 1.]], f32[1,2])
+    """
+    for each in (x1, x2):
+        require("numeric", type_of(each))
+        if each.ndim < 2:
+            raise ShapeError(f"needs rows, in 2 dimensions or more, not {each.ndim}")
+    if not (is_real(p) and p >= 0):
+        raise AttributeRefused(f"p is a number >= 0, not {p!r}")
+    if x1.shape[-1] != x2.shape[-1]:
+        raise ShapeError(f"rows have lengths {x1.shape[-1]} and {x2.shape[-1]}")
+    apart = expand_dims(floating(x1), axis=-2) - expand_dims(floating(x2), axis=-3)
+    return vector_norm(apart, axis=-1, ord=float(p))
+
+
+# --- diagonals -----------------------------------------------------------------------
+
+
+@public
+def diagonal(x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
+    """The diagonals of the matrices in two axes, which come last in the result; `linalg.diagonal`
+    takes the last two.
+
+    x: [m, n, ...], any dtype -> [..., k], where k is min(m, n) for the main one. Raises
+    `ShapeError` for fewer than two axes, `AxisRefused` for an axis that x does not have.
+
+        >>> ml.diagonal(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor([4., 9.], f32[2])
+    """
+    if type_of(x).ndim < 2:
+        raise ShapeError(f"needs matrices, in 2 dimensions or more; x has {x.ndim}")
+    first, second = axes_of((axis1, axis2), x)
+    return diagonal_of(moveaxis(x, (first, second), (-2, -1)), integer(offset, "offset"))
+
+
+@public
+def trace(
+    x: Tensor, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: object = None
+) -> Tensor:
+    """The sums of the diagonals of the matrices in two axes, in the dtype that `sum` uses;
+    `linalg.trace` takes the last two.
+
+    x: [m, n, ...], any dtype -> [...]. Raises `ShapeError` for fewer than two axes, `AxisRefused`
+    for an axis that x does not have, `DTypeError` if `dtype` is bool.
+
+        >>> ml.trace(ml.asarray([[4.0, 0.0], [0.0, 9.0]]))
+        Tensor(13., f32[])
+    """
+    wanted = None if dtype is None else DType.of(dtype).name
+    return op.sum(diagonal(x, offset=offset, axis1=axis1, axis2=axis2), axis=-1, dtype=wanted)
+
+
+@public
+def diag(x: Tensor, k: int = 0) -> Tensor:
+    """Of a vector the matrix that has it in a diagonal, above the main one for a positive k, below
+    for a negative one; of a matrix that diagonal.
+
+    x: [n] -> [n + |k|, n + |k|], or [m, n] -> [...], any dtype. Raises `ShapeError` for other
+    dimensions.
+
+        >>> ml.diag(ml.asarray([4, 9]))
+        Tensor([[4, 0],
+                [0, 9]], i64[2,2])
+    """
+    k = integer(k, "k")
+    if type_of(x).ndim == 2:
+        return diagonal_of(x, k)
+    if x.ndim != 1:
+        raise ShapeError(f"takes a vector or a matrix, not {x.ndim} dimensions")
+    n = x.size + abs(k)
+    if not x.size:
+        return op.zeros(shape=(n, n), dtype=x.dtype)
+    flat = op.embed(x, shape=(n * n,), start=(max(k, -k * n),), step=(n + 1,))
+    return reshape(flat, (n, n))
+
+
+@public
+def tril_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
+    """The rows and the columns (i64) of the elements of an n by m matrix (n by n) on and below its
+    k-th diagonal, in row-major order.
+
+    The result: two i64 vectors of one shape. Raises `AttributeRefused` for negative lengths.
+
+        >>> ml.tril_indices(2)
+        (Tensor([0, 1, 1], i64[3]), Tensor([0, 0, 1], i64[3]))
+    """
+    return _indices(n, integer(k, "k"), m, below=True)
+
+
+@public
+def triu_indices(n: int, k: int = 0, m: int | None = None) -> tuple[Tensor, Tensor]:
+    """The rows and the columns (i64) of the elements of an n by m matrix (n by n) on and above its
+    k-th diagonal, in row-major order.
+
+    The result: two i64 vectors of one shape. Raises `AttributeRefused` for negative lengths.
+
+        >>> ml.triu_indices(2)
+        (Tensor([0, 0, 1], i64[3]), Tensor([0, 1, 1], i64[3]))
+    """
+    return _indices(n, integer(k, "k"), m, below=False)
+
+
+def _indices(n: int, k: int, m: int | None, *, below: bool) -> tuple[Tensor, Tensor]:
+    """A stable sort puts the chosen places first. How many there are is known."""
+    rows, columns = counts_of((n, n if m is None else m), "n and m")
+    lengths = [max(0, min(columns, i + k + (1 if below else 0))) for i in range(rows)]
+    count = sum(lengths) if below else rows * columns - sum(lengths)
+    places = op.arange(start=0, stop=rows * columns, step=1, dtype=i64)
+    if not count:
+        return places[:0], places[:0]
+    row, column = op.floor_divide(places, columns), op.remainder(places, columns)
+    beyond = op.greater(column, row + k) if below else op.less(column, row + k)
+    chosen = part(op.argsort(astype(beyond, u8)), 0, range(count))
+    return op.take(row, chosen, axis=0), op.take(column, chosen, axis=0)

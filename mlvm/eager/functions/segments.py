@@ -1,0 +1,128 @@
+"""Rows in groups: what the rows of each group give together, with the names of `jax.ops`.
+
+`segment_ids` says for each row to which segment it belongs, in any order. A gradient flows into the
+rows.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.rules import require
+from mlvm.eager.functions.arguments import counts_of, integer, type_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.indexing import Combine, combined
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.dtypes import iinfo
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
+    """The sum of the rows of each segment; 0 of a segment without rows.
+
+    Without `num_segments` there are as many as the largest id says, which is read: a captured
+    function, and one for a VM elsewhere that should not wait, gives their number.
+
+    data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
+    `ShapeError` for other shapes, `DTypeError` for bools, and for ids that are no integers,
+    `PositionRefused` for an id that is not below `num_segments`, `AttributeRefused` for a negative
+    number of them.
+
+        >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
+        Tensor([2., 5., 0.], f32[3])
+    """
+    length = _segments(data, segment_ids, num_segments)
+    return op.scatter_add(data, segment_ids, axis=0, length=length)
+
+
+@public
+@in_f32
+def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
+    """The mean of the rows of each segment; 0 of a segment without rows.
+
+    data: [k, ...], floats and complex numbers; segment_ids: i[k] -> [num_segments, ...]. Raises
+    what `segment_sum` raises.
+
+        >>> ml.segment_mean(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
+        Tensor([2. , 2.5, 0. ], f32[3])
+    """
+    length = _segments(data, segment_ids, num_segments)
+    require("inexact", data.type)
+    total = op.scatter_add(data, segment_ids, axis=0, length=length)
+    ones = full(segment_ids.shape, 1.0, dtype=data.dtype.real)
+    counts = op.maximum(op.scatter_add(ones, segment_ids, axis=0, length=length), 1.0)
+    return total / reshape(counts, (length, *[1] * (data.ndim - 1)))
+
+
+@public
+def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
+    """The largest of the rows of each segment, elementwise; of a segment without rows the least
+    that the dtype has.
+
+    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
+    `segment_sum` raises.
+
+        >>> ml.segment_max(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
+        Tensor([2., 4.], f32[2])
+    """
+    least = -math.inf if type_of(data).dtype.is_float else _limits(data)[0]
+    return _combined(op.maximum, data, segment_ids, num_segments, least)
+
+
+@public
+def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
+    """The smallest of the rows of each segment, elementwise; of a segment without rows the most
+    that the dtype has.
+
+    data: [k, ...], integers or floats; segment_ids: i[k] -> [num_segments, ...]. Raises what
+    `segment_sum` raises.
+
+        >>> ml.segment_min(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
+        Tensor([2., 1.], f32[2])
+    """
+    most = math.inf if type_of(data).dtype.is_float else _limits(data)[1]
+    return _combined(op.minimum, data, segment_ids, num_segments, most)
+
+
+@public
+@in_f32
+def segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int | None = None) -> Tensor:
+    """The product of the rows of each segment; 1 of a segment without rows.
+
+    data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises what
+    `segment_sum` raises.
+
+        >>> ml.segment_prod(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
+        Tensor([2., 4.], f32[2])
+    """
+    return _combined(op.multiply, data, segment_ids, num_segments, 1)
+
+
+def _limits(data: Tensor) -> tuple[int, int]:
+    require("integer", data.type)
+    info = iinfo(data.dtype)
+    return info.min, info.max
+
+
+def _segments(data: Tensor, ids: Tensor, count: int | None) -> int:
+    """How many segments there are."""
+    require("numeric", type_of(data))
+    require("integer", type_of(ids))
+    if ids.ndim != 1 or data.shape[:1] != ids.shape:
+        raise ShapeError(f"segment_ids has one id for each row, and is {ids.type}")
+    if count is not None:
+        return counts_of(integer(count, "num_segments"), "num_segments")[0]
+    return int(op.max(ids)) + 1 if ids.size else 0
+
+
+def _combined(
+    combine: Combine, data: Tensor, ids: Tensor, count: int | None, start: float
+) -> Tensor:
+    length = _segments(data, ids, count)
+    x = full((length, *data.shape[1:]), start, dtype=data.dtype)
+    return combined(combine, x, data, ids)

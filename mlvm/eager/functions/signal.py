@@ -1,0 +1,192 @@
+"""Spectra of short frames of a signal, the signal of such spectra, and windows.
+
+`stft` and `istft` have PyTorch's meaning and arguments: a frame is `n_fft` samples times the
+window, and one comes every `hop_length` samples. The windows have numpy's names; `periodic` ones,
+of which shifted copies add up, are those for frames.
+"""
+
+from __future__ import annotations
+
+import math
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.ops.fft import Norm
+from mlvm.core.rules import require
+from mlvm.core.types import DType, f32, f64, i64
+from mlvm.eager.functions.arguments import integer, type_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import astype
+from mlvm.eager.functions.matrices import floating
+from mlvm.eager.functions.shapes import broadcast_to, matrix_transpose, part, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+def hanning(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
+    """The window 1/2 - 1/2 cos(2 pi k / (n - 1)); of a `periodic` one n stands for n - 1.
+
+    The result: f[n]. Raises `AttributeRefused` for a negative n, `DTypeError` for a dtype of no
+    floats.
+
+        >>> ml.hanning(4, periodic=True)
+        Tensor([0. , 0.5, 1. , 0.5], f32[4])
+    """
+    return _cosine(n, 0.5, periodic, dtype)
+
+
+@public
+def hamming(n: int, *, periodic: bool = False, dtype: object = f32) -> Tensor:
+    """The window 0.54 - 0.46 cos(2 pi k / (n - 1)); of a `periodic` one n stands for n - 1.
+
+    The result: f[n]. Raises `AttributeRefused` for a negative n, `DTypeError` for a dtype of no
+    floats.
+
+        >>> ml.hamming(4, periodic=True)
+        Tensor([0.08, 0.54, 1.  , 0.54], f32[4])
+    """
+    return _cosine(n, 0.54, periodic, dtype)
+
+
+def _cosine(n: int, mean: float, periodic: bool, dtype: object) -> Tensor:
+    wanted = DType.of(dtype)
+    require("float", full((), 0.0, dtype=wanted).type)
+    length = _at_least(n, "n", 0)
+    if length == 1:
+        return full((1,), 1.0, dtype=wanted)
+    k = op.arange(start=0.0, stop=float(length), step=1.0, dtype=f64)
+    turn = 2 * math.pi / max(length if periodic else length - 1, 1)
+    return astype(mean - (1 - mean) * op.cos(k * turn), wanted)
+
+
+@public
+def stft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    window: Tensor | None = None,
+    *,
+    center: bool = True,
+    normalized: bool = False,
+) -> Tensor:
+    """The spectra of frames of `n_fft` samples, one every `hop_length` (a fourth of `n_fft`). Each
+    is multiplied by the window, of at most `n_fft` elements, which stands in its middle; without
+    one by 1.
+
+    With `center` frame t is around the sample t * hop_length, and before the first sample and
+    behind the last the signal is reflected. `normalized` divides by sqrt(n_fft).
+
+    x: [..., n], real or complex, integers as f32; window: f[k] -> c[..., n_fft // 2 + 1, frames],
+    or of a complex x c[..., n_fft, frames]. Raises `ShapeError` for an x without axes or too short
+    for a frame, and for a window that is no vector or too long, `DTypeError` for bools and for a
+    window of no floats, `AttributeRefused` for an `n_fft` or a `hop_length` below 1.
+
+        >>> ml.stft(ml.ones((2, 100)), 16, window=ml.hanning(16, periodic=True)).type
+        c64[2,9,26]
+    """
+    size, hop = _sizes(n_fft, hop_length)
+    require("numeric", type_of(x))
+    x = floating(x)
+    x = op.astype(x, dtype=f32) if x.dtype.is_half else x
+    shape = _window(window, size, x.dtype.real)
+    if not x.ndim:
+        raise ShapeError("a signal has an axis of samples")
+    n, margin = x.shape[-1], size // 2 if center else 0
+    if n + 2 * margin < size or (margin and n <= margin):
+        raise ShapeError(f"{n} samples are too few for frames of {size}")
+    places = _places((n + 2 * margin - size) // hop + 1, hop, size) - margin
+    if margin:
+        last = n - 1
+        places = last - op.abs(last - op.abs(places))
+    frames = op.take(x, places, axis=-1) * shape
+    norm: Norm = "ortho" if normalized else "backward"
+    if x.dtype.is_float:
+        return matrix_transpose(op.rfft(frames, axis=-1, norm=norm))
+    return matrix_transpose(op.fft(frames, axes=(-1,), norm=norm))
+
+
+@public
+def istft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    window: Tensor | None = None,
+    *,
+    center: bool = True,
+    normalized: bool = False,
+    length: int | None = None,
+) -> Tensor:
+    """The signal whose frames have these spectra, or the nearest to that in the mean of squares:
+    the frames times the window, added up and divided by the sum of the squared windows (Griffin and
+    Lim, Signal estimation from modified short-time Fourier transform, 1984). The arguments are
+    those of `stft`. Where no window reaches, it is 0.
+
+    x: c[..., n_fft // 2 + 1, frames] -> f[..., n], or c[..., n_fft, frames] -> c[..., n]; n is
+    `length`, or what the frames reach. Raises `ShapeError` for other shapes, `DTypeError` for
+    spectra that are not complex and a window of no floats, `AttributeRefused` for an `n_fft` or a
+    `hop_length` below 1, and a negative `length`.
+
+        >>> x = ml.sin(ml.arange(64) / 5.0)
+        >>> w = ml.hanning(16, periodic=True)
+        >>> bool(ml.allclose(ml.istft(ml.stft(x, 16, window=w), 16, window=w), x, atol=1e-5))
+        True
+    """
+    size, hop = _sizes(n_fft, hop_length)
+    if type_of(x).dtype.kind != "complex":
+        raise DTypeError(f"spectra are complex, not {x.dtype}")
+    shape = _window(window, size, x.dtype.real)
+    if x.ndim < 2 or x.shape[-2] not in (size // 2 + 1, size) or not x.shape[-1]:
+        raise ShapeError(f"takes [..., {size // 2 + 1} or {size}, frames], not {x.type}")
+    norm: Norm = "ortho" if normalized else "backward"
+    frames = x.shape[-1]
+    spectra = matrix_transpose(x)
+    if x.shape[-2] == size // 2 + 1:
+        pieces = op.irfft(spectra, n=size, axis=-1, norm=norm)
+    else:
+        pieces = op.ifft(spectra, axes=(-1,), norm=norm)
+    reach = size + hop * (frames - 1)
+    places = reshape(_places(frames, hop, size), -1)
+    pieces = reshape(pieces * shape, (*x.shape[:-2], frames * size))
+    total = op.scatter_add(pieces, places, axis=-1, length=reach)
+    squares = reshape(broadcast_to(op.square(shape), (frames, size)), -1)
+    weight = op.scatter_add(squares, places, axis=-1, length=reach)
+    reached = op.greater(weight, 1e-11)
+    signal = total / op.where(reached, weight, constant(math.inf, weight.dtype))
+    start = size // 2 if center else 0
+    wanted = reach - 2 * start if length is None else _at_least(length, "length", 0)
+    kept = part(signal, x.ndim - 2, range(start, min(reach, start + wanted)))
+    missing = wanted - kept.shape[-1]
+    return op.pad(kept, widths=((0, 0),) * (x.ndim - 2) + ((0, missing),)) if missing else kept
+
+
+def _at_least(value: int, name: str, least: int) -> int:
+    n = integer(value, name)
+    if n < least:
+        raise AttributeRefused(f"{name} must be >= {least}, not {n}")
+    return n
+
+
+def _sizes(n_fft: int, hop_length: int | None) -> tuple[int, int]:
+    """The length of a frame, and how far the next one is."""
+    size = _at_least(n_fft, "n_fft", 1)
+    return size, _at_least(max(size // 4, 1) if hop_length is None else hop_length, "hop_length", 1)
+
+
+def _window(window: Tensor | None, size: int, dtype: DType) -> Tensor:
+    """The window with zeros on both sides of it, so many elements of that dtype."""
+    if window is None:
+        return full((size,), 1.0, dtype=dtype)
+    require("float", type_of(window))
+    if window.ndim != 1 or window.size > size:
+        raise ShapeError(f"a window is a vector of at most {size}, not {window.type}")
+    before = (size - window.size) // 2
+    padded = op.pad(window, widths=((before, size - window.size - before),))
+    return astype(padded, dtype)
+
+
+def _places(frames: int, hop: int, size: int) -> Tensor:
+    """Which samples each frame has: i64[frames, size]."""
+    starts = op.arange(start=0, stop=frames, step=1, dtype=i64) * hop
+    return reshape(starts, (frames, 1)) + op.arange(start=0, stop=size, step=1, dtype=i64)

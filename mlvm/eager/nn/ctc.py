@@ -1,0 +1,96 @@
+"""The loss of sequences that are not aligned (Graves et al., Connectionist Temporal Classification,
+ICML 2006)."""
+
+from __future__ import annotations
+
+import math
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.rules import require
+from mlvm.eager.control.loops import scan
+from mlvm.eager.functions.arguments import integer, type_of
+from mlvm.eager.functions.creation import arange, full_like
+from mlvm.eager.functions.elements import take_along_axis, where
+from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.losses import Reduction, reduced
+from mlvm.eager.functions.shapes import broadcast_to, expand_dims, pad, part, reshape, stack
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+@public
+@in_f32
+def ctc(
+    log_predictions: Tensor,
+    labels: Tensor,
+    lengths: Tensor,
+    label_lengths: Tensor,
+    /,
+    *,
+    blank: int = 0,
+    reduction: Reduction = "none",
+) -> Tensor:
+    """-log of the probability that a sequence says its labels: the sum over all ways to write these
+    along its steps, where a label may be repeated, and `blank` stands between any two, and must
+    between two that are equal. By the forward algorithm in logarithms (Graves et al., ICML 2006,
+    section 4.1), as a scan along time.
+
+    Of the steps and labels of each sequence, the first `lengths` and `label_lengths` count. The
+    loss is inf where there are too few steps; where(isinf(loss), 0, loss) leaves those out. A mean
+    is one of losses; PyTorch's divides each by the number of its labels before.
+
+    log_predictions: f[time, batch, K], as `log_softmax` gives them; labels: i[batch, S]; lengths
+    and label_lengths: i[batch] -> f[batch], or f[] with "mean" or "sum". Raises `ShapeError` for
+    other shapes, `PositionRefused` for a label that is none of the K classes, and more labels
+    than there are, `DTypeError` for predictions of no floats, and others of no integers,
+    `AttributeRefused` for a blank that is none of the classes, and another reduction.
+
+        >>> even = ml.log(ml.full((3, 1, 2), 0.5))
+        >>> ml.exp(-ml.ctc(even, [[1]], [3], [1]))
+        Tensor([0.75], f32[1])
+    """
+    require("float", type_of(log_predictions))
+    require("integer", type_of(labels), type_of(lengths), type_of(label_lengths))
+    number = integer(blank, "blank")
+    batch = labels.shape[:1]
+    if (
+        (log_predictions.ndim, labels.ndim) != (3, 2)
+        or log_predictions.shape[1:2] != batch
+        or not (batch == lengths.shape == label_lengths.shape)
+    ):
+        raise ShapeError("takes [time, batch, classes], labels [batch, S], and two lengths [batch]")
+    time, n, classes = log_predictions.shape
+    if not 0 <= number < classes:
+        raise AttributeRefused(f"blank is one of the {classes} classes, not {number}")
+    size, count = labels.shape[1], 2 * labels.shape[1] + 1
+    counts = expand_dims(label_lengths, axis=1)
+    counts = where(op.less(counts, 0), size + 1, counts)  # which is refused, as too many are
+    labels = where(op.less(arange(size, dtype=labels.dtype), counts), labels, number)
+    labels = where(op.less(labels, 0), classes, labels)  # likewise; -1 is not the last class
+    states = reshape(stack([full_like(labels, number), labels], axis=-1), (n, count - 1))
+    states = pad(states, ((0, 0), (0, 1)), number)
+    before = part(pad(states, ((0, 0), (2, 0)), number), 1, range(count))
+    skips = op.logical_and(op.not_equal(states, number), op.not_equal(states, before))
+    wanted = broadcast_to(states, (time, n, count))
+    emitted = take_along_axis(log_predictions, wanted, axis=-1)
+    steps = arange(time, dtype=lengths.dtype)
+    counted = expand_dims(op.less(expand_dims(steps, axis=1), lengths), axis=2)
+
+    def turn(ways: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, None]:
+        """The log probabilities of all ways to each state, a step later."""
+        emission, counts = row
+        padded = pad(ways, ((0, 0), (2, 0)), -math.inf)
+        previous, skipped = (part(padded, 1, range(i, i + count)) for i in (1, 0))
+        skipped = where(skips, skipped, -math.inf)
+        after = op.logaddexp(op.logaddexp(ways, previous), skipped) + emission
+        return where(counts, after, ways), None
+
+    first = broadcast_to(op.equal(arange(count), 0), (n, count))
+    begin = op.astype(where(first, 0.0, -math.inf), dtype=emitted.dtype)
+    ways, _ = scan(turn, begin, (emitted, counted))
+    last = 2 * counts
+    ends = take_along_axis(ways, last, axis=1)
+    with_label = take_along_axis(ways, op.maximum(last - 1, 0), axis=1)
+    with_label = where(op.greater(counts, 0), with_label, -math.inf)
+    return reduced(-reshape(op.logaddexp(ends, with_label), (n,)), reduction)

@@ -1,0 +1,350 @@
+"""First values of parameters: what layers take as `kernel_init=`, `bias_init=`, `embedding_init=`.
+
+An initialiser is a function of a shape, `init(shape, key=..., dtype=...)`, such as
+`ml.random.normal` or those here. Called without a shape, these give an initialiser with such
+options: `kernel_init=ml.nn.init.normal(std=0.02)`. The same key gives the same values.
+
+A kernel is [*window, channels in, channels out]: its fan in is the product of the window and the
+channels in, its fan out that of the window and the channels out. Names are those that JAX and
+PyTorch share; all draw from a whole normal distribution, as in PyTorch, but for `truncated_normal`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, Literal, TypeAlias
+
+from mlvm.core.errors import AttributeRefused, brief
+from mlvm.core.rules import is_real
+from mlvm.core.types import f32
+from mlvm.eager.functions import creation, elements, linalg, random, shapes
+from mlvm.eager.functions.arguments import Ints, integers
+from mlvm.eager.nn.parameters import require_float
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor import wrapper
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import names_of, public
+
+Fan: TypeAlias = Literal["fan_in", "fan_out"]
+
+
+def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
+    """The function, which without a shape gives an initialiser with the options it is given."""
+    fn = public(fn)
+    place = [*signature(fn).parameters].index("shape")
+
+    @wraps(fn)
+    def function(*args: Any, **options: Any) -> Any:
+        if len(args) > place or "shape" in options:
+            return fn(*args, **options)
+        try:
+            signature(fn).bind_partial(*args, **options)
+        except TypeError as error:
+            text = wrapper.hint(fn.__name__, args, options, signature(fn).parameters)
+            raise TypeError(text or f"{fn.__name__}(): {error}") from None
+        return partial(fn, *args, **options)
+
+    return function
+
+
+@_initialiser
+def zeros(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Zeros; nothing is drawn.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
+    floats.
+
+        >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.zeros).kernel
+        Tensor([[0., 0., 0.],
+                [0., 0., 0.]], f32[2,3])
+    """
+    return creation.zeros(shape, dtype=require_float("zeros", dtype))
+
+
+@_initialiser
+def ones(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Ones; nothing is drawn.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
+    floats.
+
+        >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.ones).bias
+        Tensor([1., 1., 1.], f32[3])
+    """
+    return creation.ones(shape, dtype=require_float("ones", dtype))
+
+
+@_initialiser
+def constant(
+    value: float, shape: Ints, *, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """The value everywhere; nothing is drawn.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length, `DTypeError` for a dtype of no
+    floats, `AttributeRefused` for a value that is no number.
+
+        >>> ml.nn.Linear(2, 3, bias_init=ml.nn.init.constant(0.5)).bias
+        Tensor([0.5, 0.5, 0.5], f32[3])
+    """
+    return creation.full(shape, _number(value, "value"), dtype=require_float("constant", dtype))
+
+
+@_initialiser
+def normal(
+    shape: Ints,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Normal values of that mean and standard deviation.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for a mean or std that is no number.
+
+        >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.normal(std=0.02)).kernel.type
+        f32[2,3]
+    """
+    drawn = random.normal(shape, key=key, dtype=require_float("normal", dtype))
+    return _moved(drawn, mean, std)
+
+
+@_initialiser
+def uniform(
+    shape: Ints,
+    *,
+    low: float = 0.0,
+    high: float = 1.0,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Evenly distributed values, low <= x < high.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` unless low < high.
+
+        >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.uniform(low=-0.1, high=0.1)).kernel.type
+        f32[2,3]
+    """
+    kind = require_float("uniform", dtype)
+    return random.uniform(shape, low=low, high=high, key=key, dtype=kind)
+
+
+@_initialiser
+def truncated_normal(
+    shape: Ints,
+    *,
+    mean: float = 0.0,
+    std: float = 1.0,
+    lower: float = -2.0,
+    upper: float = 2.0,
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """mean + std x for standard normal x under the condition lower <= x <= upper, as in JAX;
+    PyTorch's bounds are those of the result.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` unless lower < upper, and for a mean
+    or std that is no number.
+
+        >>> narrow = ml.nn.init.truncated_normal(std=0.02)
+        >>> ml.max(ml.abs(ml.nn.Embedding(5, 3, embedding_init=narrow).embedding)) <= 0.04
+        Tensor(True, bool[])
+    """
+    kind = require_float("truncated_normal", dtype)
+    return _moved(random.truncated_normal(lower, upper, shape, key=key, dtype=kind), mean, std)
+
+
+@_initialiser
+def lecun_normal(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Normal values of variance 1 / fan in (LeCun et al., Efficient BackProp, 1998), with which
+    layers begin unless told otherwise.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two.
+
+        >>> ml.nn.init.lecun_normal((2, 3)).type
+        f32[2,3]
+    """
+    return _of_variance("lecun_normal", shape, 1 / _fans(shape)[0], key, dtype)
+
+
+@_initialiser
+def lecun_uniform(shape: Ints, *, key: Tensor | None = None, dtype: object = f32) -> Tensor:
+    """Evenly distributed values around 0 of variance 1 / fan in, as `lecun_normal`.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two.
+
+        >>> ml.nn.init.lecun_uniform((2, 3)).type
+        f32[2,3]
+    """
+    return _of_variance("lecun_uniform", shape, 1 / _fans(shape)[0], key, dtype)
+
+
+@_initialiser
+def xavier_normal(
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Normal values of variance 2 gain^2 / (fan in + fan out) (Glorot and Bengio, AISTATS 2010);
+    JAX's glorot_normal.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
+    that is no number.
+
+        >>> ml.nn.init.xavier_normal((2, 3)).type
+        f32[2,3]
+    """
+    variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
+    return _of_variance("xavier_normal", shape, variance, key, dtype)
+
+
+@_initialiser
+def xavier_uniform(
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """Evenly distributed values around 0 of the variance of `xavier_normal`; JAX's glorot_uniform.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
+    that is no number.
+
+        >>> ml.nn.init.xavier_uniform((2, 3)).type
+        f32[2,3]
+    """
+    variance = 2 * _number(gain, "gain") ** 2 / sum(_fans(shape))
+    return _of_variance("xavier_uniform", shape, variance, key, dtype)
+
+
+@_initialiser
+def kaiming_normal(
+    shape: Ints,
+    *,
+    negative_slope: float = 0.0,
+    mode: Fan = "fan_in",
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Normal values of variance 2 / ((1 + negative_slope^2) fan), for what a `relu` is behind, or a
+    `leaky_relu` of that slope (He et al., arXiv 1502.01852); JAX's he_normal.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, a slope that
+    is no number, and another mode.
+
+        >>> ml.nn.Conv2d(3, 8, 3, kernel_init=ml.nn.init.kaiming_normal).kernel.type
+        f32[3,3,3,8]
+    """
+    variance = _kaiming(shape, negative_slope, mode)
+    return _of_variance("kaiming_normal", shape, variance, key, dtype)
+
+
+@_initialiser
+def kaiming_uniform(
+    shape: Ints,
+    *,
+    negative_slope: float = 0.0,
+    mode: Fan = "fan_in",
+    key: Tensor | None = None,
+    dtype: object = f32,
+) -> Tensor:
+    """Evenly distributed values around 0 of the variance of `kaiming_normal`; JAX's he_uniform.
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, a slope that
+    is no number, and another mode.
+
+        >>> ml.nn.Linear(2, 3, kernel_init=ml.nn.init.kaiming_uniform(mode="fan_out")).kernel.type
+        f32[2,3]
+    """
+    variance = _kaiming(shape, negative_slope, mode)
+    return _of_variance("kaiming_uniform", shape, variance, key, dtype)
+
+
+@_initialiser
+def orthogonal(
+    shape: Ints, *, gain: float = 1.0, key: Tensor | None = None, dtype: object = f32
+) -> Tensor:
+    """`gain` times a matrix of [window and channels in, channels out] whose columns, or rows if
+    these are fewer, are orthogonal and of length 1, evenly distributed among all such (Saxe et al.,
+    arXiv 1312.6120).
+
+    The result: f[*shape]. Raises `ShapeError` for a negative length and for what is no key,
+    `DTypeError` for a dtype of no floats, `AttributeRefused` for fewer axes than two, and a gain
+    that is no number.
+
+        >>> q = ml.nn.init.orthogonal((3, 2))
+        >>> ml.all(ml.abs(q.T @ q - ml.eye(2)) < 1e-5)
+        Tensor(True, bool[])
+    """
+    kind, lengths = require_float("orthogonal", dtype), _kernel(shape)
+    rows, columns = math.prod(lengths[:-1]), lengths[-1]
+    drawn = random.normal(
+        (max(rows, columns), min(rows, columns)), key=key, dtype=f32 if kind.is_half else kind
+    )
+    q, r = linalg.qr(drawn)
+    q = elements.where(op.less(linalg.diagonal(r), 0.0), -q, q)  # as if r had a positive diagonal
+    q = q if rows >= columns else shapes.permute_dims(q, (1, 0))
+    q = op.astype(q * _number(gain, "gain"), dtype=kind)
+    return shapes.reshape(q, lengths)
+
+
+def _kaiming(shape: Ints, negative_slope: float, mode: str) -> float:
+    if mode not in ("fan_in", "fan_out"):
+        raise AttributeRefused(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
+    fan = _fans(shape)[mode == "fan_out"]
+    return 2 / ((1 + _number(negative_slope, "negative_slope") ** 2) * fan)
+
+
+def _kernel(shape: Ints) -> tuple[int, ...]:
+    """The shape. Raises `AttributeRefused` unless it is that of a kernel."""
+    lengths = integers(shape, "shape")
+    if len(lengths) < 2:
+        raise AttributeRefused(
+            f"a kernel has two axes or more, [*window, channels in, channels out], not {shape}"
+        )
+    return lengths
+
+
+def _fans(shape: Ints) -> tuple[int, int]:
+    """Fan in and fan out; 1 for those of nothing."""
+    *window, inputs, outputs = _kernel(shape)
+    places = math.prod(window)
+    return max(places * inputs, 1), max(places * outputs, 1)
+
+
+def _of_variance(
+    name: str, shape: Ints, variance: float, key: Tensor | None, dtype: object
+) -> Tensor:
+    """Values of that variance, normal or even, as the name ends."""
+    kind = require_float(name, dtype)
+    if name.endswith("normal"):
+        return _moved(random.normal(shape, key=key, dtype=kind), 0.0, math.sqrt(variance))
+    bound = math.sqrt(3 * variance)
+    if not bound:
+        return creation.zeros(shape, dtype=kind)
+    return random.uniform(shape, low=-bound, high=bound, key=key, dtype=kind)
+
+
+def _moved(x: Tensor, mean: float, std: float) -> Tensor:
+    """mean + std x, in the memory of x."""
+    if _number(std, "std") != 1.0:
+        x *= float(std)
+    if _number(mean, "mean"):
+        x += float(mean)
+    return x
+
+
+def _number(value: Any, name: str) -> float:
+    if not is_real(value):
+        raise AttributeRefused(f"{name} is a number, not {brief(value)}")
+    return float(value)
+
+
+__all__ = names_of(globals())

@@ -1,0 +1,114 @@
+"""Layers that have no parameters and change the shape, or nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.eager.functions import images
+from mlvm.eager.functions.arguments import Ints, integer
+from mlvm.eager.functions.images import Mode
+from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.parameters import sizes
+from mlvm.eager.tensor.tensor import Tensor
+
+
+class Upsample(Module):
+    """x of another `size`, or `scale` times as large: f[N, ..., C] -> f[N, *size, C]; see
+    `interpolate`, also for the modes.
+
+    Raises `ShapeError` for fewer axes than three, and for no places, `AttributeRefused` unless one
+    of size and scale is given, for one that makes no sense, and for another mode, `DTypeError` for
+    other than floats.
+
+        >>> ml.nn.Upsample(scale=2, mode="bilinear")(ml.ones((1, 4, 4, 3))).type
+        f32[1,8,8,3]
+    """
+
+    def __init__(
+        self,
+        size: Ints | None = None,
+        *,
+        scale: float | Sequence[float] | None = None,
+        mode: Mode = "nearest",
+        align_corners: bool = False,
+    ) -> None:
+        if (size is None) == (scale is None):
+            raise AttributeRefused("Upsample: give either a size or a scale")
+        self.size, self.scale = size, scale
+        self.mode, self.align_corners = mode, align_corners
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return images.interpolate(
+            x, self.size, scale=self.scale, mode=self.mode, align_corners=self.align_corners
+        )
+
+
+class PixelShuffle(Module):
+    """Channels become places: [N, H, W, C r^2] -> [N, H r, W r, C] for a factor r; see
+    `pixel_shuffle`.
+
+    Raises `ShapeError` for other axes, and for channels that r^2 does not divide,
+    `AttributeRefused` for a factor below 1.
+
+        >>> ml.nn.PixelShuffle(2)(ml.ones((1, 4, 4, 12))).type
+        f32[1,8,8,3]
+    """
+
+    def __init__(self, factor: int) -> None:
+        [self.factor] = sizes(type(self).__name__, factor=factor)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return images.pixel_shuffle(x, self.factor)
+
+
+class PixelUnshuffle(PixelShuffle):
+    """Places become channels: [N, H r, W r, C] -> [N, H, W, C r^2] for a factor r; see
+    `pixel_unshuffle`.
+
+    Raises `ShapeError` for other axes, and for a height or width that r does not divide,
+    `AttributeRefused` for a factor below 1.
+
+        >>> ml.nn.PixelUnshuffle(2)(ml.ones((1, 8, 8, 3))).type
+        f32[1,4,4,12]
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return images.pixel_unshuffle(x, self.factor)
+
+
+class Flatten(Module):
+    """The axes from `start` on as one, in row-major order: [N, ...] -> [N, n]. As channels are
+    last, they are so in the result; PyTorch's have the places of a channel together.
+
+    Raises `ShapeError` for fewer axes than `start`, `AttributeRefused` for a start below 0.
+
+        >>> ml.nn.Flatten()(ml.ones((2, 4, 4, 3))).type
+        f32[2,48]
+    """
+
+    def __init__(self, start: int = 1) -> None:
+        self.start = integer(start, "Flatten: start")
+        if self.start < 0:
+            raise AttributeRefused(f"Flatten: start is an int >= 0, not {self.start}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.ndim < self.start:
+            raise ShapeError(f"Flatten: x must have {self.start} axes or more, given {x.type}")
+        kept = x.shape[: self.start]
+        return reshape(x, (*kept, math.prod(x.shape[self.start :])))
+
+
+class Identity(Module):
+    """x itself: what stands where a layer is not wanted.
+
+    x: [...], any dtype -> the same.
+
+        >>> ml.nn.Identity()(ml.ones(2))
+        Tensor([1., 1.], f32[2])
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x

@@ -1,0 +1,149 @@
+"""A model layer by layer: parameters, bytes, and what each layer makes of given inputs."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.arena.arena import Arena
+from mlvm.core.types import TensorType
+from mlvm.eager.functions import creation, random
+from mlvm.eager.nn.module import Module
+from mlvm.eager.recording.recorder import recording_of
+from mlvm.eager.tensor.constants import prepare_constants
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tree import among_others, flatten, named_nodes, named_tensors, replace, unflatten
+from mlvm.machines.dry import DryVM
+from mlvm.show import html
+from mlvm.show.report import table
+
+_HEAD: Final = "parameters", "bytes", "output bytes", "output", "layer"
+
+
+Outputs: TypeAlias = dict[str, list[tuple[TensorType, ...]]]
+"""By the path of a layer: the types that each of its calls returned."""
+
+
+class Row(NamedTuple):
+    """A layer: its path and class, its parameters, the bytes of these and of its buffers, and the
+    types that its calls returned, one after the other."""
+
+    path: str
+    layer: str
+    parameters: int
+    nbytes: int
+    outputs: tuple[tuple[TensorType, ...], ...]
+
+
+class Summary:
+    """A table of the layers of a model; `rows` has it as numbers, and `needed` is the capacity in
+    bytes of an arena in which the call ran, without parameters and inputs."""
+
+    def __init__(self, rows: list[Row], needed: int | None) -> None:
+        self.rows = rows
+        self.needed = needed
+
+    def _cells(self) -> list[tuple[str, ...]]:
+        cells: list[tuple[str, ...]] = []
+        above: list[str] = []
+        for row in self.rows:
+            while above and not row.path.startswith(above[-1]):
+                above.pop()
+            name = row.path.removeprefix(above[-1] if above else "")
+            label = "  " * len(above) + (f"{name}: {row.layer}" if name else row.layer)
+            above.append(f"{row.path}/" if row.path else "")
+            calls = len(row.outputs)
+            types = ", ".join(map(str, row.outputs[-1])) if calls else ""
+            made = f"{sum(x.nbytes for types in row.outputs for x in types):,}" if calls else ""
+            output = f"{types} in {calls} calls" if calls > 1 else types
+            cells.append((f"{row.parameters:,}", f"{row.nbytes:,}", made, output, label))
+        return cells
+
+    def _shown(self) -> tuple[tuple[str, ...], list[tuple[str, ...]], int]:
+        """The head, the rows, and how many columns are of numbers."""
+        if self.needed is not None:
+            return _HEAD, self._cells(), 3
+        return (*_HEAD[:2], _HEAD[4]), [(*row[:2], row[4]) for row in self._cells()], 2
+
+    def _last(self) -> list[str]:
+        return [] if self.needed is None else [f"a call needs {self.needed:,} bytes besides"]
+
+    def __repr__(self) -> str:
+        head, rows, numbers = self._shown()
+        return "\n".join([*table([head, *rows], right=numbers), *self._last()])
+
+    def _repr_html_(self) -> str:
+        head, rows, numbers = self._shown()
+        return html.table(head, rows, right=numbers) + "".join(map(html.block, self._last()))
+
+
+def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
+    """A table of the layers in order: the parameters of each, the bytes of these and of its
+    buffers, and with `inputs`, what the model is called with, what each layer returns.
+
+    The inputs are tensors, arrays or a `TensorType` each, `[...]`, in lists and dicts or not. No
+    value is computed and no memory taken: the call is recorded, as `ml.measure` does, with a copy
+    of the model. Raises what the call raises, and `CaptureError` where it reads values.
+
+        >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
+        >>> model.summary(ml.TensorType("f32", [5, 3]))
+        parameters  bytes  output bytes  output    layer
+                50    200            40  f32[5,2]  Sequential
+                32    128           160  f32[5,8]    layers_0: Linear
+                18     72            40  f32[5,2]    layers_2: Linear
+        a call needs 448 bytes besides
+    """
+    outputs: Outputs = {}
+    needed = _run(model, inputs, named, outputs) if inputs or named else None
+    rows = [
+        Row(
+            path,
+            type(part).__name__,
+            part.num_parameters(),
+            sum(x.nbytes for x in named_tensors(part, buffers=True).values()),
+            tuple(outputs.get(path, ())),
+        )
+        for path, part in named_nodes(model)
+        if isinstance(part, Module)
+    ]
+    return Summary(rows, needed)
+
+
+def _run(model: Module, inputs: Any, named: Any, outputs: Outputs) -> int:
+    """Record a call of a copy of the model on a machine without bytes, and note what its parts
+    return."""
+    vm = DryVM("summary")
+    with Arena(vm, "given").allocating():
+        leaves, structure = flatten(model, None, ends=among_others, buffers=True)
+        once = {id(x): _dry(x) for _, x in leaves}
+        dry = unflatten(structure, [once[id(x)] for _, x in leaves])
+        args, kwargs = replace(_dry, [inputs, named], (Tensor, TensorType, np.ndarray, np.generic))
+    for path, part in named_nodes(dry):
+        part.__class__ = _noting(type(part), outputs.setdefault(path, []))
+    prepare_constants(vm)
+    random.prepare(vm)
+    with recording_of(vm) as record:
+        dry(*args, **kwargs)
+    return record.needed
+
+
+def _dry(x: Any) -> Tensor:
+    type = x if isinstance(x, TensorType) else x.type if isinstance(x, Tensor) else TensorType.of(x)
+    return creation.empty(type.shape, dtype=type.dtype)
+
+
+def _noting(kind: Any, outputs: list[tuple[TensorType, ...]]) -> Any:
+    """The class of a copy, which notes what its calls return."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = kind.__call__(self, *args, **kwargs)
+        found, _ = flatten(result, None, ends=among_others)
+        outputs.append(tuple([x.type for _, x in found]))
+        return result
+
+    home = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**home, "__call__": call})
+
+
+Module.summary = summary

@@ -1,0 +1,166 @@
+"""The layers of transformers (Vaswani et al., Attention is All you Need, arXiv 1706.03762)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mlvm.core.types import f32
+from mlvm.eager.functions import random, shapes
+from mlvm.eager.nn.attention import Cache, MultiHeadAttention
+from mlvm.eager.nn.dropout import Dropout
+from mlvm.eager.nn.linear import Linear
+from mlvm.eager.nn.module import Module
+from mlvm.eager.nn.norm import LayerNorm
+from mlvm.eager.nn.parameters import Init, sizes
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+
+
+class _TransformerLayer(Module):
+    """What encoders and decoders have in common. To what a part makes of x, x is added; then the
+    sum is normalised, or before it x, with `pre_norm`."""
+
+    _parts: int
+
+    attention: MultiHeadAttention
+    hidden: Linear
+    out: Linear
+    norm: list[LayerNorm]  # one for each part
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        hidden_dim: int | None = None,
+        *,
+        num_kv_heads: int | None = None,
+        memory_dim: int | None = None,
+        pre_norm: bool = False,
+        activation: Callable[[Tensor], Tensor] = op.relu,
+        dropout: float = 0.0,
+        rotary_base: float | None = None,
+        eps: float = 1e-6,
+        bias: bool = True,
+        kernel_init: Init | None = None,
+        bias_init: Init | None = None,
+        key: Tensor | None = None,
+        dtype: object = f32,
+    ) -> None:
+        name = type(self).__name__
+        [width] = sizes(name, embed_dim=embed_dim)
+        [inner] = sizes(name, hidden_dim=4 * width if hidden_dim is None else hidden_dim)
+        keys = shapes.unstack(random.split(random.next_key() if key is None else key, 4))
+        common: dict[str, Any] = {"bias": bias, "dtype": dtype}
+        common |= {"kernel_init": kernel_init, "bias_init": bias_init}
+        heads = {**common, "num_kv_heads": num_kv_heads, "dropout": dropout}
+        self.attention = MultiHeadAttention(
+            width, num_heads, rotary_base=rotary_base, key=keys[0], **heads
+        )
+        if self._parts == 3:
+            self.memory_attention = MultiHeadAttention(
+                width, num_heads, memory_dim=memory_dim, key=keys[1], **heads
+            )
+        self.hidden = Linear(width, inner, key=keys[2], **common)
+        self.out = Linear(inner, width, key=keys[3], **common)
+        self.norm = [LayerNorm(width, eps=eps, dtype=dtype) for _ in range(self._parts)]
+        self.dropout = Dropout(dropout)
+        self.activation, self.pre_norm = activation, bool(pre_norm)
+
+    def init_cache(self, batch: int, max_length: int) -> Cache:
+        """A cache for sequences of at most `max_length`, with nothing in it."""
+        return self.attention.init_cache(batch, max_length)
+
+    def _given(self, part: int, x: Tensor) -> Tensor:
+        """What a part is given."""
+        return self.norm[part](x) if self.pre_norm else x
+
+    def _added(self, part: int, x: Tensor, made: Tensor) -> Tensor:
+        """x and what a part made of it."""
+        y = x + self.dropout(made)
+        return y if self.pre_norm else self.norm[part](y)
+
+    def _perceived(self, part: int, x: Tensor) -> Tensor:
+        """x after the last part, a perceptron."""
+        inner = self.activation(self.hidden(self._given(part, x)))
+        return self._added(part, x, self.out(self.dropout(inner)))
+
+    def _attended(self, x: Tensor, cache: Cache | None, **options: Any) -> tuple[Tensor, Any]:
+        """x after the first part, self-attention, and the new cache."""
+        y = self.attention(self._given(0, x), cache=cache, **options)
+        y, cache = (y, None) if cache is None else y
+        return self._added(0, x, y), cache
+
+
+class TransformerEncoderLayer(_TransformerLayer):
+    """Self-attention, then a perceptron with one hidden layer of `hidden_dim`, 4 embed_dim unless
+    given; what each makes is added to its x, and the sum normalised: norm(x + attention(x))
+    (Vaswani et al., arXiv 1706.03762, section 3.1). With `pre_norm`, x + attention(norm(x)) (Xiong
+    et al., arXiv 2002.04745); a model then has a norm behind its last layer.
+
+    `dropout` is the rate for weights of the softmax, the hidden layer and what is added, while
+    `training`. `num_kv_heads` and `rotary_base` are those of `MultiHeadAttention`. Called as
+    `layer(x, mask=None, is_causal=False)`, or with `cache=` and `position=`, for (y, cache), as
+    that is, with a cache of `layer.init_cache(batch, max_length)`.
+
+    f[batch, time, embed_dim] -> the same. Raises `ShapeError` for other features or axes,
+    `DTypeError` for complex numbers, `AttributeRefused` for a size below 1, and unless the heads
+    divide `embed_dim`.
+
+        >>> ml.nn.TransformerEncoderLayer(16, 4)(ml.ones((2, 5, 16))).type
+        f32[2,5,16]
+    """
+
+    _parts = 2
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        cache: Cache | None = None,
+        position: Tensor | int | None = None,
+    ) -> Any:
+        x, cache = self._attended(x, cache, mask=mask, is_causal=is_causal, position=position)
+        y = self._perceived(1, x)
+        return y if cache is None else (y, cache)
+
+
+class TransformerDecoderLayer(_TransformerLayer):
+    """Self-attention to what came before, attention to a memory, as of an encoder, a perceptron;
+    otherwise as `TransformerEncoderLayer` (Vaswani et al., arXiv 1706.03762, section 3.1). The
+    memory has `memory_dim` features, embed_dim unless given.
+
+    Called as `layer(x, memory, mask=None, memory_mask=None, is_causal=True)`, or with `cache=` and
+    `position=`, for (y, cache). A position sees no later one unless `is_causal` is False, which it
+    is in PyTorch.
+
+    f[batch, time, embed_dim] and f[batch, length, memory_dim] -> f[batch, time, embed_dim]. Raises
+    `ShapeError` for other features or axes, `DTypeError` for complex numbers, `AttributeRefused`
+    for a size below 1, and unless the heads divide `embed_dim`.
+
+        >>> layer = ml.nn.TransformerDecoderLayer(16, 4)
+        >>> layer(ml.ones((2, 5, 16)), ml.ones((2, 7, 16))).type
+        f32[2,5,16]
+    """
+
+    _parts = 3
+
+    memory_attention: MultiHeadAttention
+
+    def __call__(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        *,
+        mask: Tensor | None = None,
+        memory_mask: Tensor | None = None,
+        is_causal: bool = True,
+        cache: Cache | None = None,
+        position: Tensor | int | None = None,
+    ) -> Any:
+        x, cache = self._attended(x, cache, mask=mask, is_causal=is_causal, position=position)
+        seen = self.memory_attention(self._given(1, x), memory, mask=memory_mask)
+        y = self._perceived(2, self._added(1, x, seen))
+        return y if cache is None else (y, cache)

@@ -1,0 +1,211 @@
+"""What stands beside an optimizer: averages of weights, and gradients of several batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from mlvm.core.errors import AttributeRefused, GradientError
+from mlvm.core.types import TensorType, f32
+from mlvm.eager.control.branches import cond
+from mlvm.eager.functions import creation, elements
+from mlvm.eager.functions.halves import rounded, widened
+from mlvm.eager.optim.gradients import is_in_parts
+from mlvm.eager.optim.optimizer import Optimizer, zeros_beside
+from mlvm.eager.optim.ranges import Count, checked, number_in
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import COPY
+from mlvm.eager.tensor.context import current_tape
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tree import (
+    Tree,
+    flatten,
+    load,
+    named_leaves,
+    named_tensors,
+    require_types,
+    unflatten,
+)
+
+
+class EMA:
+    """Exponential moving averages of the parameters of a model, or of another tree: with each
+    update average = decay * average + (1 - decay) * parameter (Polyak and Juditsky, 1992). They
+    begin as the parameters are.
+
+        average = ml.optim.EMA(model, 0.999)
+        optimizer.update(grads)                 # in a step, captured or not
+        average.update()
+        with average.swapped():                 # the model has the averages
+            evaluate(model)
+
+    With `warmup` the decay is min(decay, (1 + t) / (10 + t)) after t updates, as TensorFlow has it,
+    so that the first weights are soon forgotten. Averages of halves are f32. Buffers are the
+    model's own. `count`, f32[], is the number of updates; it lies beside the first parameter.
+
+    Raises `AttributeRefused` unless 0 <= decay < 1, and for a model whose weights members of a
+    group keep in parts.
+
+        >>> w = ml.zeros(2)
+        >>> average = ml.optim.EMA({"w": w}, 0.75)
+        >>> w += 4.0
+        >>> average.update()
+        >>> with average.swapped(): w
+        Tensor([1., 1.], f32[2])
+        >>> w
+        Tensor([4., 4.], f32[2])
+    """
+
+    def __init__(self, params: Tree, decay: float = 0.999, *, warmup: bool = False) -> None:
+        self.decay = number_in("EMA", "decay", decay, 0, 1)
+        self.warmup = warmup
+        self._tree = params
+        self._is_swapped = False
+        found = self._params()
+        if not found:
+            raise AttributeRefused("EMA: there are no parameters to average")
+        if is_in_parts(params):
+            raise AttributeRefused(
+                "EMA: the weights are kept in parts; average them with shard='optimizer'"
+            )
+        self._types = {path: x.type for path, x in found.items()}
+        self._averages = {path: zeros_beside(x, _wide(x.type)) for path, x in found.items()}
+        self.count = zeros_beside(next(iter(found.values())), TensorType(f32))
+        for path, average in self._averages.items():
+            apply_into(average, COPY, widened(found[path]))
+
+    def update(self) -> None:
+        """Take the parameters as they are now into the averages. Raises as `Optimizer.update` does
+        for parameters of other paths or types, `AttributeRefused` inside `swapped()`, and
+        `GradientError` inside a differentiated function."""
+        params = self._checked("update")
+        part: float | Tensor = 1 - self.decay
+        if self.warmup:
+            part = op.maximum(9 / (self.count + 10), part)
+        for path, average in self._averages.items():
+            here = elements.astype(part, average.dtype) if isinstance(part, Tensor) else part
+            average += here * (widened(params[path]) - average)
+        self.count += 1
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Inside the block the parameters have the averages, in place; then their own values again.
+        Raises as `update` does."""
+        params = self._checked("swapped")
+        own = {path: zeros_beside(x, x.type) for path, x in params.items()}
+        for path, x in params.items():
+            apply_into(own[path], COPY, x)
+        self._is_swapped = True
+        try:
+            for path, x in params.items():
+                apply_into(x, COPY, rounded(op.copy(self._averages[path]), x.dtype))
+            yield
+        finally:
+            self._is_swapped = False
+            for path, x in params.items():
+                apply_into(x, COPY, own[path])
+
+    def state(self) -> dict[str, Tensor]:
+        """The averages by path, as `average/Dense_0/kernel`, and `count`."""
+        return dict(named_leaves({"count": self.count, "average": self._averages}))
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the paths of `state`. Raises as
+        `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
+
+    def _params(self) -> dict[str, Tensor]:
+        return {path: x for path, x in named_tensors(self._tree).items() if x.dtype.is_float}
+
+    def _checked(self, where: str) -> dict[str, Tensor]:
+        params = self._params()
+        require_types(self._types, {path: x.type for path, x in params.items()}, "parameter")
+        if self._is_swapped:
+            raise AttributeRefused(f"EMA.{where}: inside swapped() the parameters are the averages")
+        if current_tape.get() is not None:
+            raise GradientError(f"EMA.{where}: call it outside of the differentiated function")
+        return params
+
+    def __repr__(self) -> str:
+        return f"<EMA of {len(self._averages)} tensors: decay={self.decay}>"
+
+
+def _wide(type: TensorType) -> TensorType:
+    return type.with_dtype(f32) if type.dtype.is_half else type
+
+
+class MultiSteps:
+    """An optimizer that updates with the mean gradient of every `every` batches, as optax's of that
+    name: where a batch is too large for the memory, its parts come one after the other.
+
+        optimizer = ml.optim.MultiSteps(ml.optim.AdamW(model, 1e-3), 4)
+        for x, y in batches:                    # of a quarter of the size
+            loss, grads = ml.value_and_grad(loss_of)(model, x, y)
+            optimizer.update(grads)
+
+    The sums of gradients lie beside the parameters. `count`, f32[], is the number of gradients in
+    them. A step with it may be captured: the program decides when to update.
+
+    Raises `AttributeRefused` unless `every` is an int from 1 to 2**24.
+
+        >>> w = ml.zeros(2)
+        >>> optimizer = ml.optim.MultiSteps(ml.optim.SGD({"w": w}, 1.0), 2)
+        >>> optimizer.update({"w": ml.ones(2)}), optimizer.update({"w": 2 * ml.ones(2)})
+        (Tensor(False, bool[]), Tensor(True, bool[]))
+        >>> w
+        Tensor([-1.5, -1.5], f32[2])
+    """
+
+    def __init__(self, optimizer: Optimizer, every: int) -> None:
+        if not isinstance(optimizer, Optimizer):
+            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {optimizer!r}")
+        self.optimizer = optimizer
+        self.every = checked("MultiSteps", "every", every, Count)
+        params, held = optimizer._params, optimizer._held
+        self._sums = {path: zeros_beside(x, held.state_type(x.type)) for path, x in params.items()}
+        self.count = zeros_beside(optimizer.count, optimizer.count.type)
+
+    def update(self, grads: Tree) -> Tensor:
+        """Add gradients to the sums; with the last of `every` ones update the parameters. Whether
+        they were updated: bool[]. Raises what `Optimizer.update` does."""
+        sums = self._sums_of(grads)
+        for total, g in {id(total): (total, g) for total, g in sums}.values():
+            total += g * (1.0 / self.every)
+        self.count += 1
+        is_full: Tensor = self.count >= self.every
+        means = unflatten(flatten(grads)[1], [total for total, _ in sums])
+
+        def improve() -> None:
+            self.optimizer.update(means)
+            for total in (*self._sums.values(), self.count):
+                apply_into(total, COPY, creation.zeros_like(total))
+
+        cond(is_full, improve, lambda: None)
+        return is_full
+
+    def _sums_of(self, grads: Tree) -> list[tuple[Tensor, Tensor]]:
+        """For each gradient the sum that it is added to, and itself; those of a shared parameter
+        twice."""
+        given = named_leaves(grads)
+        leaves = self.optimizer._leaves
+        first = {id(x): path for path, x in self.optimizer._params.items()}
+        types = {path: self._sums[first[id(x)]].type for path, x in leaves.items()}
+        require_types(types, {path: g.type for path, g in given}, "gradient")
+        if current_tape.get() is not None:
+            raise GradientError("MultiSteps: call update outside of the differentiated function")
+        return [(self._sums[first[id(leaves[path])]], g) for path, g in given]
+
+    def state(self) -> dict[str, Tensor]:
+        """The sums by path, as `gradients/Dense_0/kernel`, and `count`. The optimizer has a state
+        of its own."""
+        return dict(named_leaves({"count": self.count, "gradients": self._sums}))
+
+    def load_state(self, arrays: Mapping[str, Any]) -> None:
+        """Write arrays over the state, in place, by the paths of `state`. Raises as
+        `Optimizer.load_state` does."""
+        load(self.state(), arrays, "state")
+
+    def __repr__(self) -> str:
+        return f"<MultiSteps: {self.every} of {self.optimizer!r}>"

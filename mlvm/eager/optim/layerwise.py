@@ -1,0 +1,288 @@
+"""Rules about a whole parameter, or about all of them: its norm, its rows, its singular values.
+
+They are as those in `rules`. Members of a group that keep pieces of parameters cannot follow them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from typing import Any, ClassVar, Final
+
+from mlvm.core.types import TensorType
+from mlvm.eager.functions import creation, elements, linalg, shapes
+from mlvm.eager.optim.optimizer import Optimizer, Tensors, Update
+from mlvm.eager.optim.ranges import AtLeastOne, Count, Fraction, Positive
+from mlvm.eager.optim.rules import Adam, AdamW, multiply_add_into, scalars_like, sum_of_weights
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import COPY
+from mlvm.eager.tensor.dtypes import result_type
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.update import apply_into
+
+
+class Lamb(Adam):
+    """Adam whose step is as long as the parameter (You et al., arXiv 1904.00962, algorithm 2, with
+    the identity as its function phi): p -= rate * |p| / |u| * u, where
+
+    u = m / (sqrt(v) + eps) + weight_decay p
+
+    Where |p| or |u| is 0, p -= rate * u. The norms are those of the whole parameter.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones(2)
+        >>> optimizer = ml.optim.Lamb({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones(2)})
+        >>> w
+        Tensor([0.5, 0.5], f32[2])
+    """
+
+    eps: Positive = 1e-6
+    weight_decay: Positive = 0.0
+
+    _by_element: ClassVar[bool] = False
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t = elements.astype(self.count, rate.dtype) + 1
+        beta1, beta2 = hyper.betas
+        root = op.sqrt(sum_of_weights(beta2, t))
+        of_sum = root / sum_of_weights(beta1, t)
+        numbers = scalars_like(rate, beta1, beta2, hyper.weight_decay)
+        return -rate, of_sum, hyper.eps * root, *numbers
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        gradient_sum, square_sum = state
+        minus_rate, of_sum, eps, beta1, beta2, weight_decay = scalars
+        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+        square_sum *= beta2
+        multiply_add_into(square_sum, g, g, square_sum)
+        u = of_sum * gradient_sum / (op.sqrt(square_sum) + eps)
+        if hyper.weight_decay:
+            multiply_add_into(u, p, weight_decay, u)
+        of_p, of_u = _norm(p), _norm(u)
+        both = op.logical_and(of_p > 0.0, of_u > 0.0)
+        ratio = elements.where(both, of_p, 1.0) / elements.where(both, of_u, 1.0)
+        multiply_add_into(p, u, minus_rate * ratio, p)
+
+
+class Adafactor(Optimizer):
+    """Adam without momentum, whose mean of g^2 is the product of one for each row and one for each
+    column, so that the state of a matrix f[n, m] is f[n] and f[m] (Shazeer and Stern, arXiv
+    1804.04235, algorithms 4 and 5). With t the number of the update:
+
+    v = (1 - t^-decay_rate) v + t^-decay_rate (g^2 + eps[0])
+    u = g / sqrt(v);  u /= max(1, rms(u) / clipping_threshold)
+    p -= max(eps[1], rms(p)) * min(rate, 1 / sqrt(t)) * u
+
+    The paper's rate is 0.01. The last two axes are rows and columns; a vector's v is whole.
+    `weight_decay` is decoupled: p -= rate * weight_decay * p comes first.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.ones((3, 4))
+        >>> optimizer = ml.optim.Adafactor({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.ones((3, 4))})
+        >>> w[0], {path: x.type for path, x in optimizer.state().items() if path != "count"}
+        (Tensor([0.5, 0.5, 0.5, 0.5], f32[4]), {'row_mean/w': f32[3], 'column_mean/w': f32[4]})
+    """
+
+    decay_rate: Positive = 0.8
+    eps: tuple[Fraction, Fraction] = (1e-30, 1e-3)
+    clipping_threshold: AtLeastOne = 1.0
+    weight_decay: Positive = 0.0
+
+    _by_element: ClassVar[bool] = False
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        if type.ndim < 2:
+            return {"square_mean": type}
+        *others, rows, columns = type.shape
+        return {
+            "row_mean": type.with_shape((*others, rows)),
+            "column_mean": type.with_shape((*others, columns)),
+        }
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        t = elements.astype(self.count, rate.dtype) + 1
+        part = t**-hyper.decay_rate
+        minus_rate = -op.minimum(rate, 1 / op.sqrt(t))
+        kept = 1 - hyper.weight_decay * rate
+        numbers = scalars_like(rate, *hyper.eps, hyper.clipping_threshold)
+        return minus_rate, kept, 1 - part, part, *numbers
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, kept, old, part, eps, least, threshold = scalars
+        length = op.maximum(_rms(p), least)
+        if hyper.weight_decay:
+            p *= kept
+        square = g * g + eps
+        means = (
+            [square] if len(state) == 1 else [op.mean(square, axis=-1), op.mean(square, axis=-2)]
+        )
+        for v, mean in zip(state, means, strict=True):
+            v *= old
+            multiply_add_into(v, part, mean, v)
+        if len(state) == 1:
+            u = g / op.sqrt(state[0])
+        else:
+            rows, columns = state
+            rows = rows / op.mean(rows, axis=-1, keepdims=True)
+            roots = op.sqrt(rows)[..., None] * op.sqrt(columns)[..., None, :]
+            u = g / roots
+        length = length / op.maximum(_rms(u) / threshold, 1.0)
+        multiply_add_into(p, u, minus_rate * length, p)
+
+
+_NEWTON_SCHULZ: Final = 3.4445, -4.7750, 2.0315
+_NEWTON_SCHULZ_STEPS: Final = 5
+_LEAST_NORM: Final = 1e-7
+
+
+class Muon(AdamW):
+    """Momentum whose steps are nearly orthogonal, for matrices; AdamW for all other parameters.
+
+    v = momentum v + g;  d = g + momentum v           with `nesterov`, else d = v
+    p -= rate * (0.2 sqrt(max(n, m)) orthogonal(d) + weight_decay p)
+
+    orthogonal(d) is about U V^T, where d = U S V^T, by five Newton-Schulz steps X = a X + b X X^T X
+    + c X X^T X X^T X (Jordan et al., "Muon: an optimizer for hidden layers in neural networks",
+    2024). The factor for f[n, m] gives steps of AdamW's length, so that one rate and one decay
+    serve both (Liu et al., arXiv 2502.16982; PyTorch's adjust_lr_fn="match_rms_adamw").
+
+    It is for the matrices of hidden layers. An embedding or a head is a matrix as well, and goes to
+    AdamW in a group with `orthogonal` off: `groups=[("head/*", {"orthogonal": False})]`.
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.zeros((2, 2))
+        >>> optimizer = ml.optim.Muon({"w": w}, 0.5)
+        >>> optimizer.update({"w": ml.asarray([[3.0, 0.0], [0.0, -0.5]])})
+        >>> ml.sign(w)
+        Tensor([[-1.,  0.],
+                [ 0.,  1.]], f32[2,2])
+    """
+
+    weight_decay: Positive = 0.1
+    momentum: Fraction = 0.95
+    nesterov: bool = True
+    orthogonal: bool = True
+
+    _by_element: ClassVar[bool] = False
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        if hyper.orthogonal and type.ndim == 2:
+            return {"momentum": type}
+        return super()._state_types(hyper, type)
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return -rate, *scalars_like(rate, hyper.momentum), *super()._scalars(hyper, rate)
+
+    def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
+        minus_rate, momentum, *of_adam = scalars
+        if not hyper.orthogonal or p.ndim != 2:
+            super()._step(hyper, p, g, state, of_adam)
+            return
+        [v] = state
+        multiply_add_into(v, v, momentum, g)
+        d = _orthogonal(op.multiply_add(v, momentum, g) if hyper.nesterov else v)
+        p *= of_adam[-1]
+        multiply_add_into(p, d, minus_rate * (0.2 * max(p.shape) ** 0.5), p)
+
+
+def _orthogonal(x: Tensor) -> Tensor:
+    """A matrix with the singular vectors of x, and singular values between about 0.7 and 1.2."""
+    a, b, c = _NEWTON_SCHULZ
+    rows, columns = x.shape
+    x = x / op.maximum(_norm(x), _LEAST_NORM)
+    x = x.T if rows > columns else x
+    for _ in range(_NEWTON_SCHULZ_STEPS):
+        square = x @ x.T
+        x = op.multiply_add(op.multiply_add(square @ square, c, b * square) @ x, 1.0, a * x)
+    return x.T if rows > columns else x
+
+
+_LEAST_CURVATURE: Final = 1e-10  # as PyTorch has it
+
+
+class LBFGS(Optimizer):
+    """A quasi-Newton method for a loss that is the same in every update: p -= rate * H g, with H
+    the inverse Hessian that the last `history_size` steps tell of, for all parameters of a group
+    together (Nocedal and Wright, "Numerical Optimization", algorithm 7.5; in matrices, as Byrd,
+    Nocedal and Schnabel, 1994, write it).
+
+    The first step is scaled by min(1, 1 / sum |g|), and a step whose curvature is below 1e-10 is
+    not remembered, as in PyTorch. There is no line search, which is PyTorch's default, too. So an
+    update takes gradients, and what PyTorch calls `step(closure)`, with `max_iter` turns, is
+
+        for _ in range(max_iter):
+            loss, grads = loss_and_grads(model)
+            optimizer.update(grads)
+
+    Parameters and gradients: f32 or f64, of any shapes. Raises what `optim.Optimizer` raises.
+
+        >>> w = ml.asarray([3.0, -2.0])
+        >>> optimizer = ml.optim.LBFGS({"w": w}, 1.0)
+        >>> for _ in range(8):
+        ...     optimizer.update({"w": w * ml.asarray([1.0, 10.0])})
+        >>> ml.all(ml.abs(w) < 1e-3)
+        Tensor(True, bool[])
+    """
+
+    history_size: Count = 10
+
+    _by_element: ClassVar[bool] = False
+
+    def _state_types(self, hyper: Any, type: TensorType) -> Mapping[str, TensorType]:
+        history = type.with_shape((hyper.history_size, *type.shape))
+        return {"gradient": type, "step": type, "steps": history, "changes": history}
+
+    def _scalars(self, hyper: Any, rate: Tensor) -> Tensors:
+        return rate, self.count == 0.0
+
+    def _step_all(self, hyper: Any, updates: Sequence[Update]) -> None:
+        wide = result_type(*[p.dtype for p, *_ in updates])
+        gram: Any = None
+        tables = []
+        pairs = [(g - state[0], state[1]) for _, g, state, _ in updates]
+        curvature = reduce(op.add, [elements.astype(op.sum(y * s), wide) for y, s in pairs])
+        is_kept = curvature > _LEAST_CURVATURE
+        for (_, g, state, _), (y, s) in zip(updates, pairs, strict=True):
+            for history, new in zip(state[2:], (s, y), strict=True):
+                later = shapes.concat([history[1:], new[None]])
+                apply_into(history, COPY, op.where(is_kept, later, history))
+            steps, changes = [shapes.reshape(each, (len(each), -1)) for each in state[2:]]
+            tables.append(shapes.concat([steps, changes, shapes.reshape(g, (1, -1))]))
+            part = elements.astype(tables[-1] @ tables[-1].T, wide)
+            gram = part if gram is None else gram + part
+        weights = _direction(gram)
+        total = reduce(op.add, [elements.astype(op.sum(op.abs(g)), wide) for _, g, *_ in updates])
+        for (p, g, state, (rate, is_first)), table in zip(updates, tables, strict=True):
+            shortened = rate / elements.astype(op.maximum(total, 1.0), rate.dtype)
+            d = shapes.reshape(elements.astype(weights, p.dtype) @ table, p.shape)
+            apply_into(state[0], COPY, g)
+            apply_into(state[1], COPY, elements.where(is_first, shortened, rate) * d)
+            p += state[1]
+
+
+def _direction(gram: Tensor) -> Tensor:
+    """-H g in terms of m steps, as many changes, and g, whose products with each other these are:
+    f[2m + 1, 2m + 1]. Steps that are zero were not made yet."""
+    m = len(gram) // 2
+    by_change, curvatures = op.triu(gram[:m, m:-1]), linalg.diagonal(gram[:m, m:-1])
+    identity = creation.eye(m, dtype=gram.dtype)
+    by_change = by_change + op.where(curvatures > 0.0, 0.0, identity)
+    yy = gram[-2, -2]
+    scale = elements.where(yy > 0.0, curvatures[-1], 1.0) / elements.where(yy > 0.0, yy, 1.0)
+    alpha = linalg.solve(by_change, gram[:m, -1])
+    r = scale * (gram[m:-1, -1] - gram[m:-1, m:-1] @ alpha)
+    beside = linalg.solve(by_change.T, curvatures * alpha - r)
+    return shapes.concat([-beside, scale * alpha, -shapes.reshape(scale, 1)])
+
+
+def _norm(x: Tensor) -> Tensor:
+    return op.sqrt(op.sum(op.square(x)))
+
+
+def _rms(x: Tensor) -> Tensor:
+    return op.sqrt(op.mean(op.square(x)))

@@ -1,0 +1,233 @@
+"""Where a nan or an infinity comes from.
+
+A VM of this process gets an instrument, which looks at the results of each function. For a VM
+elsewhere another one here rehearses each launch, from the same values.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.arena.arena import Allocation
+from mlvm.core.errors import NotFinite, UnknownFunction
+from mlvm.core.machine.callee import OUT, Fused, Value, is_tensor
+from mlvm.core.memory import Memory
+from mlvm.core.observe import observed
+from mlvm.core.op import OPS, Attributes
+from mlvm.core.ops.half import shown
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tensor.context import current_arena
+from mlvm.machines.local import LocalVM
+from mlvm.show.calls import calls_in, is_straight
+from mlvm.step.saved import LoadedStep, SavedStep
+
+__all__ = ["nans"]
+
+_watched: Final[dict[VMProtocol, LocalVM | None]] = {}
+"""The VMs inside `nans`, each with the one that rehearses for it, if it is not of this process."""
+
+
+@contextmanager
+def nans(*vms: VMProtocol) -> Iterator[None]:
+    """Inside the block the first launch whose result has a nan or an infinity raises `NotFinite`,
+    with the op, the operands' types, where the first such element is, and the line.
+
+    It is about these VMs, or the current one. What an op copies counts nothing, nor does an
+    infinity that an operand has already, as a mask of -inf: it is looked for where it is computed.
+    What the launch would have overwritten is as before.
+
+    A captured function runs call by call inside the block, by a program of its own without fusion.
+    Where it raises, all that the function updates is as it was before the step; an element that it
+    took from a queue is gone. Of a remote VM, programs with functions that the server registered
+    are not watched. Outside of the block nothing of this costs anything.
+
+    Raises `MachineError` for a VM that has another instrument, such as a trace, and `CaptureError`
+    inside a captured function.
+
+        >>> with ml.debug.nans():
+        ...     try: ml.sqrt(ml.asarray([4.0, -4.0])) + 1.0
+        ...     except ml.errors.NotFinite as error: print(error)
+        sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
+    """
+    refuse_captured("ml.debug.nans is entered")
+    with ExitStack() as stack:
+        for vm in vms or (current_arena().vm,):
+            if vm not in _watched:
+                stack.enter_context(_watching(vm))
+        yield
+
+
+def is_watched(vm: VMProtocol) -> bool:
+    """Whether launches on the VM are looked at."""
+    return bool(_watched) and vm in _watched
+
+
+@contextmanager
+def _watching(vm: VMProtocol) -> Iterator[None]:
+    here = vm if isinstance(vm, VM) else LocalVM(f"rehearsal for {vm.name}")
+    local = here if isinstance(here, LocalVM) and here is not vm else None
+    with ExitStack() as stack:
+        stack.enter_context(here.instrumented(_Watch(here.memory)))
+        if local is not None:
+            stack.enter_context(observed(vm, launch=_rehearsing(vm, local)))
+        _watched[vm] = local
+        try:
+            yield
+        finally:
+            del _watched[vm]
+
+
+def launch_watched(
+    vm: VMProtocol,
+    programs: Sequence[Program],
+    handles: Sequence[TensorHandle],
+    updated: Sequence[Allocation],
+    saved: Callable[[], tuple[SavedStep, list[Array]]],
+) -> None:
+    """Launch the programs of a step, which update these tensors; where they raise `NotFinite` the
+    tensors are as before. `saved` gets the step as it stands, and its inputs."""
+    rehearsal = _watched[vm]
+    if rehearsal is not None:
+        step, inputs = saved()
+        loaded = LoadedStep(step, rehearsal)
+        try:
+            loaded(*inputs)
+        except UnknownFunction:
+            pass  # of the server's own
+        finally:
+            loaded.close()
+    before = [(x, vm.read(x.handle)) for x in updated] if rehearsal is None else []
+    try:
+        for program in programs:
+            vm.launch(program, handles)
+        vm.synchronize()
+    except NotFinite:
+        for x, array in before:
+            vm.write(x.handle, array)
+        raise
+
+
+def _rehearsing(vm: VMProtocol, local: LocalVM) -> Callable[..., list[Array]]:
+    """A layer around `launch` that first makes a launch of one op on the local VM."""
+
+    def launch(
+        proceed: Callable[..., list[Array]],
+        program: Program,
+        args: Sequence[TensorHandle] = (),
+        **options: Any,
+    ) -> list[Array]:
+        calls, args = calls_in(program), tuple(args)
+        is_one = len(calls) == 1 and len(program.functions) == 1 and is_straight(program)
+        if is_one and calls[0][1].removesuffix(OUT) in OPS:
+            handles = {}
+            try:
+                for handle in dict.fromkeys(args):
+                    array = vm.read(handle)
+                    handles[handle] = local.alloc_tensor(TensorType.of(array))
+                    local.write(handles[handle], array)
+                local.launch(program, [handles[handle] for handle in args])
+            finally:
+                for each in handles.values():
+                    local.dealloc_tensor(each)
+        return proceed(program, args, **options)
+
+    return launch
+
+
+class _Bad(NamedTuple):
+    """A value that is nan or infinite, where the first is, whether it is nan, and whether any is
+    infinite."""
+
+    value: complex
+    place: list[int]
+    is_nan: bool
+    is_infinite: bool
+
+    def __str__(self) -> str:
+        return f"{self.value} at {self.place}"
+
+
+class _Started(NamedTuple):
+    """A function that runs: what is wrong with its operands, and what it writes over."""
+
+    name: str
+    operands: list[_Bad | None]
+    over: Array | None
+
+
+class _Watch:
+    """The instrument."""
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+        self._local = threading.local()
+
+    def before(self, name: str, params: Sequence[Value], attributes: Attributes) -> None:
+        count = _written(name, attributes)
+        operands = [self._bad(x) for x in params[count:]]
+        over = self._memory.read(params[0]) if count == 1 and is_tensor(params[0]) else None
+        stack: list[_Started] = vars(self._local).setdefault("stack", [])
+        stack.append(_Started(name, operands, over))
+
+    def after(
+        self, name: str, params: Sequence[Value], attributes: Attributes, results: Sequence[Value]
+    ) -> None:
+        stack: list[_Started] = self._local.stack
+        while (started := stack.pop()).name != name:
+            pass  # a function within this one raised, and so did not end
+        written = params[: _written(name, attributes)]
+        for x in (*written, *results):
+            bad = self._bad(x)
+            if bad is None or not _is_new(name, bad, started.operands, attributes):
+                continue
+            type = TensorType.of(x)  # type: ignore[arg-type]
+            if started.over is not None and is_tensor(params[0]):
+                self._memory.write(params[0], started.over)
+            raise NotFinite(f"the result, {type}, is {bad}; {_told(started.operands)}")
+
+    def _bad(self, x: Value) -> _Bad | None:
+        if not is_tensor(x) or not TensorType.of(x).dtype.is_inexact:
+            return None
+        values = shown(self._memory.read(x))
+        finite = np.isfinite(values)
+        if finite.all():
+            return None
+        is_nan = np.isnan(values)
+        where = is_nan if is_nan.any() else ~finite
+        index = np.unravel_index(int(np.argmax(where)), values.shape)
+        place = [int(i) for i in index]
+        infinite = bool(np.isinf(values).any())
+        return _Bad(values[index].item(), place, bool(is_nan[index]), infinite)
+
+
+def _written(name: str, attributes: Attributes) -> int:
+    """How many of its first parameters a function writes, as far as known."""
+    if name == Fused.name:
+        return int(attributes["chain"].outputs)
+    return int(name.endswith(OUT) and name.removesuffix(OUT) in OPS)
+
+
+def _is_new(name: str, bad: _Bad, operands: Sequence[_Bad | None], attributes: Attributes) -> bool:
+    """Whether the function has computed it: a nan, or an infinity that no operand has and no
+    attribute says."""
+    op = OPS.get(name.removesuffix(OUT))
+    if op is not None and op.copies_only and any(operands):
+        return False
+    given = any(isinstance(x, float) and math.isinf(x) for x in attributes.values())
+    given = given or any(x.is_infinite for x in operands if x is not None)
+    return not given or bad.is_nan
+
+
+def _told(operands: Sequence[_Bad | None]) -> str:
+    bad = [f"operand {i} is {x}" for i, x in enumerate(operands) if x is not None]
+    return ", ".join(bad) or "the operands are finite"

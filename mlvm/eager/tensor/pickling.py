@@ -1,0 +1,56 @@
+"""Pickles name what is public, so that they load whichever file it is defined in later on."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from functools import lru_cache
+from pkgutil import resolve_name
+from types import FunctionType
+from typing import Any, Final
+
+_LANGUAGE: Final = __name__.rpartition(".tensor.")[0]
+
+
+class Public:
+    """What a pickle has of the public thing of that path, such as "mlvm.eager:asarray", which it is
+    again once it is loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, *args: Any) -> Any:
+        return resolve_name(self.path)(*args)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return resolve_name, (self.path,)
+
+
+@lru_cache(maxsize=1024)
+def public_name(x: Any) -> Any:
+    """A function or class as its public name, if it has one; else itself."""
+    home, name = str(x.__module__), x.__qualname__
+    if home.startswith(f"{_LANGUAGE}."):
+        for room in (".".join(home.split(".")[:3]), _LANGUAGE):
+            if getattr(sys.modules.get(room), name, None) is x:
+                return Public(f"{room}:{name}")
+    return x
+
+
+def with_public_names(fields: Any) -> Any:
+    """Fields of an object, as its pickle has them: with public names for functions of ours."""
+    if isinstance(fields, FunctionType):
+        return public_name(fields)
+    if type(fields) not in (list, tuple, dict):
+        return fields
+    items = [*fields.values()] if type(fields) is dict else fields
+    named = [with_public_names(x) for x in items]
+    if all(map(operator.is_, named, items)):
+        return fields  # which is one object wherever it stands
+    return dict(zip(fields, named, strict=True)) if type(fields) is dict else type(fields)(named)
+
+
+def reduced(x: Any) -> tuple[Any, ...]:
+    """What `__reduce__` returns for an object with fields and nothing else."""
+    kind: Any = type(x)
+    return object.__new__, (public_name(kind),), with_public_names(x.__getstate__())

@@ -1,0 +1,56 @@
+"""A word where f64 data meet weights of less: what follows would be f64, without anybody's wish."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Final
+
+from mlvm.core.errors import user_line
+from mlvm.core.types import TensorType, f64
+from mlvm.eager.tensor.warn import warn_at
+
+_WALK: Final = "cotangents"
+"""The method of a tape that goes back. Its products are those that the way there has told of."""
+
+_told: set[str | None] = set()  # lines
+
+
+class PrecisionWarning(UserWarning):
+    """A product of f64 with f32 or less computes in f64, and so does all that follows. numpy and
+    pandas give f64 by themselves. The text names both operands; a line is told of once.
+
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     _ = ml.ones((2, 3), dtype=ml.float64) @ ml.ones(3)
+        >>> caught[0].category.__name__, str(caught[0].message).partition(",")[0]
+        ('PrecisionWarning', 'matmul(f64[2')
+    """
+
+
+def warn_of_mixed(op: str, types: tuple[TensorType, ...]) -> None:
+    """Issue a `PrecisionWarning`, about the line of Python outside of mlvm that led here, where the
+    op is a product of f64 and of floats that are narrower. Convolutions refuse such two."""
+    if op != "matmul":
+        return
+    parts = {type.dtype.real for type in types if type.dtype.is_inexact}
+    if f64 not in parts or len(parts) == 1 or _goes_back():
+        return
+    line = user_line()
+    if line not in _told:
+        warn_at(
+            line,
+            f"{op}({', '.join(map(str, types))}) computes in f64, which numpy and pandas give by "
+            f"themselves; write ml.astype(x, ml.float32) for that operand, or "
+            f"model.astype(ml.float64) where f64 is meant",
+            PrecisionWarning,
+        )
+        _told.add(line)
+
+
+def _goes_back() -> bool:
+    """Whether a gradient asks for the product, and no line of the user's."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_name != _WALK:
+        frame = frame.f_back
+    return frame is not None

@@ -1,0 +1,197 @@
+"""What a pipeline takes for a data set: arrays, columns, samples by number, and a `Dataset`, which
+gives the arrays of many samples at once. The others become one here.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import namedtuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+
+from mlvm.core.errors import PipelineError, brief
+from mlvm.core.types import Array
+from mlvm.input.sampling import Indices
+
+Arrays: TypeAlias = tuple[Array, ...]
+
+_IN_MEMORY: Final = ("__array_interface__", "__dlpack__", "to_numpy")
+"""One of these has what is an array in memory: a file that looks like one has none of them."""
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Samples by number. With `indices` i64[B] in any order, `dataset[indices]` is a tuple of
+    arrays [B, ...]; row b belongs to sample `indices[b]`. Several threads may call it at once.
+
+        >>> class Numbers:
+        ...     def __len__(self): return 10
+        ...     def __getitem__(self, indices): return (indices,)
+        >>> isinstance(Numbers(), ml.Dataset), Numbers()[[3, 1]]
+        (True, ([3, 1],))
+    """
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, indices: Indices, /) -> Arrays: ...
+
+
+def as_dataset(given: Any) -> Dataset:
+    """The data set that a user means.
+
+    1. An array is one column. A tuple is one of columns; so are a dict and a frame, whose batches
+       are named tuples.
+    2. Anything else has a length and samples by number: either of many at once, by an array of
+       their numbers, or one by one. Both are tried, and where they say the same it is the first.
+
+    Raises `PipelineError` for what is none of these, and what sample 0 raises.
+    """
+    if isinstance(given, (_Columns, _Samples)):
+        return given
+    if isinstance(given, Mapping):
+        return _Columns(given.values(), tuple(map(str, given)))
+    if hasattr(given, "columns") and _is_in_memory(given):
+        return _Columns([given[name] for name in given.columns], tuple(map(str, given.columns)))
+    if isinstance(given, tuple):
+        return _Columns(given, getattr(given, "_fields", ()))
+    if _is_in_memory(given):
+        return _Columns([given])
+    if not isinstance(given, Dataset):
+        raise PipelineError(
+            f"a dataset has a length and samples by number, unlike a {type(given).__name__}; a "
+            f"tuple or a dict of arrays is one, too"
+        )
+    return given if _takes_arrays(given) else _Samples(given)
+
+
+def length_of(dataset: Dataset) -> int:
+    """How many samples there are. Raises `PipelineError` for none, and for what is no length."""
+    try:
+        length = operator.index(len(dataset))
+    except (TypeError, ValueError) as error:
+        raise PipelineError(f"the dataset's length is none: {error}") from error
+    if not length:
+        raise PipelineError("the dataset has no samples")
+    return length
+
+
+def parts_of(given: object) -> tuple[Any, ...]:
+    """The columns of a sample, or of a batch: a tuple as it is, a dict as a named tuple."""
+    if isinstance(given, Mapping):
+        named: tuple[Any, ...] = _named(tuple(map(str, given)))(*given.values())
+        return named
+    if isinstance(given, tuple):
+        return given
+    return tuple(given) if isinstance(given, list) else (given,)
+
+
+def with_parts(like: tuple[Any, ...], parts: Sequence[Any]) -> tuple[Any, ...]:
+    """A tuple of these parts, with the names of the one that is like it."""
+    make: Callable[[Sequence[Any]], tuple[Any, ...]] = getattr(like, "_make", tuple)
+    return make(parts)
+
+
+@lru_cache(maxsize=64)
+def _named(names: tuple[str, ...]) -> Any:
+    """As pandas' `itertuples` has it: a name that is none in Python is that of its place."""
+    return namedtuple("Batch", names, rename=True)
+
+
+class _Columns:
+    """Columns of one length, each an array or a data set of one array."""
+
+    def __init__(self, columns: Any, names: tuple[str, ...] = ()) -> None:
+        self._names = names
+        self._columns = [_column(each) for each in columns]
+        lengths = list(dict.fromkeys(map(len, self._columns)))
+        if len(lengths) != 1:
+            raise PipelineError(f"the dataset has columns of {brief(lengths)} samples")
+        self._length = lengths[0]
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, indices: Indices) -> Arrays:
+        arrays = [x[indices] for x in self._columns]
+        taken = [x if isinstance(x, np.ndarray) else _only(x) for x in arrays]
+        return parts_of(dict(zip(self._names, taken, strict=True)) if self._names else tuple(taken))
+
+
+class _Samples:
+    """Samples one by one, which are stacked: each is an array or a number, or several of them."""
+
+    def __init__(self, samples: Any) -> None:
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, indices: Indices) -> Arrays:
+        rows = [parts_of(self._samples[int(i)]) for i in indices]
+        if len({len(row) for row in rows}) > 1:
+            raise PipelineError("samples differ: some have more parts than others")
+        columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]
+        for column in columns:
+            shapes = list(dict.fromkeys(x.shape for x in column))
+            if len(shapes) > 1:
+                raise PipelineError(f"samples differ: they have shapes {brief(shapes)}")
+        return with_parts(rows[0], [np.stack(column) for column in columns])
+
+
+def _takes_arrays(dataset: Any) -> bool:
+    """Whether the data set takes an array of indices, and gives the samples that it gives one by
+    one. One that gives neither takes arrays: what is wrong is told when it is used."""
+    indices = np.arange(min(2, length_of(dataset)))[::-1]  # which a file may take in order alone
+    error: Exception | None = None
+    together = one_by_one = None
+    try:
+        together = parts_of(dataset[indices])
+    except Exception as found:
+        error = found
+    try:
+        one_by_one = _Samples(dataset)[indices]
+    except Exception as found:
+        if together is None and isinstance(error, TypeError) and not isinstance(found, TypeError):
+            raise
+    if one_by_one is None or any(x.dtype.hasobject for x in one_by_one):
+        return True
+    return together is not None and (
+        len(together) == len(one_by_one)
+        and all(isinstance(x, np.ndarray) for x in together)
+        and all(map(_is_same, together, one_by_one))
+    )
+
+
+def _is_same(x: Array, y: Array) -> bool:
+    return x.shape == y.shape and (x.tobytes() == y.tobytes() or bool(np.all(x == y)))
+
+
+def _is_in_memory(x: object) -> bool:
+    return any(hasattr(x, name) for name in _IN_MEMORY)
+
+
+def _column(given: Any) -> Any:
+    array = _array(given) if isinstance(given, list) or _is_in_memory(given) else None
+    if array is None:
+        return as_dataset(given)
+    if not array.ndim:
+        raise PipelineError(f"a column is an array of a row for each sample, not {brief(given)}")
+    return array
+
+
+def _only(arrays: object) -> Array:
+    parts = parts_of(arrays)
+    if len(parts) != 1:
+        raise PipelineError(f"a column is one array, and this dataset in one gives {len(parts)}")
+    return _array(parts[0])
+
+
+def _array(x: Any) -> Array:
+    try:
+        return np.asarray(x)
+    except Exception as error:
+        raise PipelineError(
+            f"numpy makes no array of this {type(x).__name__} of the dataset: {error}"
+        ) from error

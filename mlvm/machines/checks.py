@@ -1,0 +1,39 @@
+"""Checks: a host function by which a program raises where a condition does not hold.
+
+machine.check {"message": m}    ( c -- )    raises `CheckFailed` with m where c, a bool, is False
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.errors import CheckFailed
+from mlvm.core.machine.callee import is_tensor
+from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.types import Array
+from mlvm.core.vm import VM
+
+CHECK: Final = "machine.check"
+
+
+def register(vm: VM) -> None:
+    """Make the function known to the VM's programs."""
+    read = vm.memory.read
+
+    def check(frame: Frame) -> None:
+        [condition] = map(read, filter(is_tensor, [frame.param(0)]))
+        if not condition.all():
+            raise CheckFailed(f"{frame.attributes['message']}{_where(condition)}")
+
+    vm.register_callees({CHECK: PythonFunction(CHECK, check, 1, 0)})
+
+
+def _where(condition: Array) -> str:
+    """How many are False, and where the first is, of more than one."""
+    if condition.size == 1:
+        return ""
+    first = [int(i) for i in np.unravel_index(np.argmin(condition), condition.shape)]
+    count = condition.size - np.count_nonzero(condition)
+    return f": {count} of {condition.size} are False, the first at {first}"

@@ -1,0 +1,206 @@
+"""Scalars of a training on disk: as CSV, and as the event files that TensorBoard reads.
+
+An event file is a row of records (TensorFlow's TFRecord: length, checksum, bytes, checksum), each a
+protobuf message `Event` of tensorflow/core/util/event.proto. Of both only what scalars need is
+written here: TensorBoard itself is a hundred times as much.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, SupportsFloat, SupportsIndex
+
+from mlvm.core.errors import AttributeRefused, brief
+
+_numbers = count()
+
+
+class ScalarLog:
+    """Writes scalars into a folder: those of each group as rows of GROUP.csv, and all as an event
+    file, in which TensorBoard finds `group/name`.
+
+        with ml.ScalarLog("runs/1") as log:
+            for step, (x, y) in enumerate(batches, 1):
+                log.add("train", step, loss=train_step(x, y), rate=optimizer.rate)
+
+    and then `tensorboard --logdir runs`. A row is on disk when `add` returns. Rows of earlier logs
+    in the folder stay, but for those from step `purge_step` on: a training that is resumed, or
+    begins anew, writes them again.
+
+    Raises `OSError`, and `AttributeRefused` for a purge_step that is no int from 0 on.
+
+        >>> import tempfile, pathlib
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     with ml.ScalarLog(folder) as log:
+        ...         log.add("train", 1, loss=ml.asarray(0.5), rate=0.25)
+        ...     print((pathlib.Path(folder) / "train.csv").read_text(), end="")
+        step,loss,rate
+        1,0.5,0.25
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, purge_step: int | None = None) -> None:
+        self.folder = Path(folder)
+        self._names: dict[str, list[str]] = {}  # by group
+        purged = None if purge_step is None else _step(purge_step)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if purged is not None:
+            for file in self.folder.glob("*.csv"):
+                _purge(file, purged)
+        host = socket.gethostname()
+        name = f"events.out.tfevents.{int(time.time()):010d}.{host}.{os.getpid()}.{next(_numbers)}"
+        self._events = (self.folder / name).open("xb")
+        self._write(_text(3, "brain.Event:2"))
+        if purged is not None:  # the beginning of a session, from this step on
+            self._write(_integer(2, purged) + _bytes(7, _integer(1, 1)))
+
+    def add(self, group: str, step: SupportsIndex, /, **scalars: SupportsFloat) -> None:
+        """Write numbers, or tensors of one element, of that step. A group has the same names in
+        each of its rows, in any order.
+
+        Raises `AttributeRefused` for other names, none, a step that is no int from 0 on, and a
+        group that is no file's name; `OSError`, and `ValueError` after `close`.
+        """
+        number = _step(step)
+        if not scalars:
+            raise AttributeRefused(f"add: {group!r} has no scalars in step {number}")
+        names = self._names.get(group) or self._header(group, list(scalars))
+        if names != list(scalars) and sorted(names) != sorted(scalars):
+            raise AttributeRefused(
+                f"add: the rows of {group!r} have {', '.join(names)}; given: {', '.join(scalars)}"
+            )
+        values = [float(scalars[name]) for name in names]
+        parts = [
+            _bytes(1, _text(1, f"{group}/{name}") + _float(2, value))
+            for name, value in zip(names, values, strict=True)
+        ]
+        self._write(_integer(2, number) + _bytes(5, b"".join(parts)))
+        _append(self._file(group), [number, *map(repr, values)])
+
+    def close(self) -> None:
+        """End the event file. Idempotent."""
+        self._events.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _file(self, group: str) -> Path:
+        return self.folder / f"{group}.csv"
+
+    def _header(self, group: str, names: list[str]) -> list[str]:
+        """The names of a group's columns: of the file that there is, or a new one of these."""
+        if not isinstance(group, str) or not group or group != Path(group).name:
+            raise AttributeRefused(f"add: a group names a file, which {brief(group)} does not")
+        file = self._file(group)
+        rows = _rows(file) if file.exists() else []
+        if not rows:
+            _append(file, ["step", *names])
+        self._names[group] = rows[0][1:] if rows else names
+        return self._names[group]
+
+    def _write(self, event: bytes) -> None:
+        """Write an `Event` with the time and these fields."""
+        data = _key(1, 1) + struct.pack("<d", time.time()) + event
+        length = struct.pack("<Q", len(data))
+        self._events.write(length + _checksum(length) + data + _checksum(data))
+        self._events.flush()
+
+
+def _step(step: object) -> int:
+    if isinstance(step, SupportsIndex) and not isinstance(step, bool) and step.__index__() >= 0:
+        return step.__index__()
+    raise AttributeRefused(f"a step is an int from 0 on, not {brief(step)}")
+
+
+# --- CSV -----------------------------------------------------------------------------
+
+
+def _rows(file: Path) -> list[list[str]]:
+    with file.open(encoding="utf-8", newline="") as text:
+        return [row for row in csv.reader(text) if row]
+
+
+def _append(file: Path, *rows: Iterable[object]) -> None:
+    with file.open("a", encoding="utf-8", newline="") as text:
+        csv.writer(text, lineterminator="\n").writerows(rows)
+
+
+def _purge(file: Path, step: int) -> None:
+    """Leave the rows before that step, and none of a file that is another's."""
+    header, *rows = _rows(file) or [[]]
+    if header[:1] == ["step"]:
+        kept = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
+        file.unlink()
+        if kept:
+            _append(file, header, *kept)
+
+
+# --- protobuf ------------------------------------------------------------------------
+
+
+def _varint(number: int) -> bytes:
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def _key(field: int, wire: int) -> bytes:
+    return _varint(field << 3 | wire)
+
+
+def _integer(field: int, number: int) -> bytes:
+    return _key(field, 0) + _varint(number)
+
+
+def _float(field: int, number: float) -> bytes:
+    try:
+        return _key(field, 5) + struct.pack("<f", number)
+    except OverflowError:  # beyond f32
+        return _key(field, 5) + struct.pack("<f", float("inf") if number > 0 else float("-inf"))
+
+
+def _bytes(field: int, data: bytes) -> bytes:
+    return _key(field, 2) + _varint(len(data)) + data
+
+
+def _text(field: int, text: str) -> bytes:
+    return _bytes(field, text.encode())
+
+
+# --- checksums -----------------------------------------------------------------------
+
+
+def _table() -> list[int]:
+    """Of CRC-32C (Castagnoli), which zlib does not have."""
+    found = []
+    for number in range(256):
+        for _ in range(8):
+            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
+        found.append(number)
+    return found
+
+
+_TABLE: Final = _table()
+
+
+def _checksum(data: bytes) -> bytes:
+    """The CRC-32C, masked as TFRecord has it."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ _TABLE[(crc ^ byte) & 0xFF]
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)

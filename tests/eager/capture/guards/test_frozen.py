@@ -1,0 +1,157 @@
+"""What changes by itself is told where a captured function reads it, and nothing else is."""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import io
+import os
+import random
+import secrets
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable
+from datetime import date
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import numpy.random as npr
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager.capture.guards import frozen
+from tests.brief import cases, refuses
+
+
+@pytest.fixture(autouse=True)
+def anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen, "_told", set())
+    monkeypatch.setattr(sys, "stdin", io.StringIO("3\n3\n"))
+
+
+class Timed(ml.nn.Module):
+    def __init__(self) -> None:
+        self.w = ml.ones(2)
+
+    def noise(self) -> float:
+        return float(np.random.uniform())
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return x * self.w * self.noise()
+
+
+def local(x: ml.Tensor) -> ml.Tensor:
+    import time as clock
+    from os import urandom
+
+    return x * urandom(1)[0] * clock.time()
+
+
+def within(x: ml.Tensor) -> ml.Tensor:
+    return x * sum(time.time_ns() for _ in range(2))
+
+
+def around() -> Callable[[ml.Tensor], ml.Tensor]:
+    numbers = np.random
+    return lambda x: x * numbers.rand()
+
+
+@cases(
+    "fn, read",
+    (lambda x: x * np.random.rand(), "np.random.rand()"),
+    (lambda x: x * npr.normal(), "npr.normal()"),
+    (lambda x: x * np.random.default_rng().normal(), "np.random.default_rng()"),
+    (lambda x: x * time.time(), "time.time()"),
+    (lambda x: x * perf_counter(), "perf_counter()"),
+    (lambda x: x * time.monotonic_ns(), "time.monotonic_ns()"),
+    (lambda x: x * datetime.datetime.now().microsecond, "datetime.datetime.now()"),
+    (lambda x: x * date.today().day, "date.today()"),
+    (lambda x: x * os.urandom(1)[0], "os.urandom()"),
+    (lambda x: x * (uuid.uuid4().int % 7), "uuid.uuid4()"),
+    (lambda x: x * secrets.randbelow(5), "secrets.randbelow()"),
+    (lambda x: x * int(input()), "input()"),
+    (Timed(), "np.random.uniform()"),
+    (within, "time.time_ns()"),
+    (around(), "numbers.rand()"),
+)
+def test_what_changes_by_itself_is_told(fn: Callable[..., Any], read: str) -> None:
+    """It was frozen at the recording without a word."""
+    step = ml.capture(fn)
+    with pytest.warns(ml.FrozenWarning) as told:
+        first = step(ml.ones(2))
+    assert step(ml.ones(2)).tolist() == first.tolist()  # no second word
+    [warning] = told
+    assert str(warning.message).startswith(f"{read} is read once, while ")
+    assert "give it as an argument" in str(warning.message)
+    with open(__file__) as file:
+        line = file.read().splitlines()[warning.lineno - 1]
+    assert warning.filename == __file__
+    assert read.partition("()")[0] in line
+
+
+def test_what_a_function_imports_is_told_line_by_line() -> None:
+    with pytest.warns(ml.FrozenWarning) as told:
+        ml.capture(local)(ml.ones(2))
+    words = sorted(str(each.message).partition(" ")[0] for each in told)
+    assert words == ["clock.time()", "urandom()"]
+
+
+def test_the_remedy_works() -> None:
+    step = ml.capture(lambda x, now: x * now)
+    draw = ml.capture(lambda x, key: x * ml.random.uniform(2, key=key))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [step(ml.ones(1), ml.asarray(now)).item() for now in (2.0, 3.0)] == [2, 3]
+        first, second = (draw(ml.ones(2), ml.random.key(seed)).tolist() for seed in (0, 1))
+    assert first != second
+
+
+class Fields:
+    """Names of clocks that are none."""
+
+    time = perf_counter = 2.0
+
+    def now(self) -> float:
+        return 3.0
+
+    @property
+    def today(self) -> float:
+        return 1.0
+
+
+FIELDS = Fields()
+
+
+@cases(
+    "fn",
+    lambda x: x * FIELDS.time * FIELDS.perf_counter,
+    lambda x: x * FIELDS.now() * FIELDS.today,
+    lambda x: x * np.random.default_rng(0).normal(),
+    lambda x: x * datetime.date(2000, 1, 2).day,
+    lambda x: [time.sleep, x][1],
+    lambda x: x * len(os.environ.get("HOME", "")) * os.getpid(),
+    lambda x: x * ml.random.uniform(2),
+    lambda x: x * builtins.len("ab"),
+)
+def test_what_stays_the_same_is_not_told(fn: Callable[..., Any]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ml.capture(fn)(ml.ones(2))
+
+
+def test_a_function_that_raises_tells_nothing_besides() -> None:
+    def fails(x: ml.Tensor) -> ml.Tensor:
+        return x * time.time() @ x[:1]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        refuses(ml.errors.ShapeError, "", ml.capture(fails), ml.ones(2))
+
+
+def test_generators_are_refused_as_their_state_is_hidden() -> None:
+    generator = np.random.default_rng(0)
+    for fn in (lambda x: x * random.random(), lambda x: x * generator.normal()):
+        refuses(ml.errors.CaptureError, "state is hidden", ml.capture(fn), ml.ones(2))

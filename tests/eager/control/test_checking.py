@@ -1,0 +1,225 @@
+"""`ml.check`: conditions that hold or raise, eagerly, in programs and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError
+from mlvm.eager import Tensor
+from mlvm.machines.local import LocalVM
+from tests.brief import cases
+from tests.machines.remote.serving import Served
+
+
+@pytest.fixture(params=["local", "numpy", "workers", "remote"])
+def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
+    match request.param:
+        case "local":
+            yield LocalVM("here")
+        case "numpy":
+            yield LocalVM("here", native=False)
+        case "workers":
+            with_workers = LocalVM("here", workers=2)
+            yield with_workers
+            with_workers.close()
+        case _:
+            with Served() as server, server.vm() as remote:
+                yield remote
+
+
+@contextmanager
+def waited(vm: Any) -> Iterator[None]:
+    """What was posted to a VM elsewhere, or to workers, has run at the end of the block."""
+    yield
+    vm.synchronize()
+
+
+def place(text: str) -> str:
+    lines = Path(__file__).read_text().splitlines()
+    [line] = [i for i, each in enumerate(lines, 1) if each.endswith(f"# {text}")]
+    return f"{__file__}:{line}"
+
+
+def test_a_condition_holds_or_raises(vm: Any) -> None:
+    with ml.use(vm):
+        x = ml.asarray([[1.0, 2.0], [-3.0, -4.0]])
+        ml.check(x < 5.0, "x is small")
+        ml.check(ml.all(x < 5.0), "x is small")
+        ml.check(ml.ones(0) > 1.0, "of none all hold")
+        with pytest.raises(CheckFailed) as raised, waited(vm):
+            ml.check(x > 0.0, "x is positive")  # eager
+        assert str(raised.value) == "x is positive: 2 of 4 are False, the first at [1, 0]"
+        assert isinstance(raised.value, AssertionError)
+        assert any(place("eager") in note for note in raised.value.__notes__)
+        with pytest.raises(CheckFailed, match="all are"), waited(vm):
+            ml.check(ml.all(x > 0.0), "all are")
+        ml.check(x < 5.0, "x is small")
+
+
+def test_plain_conditions_and_what_is_refused() -> None:
+    ml.check(True, "holds")
+    with pytest.raises(CheckFailed, match="holds"):
+        ml.check(1 > 2, "holds")
+    for wrong in (ml.ones(2), 1, None):
+        with pytest.raises(DTypeError, match="a condition is a bool, or a tensor of bools, not"):
+            ml.check(wrong, "holds")  # type: ignore[arg-type]
+    with pytest.raises(AttributeRefused, match="a message is a str, not 3"):
+        ml.check(True, 3)  # type: ignore[arg-type]
+
+
+@pytest.mark.local(reason="arrays are no operands elsewhere")
+def test_an_array_may_be_a_condition() -> None:
+    with pytest.raises(CheckFailed, match="1 of 2 are False"):
+        ml.check(np.asarray([True, False]), "holds")  # type: ignore[arg-type]
+
+
+def test_a_captured_step_raises_before_it_updates(vm: Any) -> None:
+    with ml.use(vm):
+        w = ml.ones(3)
+        optimizer = ml.optim.AdamW({"w": w}, 0.1)
+
+        @ml.capture
+        def step(x: Tensor) -> Tensor:
+            g = ml.exp(x) * 2.0
+            ml.check(x < 5.0, "x is small")  # captured
+            optimizer.update({"w": g})
+            return ml.sum(w)
+
+        state = {**optimizer.state(), "w": w}
+        for _ in range(3):
+            step(ml.ones(3))
+            before = {path: x.tolist() for path, x in state.items()}
+            match = r"x is small: 1 of 3 are False, .* at \[1\]"
+            with pytest.raises(CheckFailed, match=match) as e, waited(vm):
+                step(ml.asarray([1.0, 5.0, 1.0]))
+            assert any(place("captured") in note for note in e.value.__notes__)
+            assert {path: x.tolist() for path, x in state.items()} == before
+        assert optimizer.count.item() == 3
+        assert step.signatures == 1
+
+
+def by_cond(x: Tensor) -> Any:
+    def positive(x: Tensor) -> Tensor:
+        ml.check(x < 9.0, "small")
+        return x * 2.0
+
+    return ml.cond(ml.sum(x) > 0.0, positive, lambda x: x, x)
+
+
+def by_while(x: Tensor) -> Any:
+    def body(s: Tensor) -> Tensor:
+        ml.check(s < 9.0, "small")
+        return s * 2.0
+
+    return ml.while_loop(lambda s: ml.sum(s) < 8.0, body, x)
+
+
+def by_scan(x: Tensor) -> Any:
+    def body(s: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        ml.check(row < 9.0, "small")
+        return s + row, s
+
+    return ml.scan(body, ml.zeros(()), x)[0]
+
+
+def by_map(x: Tensor) -> Any:
+    def row_of(row: Tensor) -> Tensor:
+        ml.check(row < 9.0, "small")
+        return row * 2.0
+
+    return ml.map(row_of, x)
+
+
+def by_function(x: Tensor) -> Tensor:
+    @ml.function
+    def doubled(x: Tensor) -> Tensor:
+        ml.check(x < 9.0, "small")
+        return x * 2.0
+
+    return doubled(doubled(x))
+
+
+@pytest.mark.parametrize("fuse", [False, True])
+@cases(
+    "fn, fails",
+    (by_cond, [9.5, 1.0]),
+    (by_while, [9.5, -9.4]),
+    (by_scan, [1.0, 9.5]),
+    (by_map, [1.0, 9.5]),
+    (by_function, [1.0, 5.0]),
+)
+def test_in_control_flow(fn: Callable[[Tensor], Tensor], fails: list[float], fuse: bool) -> None:
+    x, bad = ml.asarray([1.0, 2.0]), ml.asarray(fails)
+    captured = ml.capture(fn, fuse=fuse)
+    assert captured(x).tolist() == fn(x).tolist()
+    for each in (fn, captured):
+        with pytest.raises(CheckFailed, match="small"):
+            each(bad)
+    assert captured(x).tolist() == fn(x).tolist()
+
+
+def test_a_while_loop_checks_each_turn() -> None:
+    def doubled(x: Tensor) -> Any:
+        def body(s: Tensor) -> Tensor:
+            ml.check(s < 6.0, "small")
+            return s * 2.0
+
+        return ml.while_loop(lambda s: s < 20.0, body, x)
+
+    captured = ml.capture(doubled)
+    for each in (doubled, captured):
+        assert each(ml.asarray(30.0)).item() == 30.0
+        with pytest.raises(CheckFailed, match="small"):
+            each(ml.asarray(1.0))
+
+
+def test_a_gradient_goes_by_and_a_check_in_a_branch_guards() -> None:
+    w = ml.ones(2)
+
+    @ml.capture
+    def step(x: Tensor) -> Any:
+        def loss(w: Tensor) -> Tensor:
+            y = w * x
+            ml.check(y < 9.0, "small")
+            return ml.sum(y * y)
+
+        g = ml.grad(loss)(w)
+        ml.cond(x[0] > 0.0, lambda: ml.check(x[1] > 0.0, "both are"), lambda: None)
+        ml.subtract(w, g, out=w)
+        return g
+
+    assert step(ml.asarray([0.5, 0.5])).tolist() == [0.5, 0.5]
+    for bad in ([1.0, -1.0], [90.0, 1.0]):
+        before = w.tolist()
+        with pytest.raises(CheckFailed):
+            step(ml.asarray(bad))
+        assert w.tolist() == before
+
+
+def test_the_loop_in_c_goes_on() -> None:
+    """A check is a call of Python in the native loop, which is not left for it."""
+    vm = LocalVM("native")
+    if not vm.native:
+        pytest.skip("there is no native machine")
+    from mlvm.core.machine import run as reference
+
+    with ml.use(vm):
+        step = ml.capture(lambda x: (ml.check(x > 0.0, "positive"), x * 2.0)[1])
+        x = ml.ones(3)
+        step(x)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reference, "run", None)
+            assert step(x).tolist() == [2.0] * 3
+
+
+def test_a_check_costs_one_call_and_nothing_is_pruned() -> None:
+    step = ml.capture(lambda x: ml.check(x > 0.0, "positive"))
+    step(ml.ones(3))
+    assert "machine.check" in ml.disassemble(step.program)

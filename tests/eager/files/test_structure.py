@@ -1,0 +1,342 @@
+"""One file for a training: what it has goes on to the last bit where it was left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    PathError,
+    PipelineError,
+    ShapeError,
+    StaleTensor,
+)
+from mlvm.eager import nn
+from tests.brief import cases, refuses
+
+
+class Net(nn.Module):
+    def __init__(self, key: ml.Tensor) -> None:
+        keys = ml.random.split(key)
+        self.first = nn.Linear(3, 8, key=keys[0])
+        self.norm = nn.BatchNorm(8)
+        self.dropout = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 2, key=keys[1])
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        return self.head(self.dropout(self.norm(ml.tanh(self.first(x)))))
+
+
+class Points:
+    x = np.random.default_rng(0).standard_normal((20, 3)).astype(np.float32)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, indices: Any) -> Any:
+        return self.x[indices], (self.x[indices].sum(1) > 0).astype(np.int64)
+
+
+class Averages:
+    """An object of somebody else's that has a state: a tensor, an array and a number."""
+
+    def __init__(self) -> None:
+        self.total, self.seen, self.name = ml.zeros(()), np.zeros(2), "none"
+
+    def state(self) -> dict[str, Any]:
+        return {"sums": {"total": self.total, "seen": self.seen}, "name": self.name}
+
+    def load_state(self, state: Any) -> None:
+        self.total = ml.asarray(state["sums"]["total"])
+        self.seen, self.name = state["sums"]["seen"], state["name"]
+
+
+def training(seed: int) -> dict[str, Any]:
+    model = Net(ml.random.key(seed))
+    groups: Any = [("head", {"learning_rate": 0.01 + seed})]
+    return {
+        "model": model,
+        "optimizer": ml.optim.AdamW(model, ml.optim.cosine(0.1, total_steps=40), groups=groups),
+        "scale": ml.optim.LossScale(8.0 * 2**seed, growth_interval=3),
+        "batches": ml.Pipeline(Points(), 8, vm=ml.default_vm(), shuffle=True, epochs=None),
+        "keys": ml.random,
+        "key": ml.random.key(5 + seed),
+        "averages": Averages(),
+        "step": seed,
+        "best": None if seed else 0.25,
+        "name": f"run {seed}",
+        "history": [] if seed else [0.5, float("inf"), 1e-310],
+        "config": {"width": 8, "tags": ["a", {"b": None}], "on": True},
+        "split": (np.float64(0.1 + seed), [ml.ones(2) * seed], np.arange(3) * seed),
+    }
+
+
+def steps(state: dict[str, Any], n: int, captured: bool = False) -> list[bytes]:
+    model, optimizer, scale = state["model"], state["optimizer"], state["scale"]
+
+    def loss_of(model: Net, x: ml.Tensor, y: ml.Tensor, key: ml.Tensor) -> ml.Tensor:
+        x = x + 0.1 * ml.random.normal(x.shape, key=key)
+        loss: ml.Tensor = scale.scale(ml.softmax_cross_entropy(model(x), y, reduction="mean"))
+        return loss
+
+    def step(x: ml.Tensor, y: ml.Tensor, key: ml.Tensor) -> ml.Tensor:
+        loss, grads = ml.value_and_grad(loss_of)(model, x, y, key)
+        scale.update(optimizer, scale.unscale(grads))
+        return loss
+
+    found, run = [], ml.capture(step) if captured else step
+    for _ in range(n):
+        x, y = state["batches"].get()
+        keys = ml.random.split(state["key"])
+        state["key"][...] = keys[0]
+        loss = run(x, y, keys[1])
+        state["averages"].total += loss
+        state["step"] += 1
+        if state["step"] == 3:
+            optimizer.groups[0].learning_rate = 0.02
+            optimizer.weight_decay = 0.125
+        found.append(loss.numpy().tobytes())
+    return [*found, *[x.numpy().tobytes() for x in model.state().values()]]
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_training_goes_on_to_the_last_bit(tmp_path: Path, captured: bool) -> None:
+    file, state = tmp_path / "training", training(0)
+    ml.random.seed(3)
+    steps(state, 4, captured)
+    ml.save(file, state, {"by": "me"})
+    expected = steps(state, 7, captured)
+    again = training(1)
+    ml.random.seed(77)
+    model, history, key = again["model"], again["history"], again["key"]
+    assert ml.load(file, into=again) is again
+    assert again["model"] is model
+    assert again["history"] is history
+    assert again["key"] is key
+    assert (again["step"], again["best"], again["name"]) == (4, 0.25, "run 0")
+    assert history == [0.5, float("inf"), 1e-310]
+    assert again["config"] == {"width": 8, "tags": ["a", {"b": None}], "on": True}
+    number, [tensor], array = again["split"]
+    assert type(number) is np.float64
+    assert number == 0.1
+    assert tensor.tolist() == [0.0, 0.0]
+    assert array.tolist() == [0, 0, 0]
+    array += 1
+    again["averages"].seen += 1.0
+    assert again["optimizer"].groups[0].learning_rate == 0.02
+    assert again["optimizer"].weight_decay == 0.125
+    assert callable(again["optimizer"].learning_rate)
+    assert again["averages"].name == "none"
+    assert steps(again, 7, captured) == expected
+    loaded = ml.load(file)
+    assert loaded.metadata == {"by": "me"}
+    assert loaded.plain["step"] == 4
+    assert loaded.plain["batches/next_index"] == 8
+    assert "model/first/kernel" in loaded
+    assert [each.name for each in tmp_path.iterdir()] == ["training"]
+
+
+def test_a_file_is_read_by_its_parts(tmp_path: Path) -> None:
+    file, state = tmp_path / "training", training(0)
+    steps(state, 2)
+    ml.save(file, state)
+    model = Net(ml.random.key(9))
+    ml.load(file, into={"model": model}, where="model")
+    for path, x in state["model"].state().items():
+        np.testing.assert_array_equal(model.state()[path].numpy(), x.numpy())
+    prefix = "model/"
+    other = Net(ml.random.key(9))
+    head = other.head.kernel.numpy()
+    ml.load(
+        file,
+        into=other,
+        rename=lambda name: name.removeprefix(prefix) if name.startswith(prefix) else None,
+        where=lambda path, x: not path.startswith("head"),
+    )
+    np.testing.assert_array_equal(other.head.kernel.numpy(), head)
+    np.testing.assert_array_equal(other.norm.mean.numpy(), state["model"].norm.mean.numpy())
+    part: dict[str, Any] = {"batches": state["batches"], "step": 0}
+    stood = state["batches"].state()
+    assert ml.load(file, into=part, where="step")["step"] == 2
+    assert state["batches"].state() == stood
+    assert list(ml.load(file, where="key")) == ["key"]
+    assert ml.load(file, where="step").plain == {"step": 2}
+    assert list(ml.load(file, where=lambda path, x: path == "model/head/bias")) == [
+        "model/head/bias"
+    ]
+    refuses(
+        AttributeRefused, "no tensor is meant by 'stop'; th", ml.load, file, into=part, where="stop"
+    )
+    refuses(AttributeRefused, "no tensor is meant by 'x'; there are: ", ml.load, file, where="x")
+
+
+def test_a_part_of_a_model_is_saved(tmp_path: Path) -> None:
+    file, model = tmp_path / "head", Net(ml.random.key(0))
+    ml.save(file, model, where="head")
+    assert set(ml.load(file)) == {"head/kernel", "head/bias"}
+    other = Net(ml.random.key(1))
+    refuses(PathError, "missing tensors 'first/kernel'", ml.load, file, into=other)
+    first = other.first.kernel.numpy()
+    assert ml.load(file, into=other, where="head") is other
+    np.testing.assert_array_equal(other.head.kernel.numpy(), model.head.kernel.numpy())
+    np.testing.assert_array_equal(other.first.kernel.numpy(), first)
+    refuses(AttributeRefused, "no tensor is meant by 'tail'", ml.save, file, model, where="tail")
+
+
+def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
+    file, model = tmp_path / "x", nn.Linear(2, 3)
+    one, two = ml.optim.Adam(model, 0.25), ml.optim.Adam(model, 0.5)
+    one.update({"kernel": ml.ones((2, 3)), "bias": ml.ones(3)})
+    ml.save(file, one)
+    assert ml.load(file, into=two) is two
+    assert two.learning_rate == 0.25
+    assert two.betas == one.betas
+    for path, x in one.state().items():
+        np.testing.assert_array_equal(two.state()[path].numpy(), x.numpy())
+    ml.save(file, one.state())
+    two.load_state(ml.load(file))
+    scheduled = ml.optim.Adam(model, ml.optim.constant(0.125))
+    ml.save(file, one)
+    ml.load(file, into=scheduled)
+    assert callable(scheduled.learning_rate)
+    grouped = ml.optim.Adam(model, 0.5, groups=[("bias", {})])
+    refuses(PathError, "has 2 groups, and the file's has 1 groups", ml.load, file, into=grouped)
+
+
+def test_global_keys_are_set_from_a_tensor(tmp_path: Path) -> None:
+    ml.save(tmp_path / "keys", {"keys": ml.random.state()})
+    x = ml.random.normal(3)
+    ml.random.set_state(ml.load(tmp_path / "keys")["keys"])
+    np.testing.assert_array_equal(ml.random.normal(3).numpy(), x.numpy())
+
+
+@cases(
+    "change, error, text",
+    ({"step": ...}, PathError, "unknown value 'step'; given are "),
+    ({"more": 1, "w": ml.ones(1)}, PathError, "missing tensor 'w'; missing value 'more'"),
+    ({"step": ml.ones(1)}, PathError, "missing tensor 'step'; unknown value 'step'"),
+    (
+        {"model": {"kernel": 1}},
+        PathError,
+        "unknown tensors 'model/.*; missing value 'model'",
+    ),
+    ({"key": ml.ones(2)}, DTypeError, r"tensor 'key' is f32\[2\], given u64\[2\]"),
+    (
+        {"model": nn.Linear(2, 4)},
+        ShapeError,
+        r"tensor 'model/kernel' is f32\[2,4\], given f32\[2,3\]",
+    ),
+    ({"array": np.zeros(3)}, ShapeError, r"tensor 'array' is f64\[3\], given f64\[2\]"),
+    ({"batches": ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=0)}, PipelineError, "epoch is an"),
+)
+def test_a_structure_that_differs_is_refused_and_stays_as_it_is(
+    tmp_path: Path, change: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    def made() -> dict[str, Any]:
+        batches = ml.Pipeline(Points(), 8, vm=ml.VM(), epochs=3)
+        model = nn.Linear(2, 3)
+        return {"model": model, "key": ml.random.key(0), "array": np.ones(2), "batches": batches}
+
+    file, saved = tmp_path / "x", {**made(), "step": 3}
+    for _ in range(4):
+        saved["batches"].get()
+    ml.save(file, saved)
+    other = {**made(), "step": 1, **change}
+    other = {name: x for name, x in other.items() if x is not ...}
+    before = {name: x for name, x in other.items() if name != "model"}
+    kernel = other["model"].kernel.numpy() if isinstance(other["model"], nn.Linear) else None
+    refuses(error, text, ml.load, file, into=other)
+    assert {name: x for name, x in other.items() if name != "model"} == before
+    if kernel is not None:
+        np.testing.assert_array_equal(other["model"].kernel.numpy(), kernel)
+
+
+@cases(
+    "tree, error, text",
+    ({"f": len}, DTypeError, "f must be a tensor, an array, a number, a text, None, or an object"),
+    ({"a": {"b": b"x"}}, DTypeError, "a/b must be"),
+    ({"a/b": 1, "a": {"b": 2, "c": np.ones(1)}}, PathError, "two parts have the path 'a/b'"),
+    ({"c": nn.Linear}, DTypeError, "c must be"),
+    ([1], DTypeError, "a Module, or tensors by name"),
+    (3, DTypeError, "a Module, or tensors by name"),
+)
+def test_what_is_no_part_of_a_checkpoint(
+    tmp_path: Path, tree: Any, error: type[Exception], text: str
+) -> None:
+    refuses(error, text, ml.save, tmp_path / "x", tree)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stale_part_leaves_all_others(tmp_path: Path) -> None:
+    with ml.Arena(ml.VM(), "gone"):
+        gone = ml.zeros(2)
+    ml.save(tmp_path / "x", {"a": ml.ones(2), "gone": ml.ones(2), "n": 3})
+    state: dict[str, Any] = {"a": ml.zeros(2), "gone": gone, "n": 1}
+    refuses(StaleTensor, "", ml.load, tmp_path / "x", into=state)
+    assert state["a"].tolist() == [0.0, 0.0]
+    assert state["n"] == 1
+
+
+def test_plain_values_that_are_damaged(tmp_path: Path) -> None:
+    for text in ("[1]", "{", "[" * 100_000):
+        ml.save(tmp_path / "x", {"a": np.zeros(1)}, {"mlvm.plaim": text})
+        content = (tmp_path / "x").read_bytes().replace(b"mlvm.plaim", b"mlvm.plain")
+        (tmp_path / "x").write_bytes(content)
+        refuses(ml.errors.WeightsError, "no JSON by path", ml.load, tmp_path / "x")
+    refuses(
+        ml.errors.AttributeRefused,
+        "'mlvm.plain' has the plain values",
+        ml.save,
+        tmp_path / "x",
+        {},
+        {"mlvm.plain": ""},
+    )
+
+
+@pytest.mark.local(reason="the members are here")
+@pytest.mark.parametrize("shard", ["optimizer", "all"])
+def test_weights_in_parts_are_saved_whole(tmp_path: Path, shard: Any) -> None:
+    def make(vm: object) -> Any:
+        model = nn.Linear(2, 3, key=ml.random.key(0))
+        optimizer = ml.optim.Adam(model, 0.1)
+        state = {"model": model, "optimizer": optimizer}
+
+        def improve(x: ml.Tensor) -> None:
+            loss_and_grad = ml.parallel.value_and_grad(lambda m: ml.sum(ml.square(m(x))))
+            optimizer.update(loss_and_grad(model)[1])
+
+        def step(x: ml.Tensor) -> bool:
+            improve(x)
+            file = tmp_path / str(ml.parallel.rank())
+            ml.save(file, state)
+            whole = {path: np.asarray(y) for path, y in ml.load(file).items()}
+            improve(x)
+            ml.load(file, into=state)
+            now = {**model.state(), **optimizer.state()}
+            return all(
+                (whole[path] == y.numpy()).all()
+                for path, y in [
+                    *((f"model/{path}", y) for path, y in model.state().items()),
+                    *((f"optimizer/{path}", y) for path, y in optimizer.state().items()),
+                ]
+            ) and bool(now)
+
+        return step
+
+    with ml.parallel.Group(2) as group:
+        step = ml.parallel.data_parallel(make, group, shard=shard)
+        assert step(ml.ones((4, 2)))
+    assert set(ml.load(tmp_path / "0")) == {
+        *("model/kernel", "model/bias", "optimizer/count"),
+        *(
+            f"optimizer/{name}/{path}"
+            for name in ("gradient_sum", "square_sum")
+            for path in ("kernel", "bias")
+        ),
+    }

@@ -1,0 +1,136 @@
+"""`stft` and `istft` against their definition, and PyTorch where it is installed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from tests.brief import cases, refuses
+
+Array = np.ndarray[Any, Any]
+RNG = np.random.default_rng(8)
+X = RNG.normal(size=(2, 50))
+t = ml.asarray
+
+
+def by_frames(x: Array, n: int, hop: int, window: Array, center: bool) -> Array:
+    """A frame after the other."""
+    if center:
+        x = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(n // 2, n // 2)], mode="reflect")
+    before = (n - len(window)) // 2
+    window = np.pad(window, (before, n - len(window) - before))
+    transform: Any = np.fft.fft if np.iscomplexobj(x) else np.fft.rfft
+    starts = range(0, x.shape[-1] - n + 1, hop)
+    return np.stack([transform(x[..., i : i + n] * window) for i in starts], axis=-1)
+
+
+SETTINGS = [
+    (16, 4, 16, True),
+    (16, 5, 16, False),
+    (9, 3, 9, True),
+    (16, 16, 10, True),
+    (1, 1, 1, True),
+    (50, 7, 33, False),
+]
+
+
+@cases("n, hop, width, center", *SETTINGS)
+@pytest.mark.parametrize("complex", [False, True])
+def test_stft(n: int, hop: int, width: int, center: bool, complex: bool) -> None:
+    x = X + 1j * X[::-1] if complex else X
+    window = RNG.uniform(0.1, 1, width)
+    found = ml.stft(t(x), n, hop, t(window), center=center)
+    expected = by_frames(x, n, hop, window, center)
+    assert found.dtype is ml.complex128
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)
+    scaled = ml.stft(t(x), n, hop, t(window), center=center, normalized=True)
+    np.testing.assert_allclose(scaled.numpy() * math.sqrt(n), expected, atol=1e-12)
+    plain = ml.stft(t(x[0]), n, hop, center=center)
+    np.testing.assert_allclose(
+        plain.numpy(), by_frames(x[:1], n, hop, np.ones(n), center)[0], atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("complex", [False, True])
+@pytest.mark.parametrize("normalized", [False, True])
+def test_istft_is_the_inverse(complex: bool, normalized: bool) -> None:
+    x = X + 1j * X[::-1] if complex else X
+    for n, hop, center in ((16, 4, True), (9, 4, True), (16, 6, True), (10, 5, False)):
+        window = ml.hamming(n, periodic=True, dtype="f64")
+        options: Any = {"center": center, "normalized": normalized}
+        spectra = ml.stft(t(x), n, hop, window, **options)
+        found = ml.istft(spectra, n, hop, window, **options).numpy()
+        np.testing.assert_allclose(found, x[:, : found.shape[-1]], atol=1e-12)
+        assert found.shape[-1] > 50 - n
+        exact = ml.istft(spectra, n, hop, window, length=70, **options).numpy()
+        assert exact.shape == (2, 70)
+        np.testing.assert_array_equal(exact[:, : found.shape[-1]], found)
+        np.testing.assert_array_equal(exact[:, 60:], 0)
+
+
+def test_as_pytorch() -> None:
+    torch = pytest.importorskip("torch")
+    x, window = torch.tensor(X), torch.hann_window(16, dtype=torch.float64)
+    ours = ml.hanning(16, periodic=True, dtype="f64")
+    np.testing.assert_allclose(ours.numpy(), window.numpy(), atol=1e-15)
+    for center in (True, False):
+        theirs = torch.stft(x, 16, 3, window=window, center=center, return_complex=True)
+        found = ml.stft(t(X), 16, 3, ours, center=center)
+        np.testing.assert_allclose(found.numpy(), theirs.numpy(), atol=1e-12)
+    theirs = torch.stft(x, 16, 3, window=window, return_complex=True) * 1.5j
+    back = torch.istft(theirs, 16, 3, window=window, length=48)
+    found = ml.istft(t(theirs.numpy()), 16, 3, ours, length=48)
+    np.testing.assert_allclose(found.numpy(), back.numpy(), atol=1e-12)
+
+
+def test_gradients_captures_and_dtypes() -> None:
+    window = ml.hanning(8, periodic=True, dtype="f64")
+
+    def there(x: ml.Tensor, window: ml.Tensor) -> ml.Tensor:
+        return ml.stft(x, 8, 3, window)
+
+    def back(spectra: ml.Tensor) -> ml.Tensor:
+        return ml.istft(spectra, 8, 3, ml.hamming(8, dtype="f64"))
+
+    x = t(X[:, :20])
+    ml.testing.check_gradients(there, x, window)
+    spectra = there(x, window) * 1j
+    ml.testing.check_gradients(back, spectra)
+    for fn, args in ((there, (x, window)), (back, (spectra,))):
+        captured = ml.capture(fn)
+        captured(*args)
+        np.testing.assert_array_equal(captured(*args).numpy(), fn(*args).numpy())
+    assert ml.stft(t(X.astype("f")), 8).dtype is ml.complex64
+    assert ml.stft(ml.ones(20, dtype="bf16"), 8).dtype is ml.complex64
+    assert ml.stft(ml.arange(20), 8).dtype is ml.complex64
+
+
+def test_windows() -> None:
+    for n in (0, 1, 2, 5, 8):
+        for ours, theirs in ((ml.hanning, np.hanning), (ml.hamming, np.hamming)):
+            np.testing.assert_allclose(ours(n, dtype="f64").numpy(), theirs(n), atol=1e-15)
+            periodic = ours(n, periodic=True, dtype="f64").numpy()
+            np.testing.assert_allclose(periodic, theirs(n + 1)[:n] if n > 1 else np.ones(n))
+    assert ml.hanning(4).dtype is ml.float32
+
+
+@cases(
+    "call, error, text",
+    (lambda: ml.stft(t(X), 0), ValueError, "n_fft must be >= 1"),
+    (lambda: ml.stft(t(X), 4, 0), ValueError, "hop_length must be >= 1"),
+    (
+        lambda: ml.stft(t(X[:, :3]), 8),
+        ml.errors.ShapeError,
+        "3 samples are too few",
+    ),
+    (lambda: ml.stft(t(X), 4, window=ml.ones(5)), ml.errors.ShapeError, "at most 4"),
+    (lambda: ml.istft(t(X * 1j), 8), ml.errors.ShapeError, r"\[..., 5 or 8, frames\]"),
+    (lambda: ml.istft(t(X), 8), ml.errors.DTypeError, "complex"),
+)
+def test_refused(call: Callable[[], object], error: type[Exception], text: str) -> None:
+    refuses(error, text, call)

@@ -1,0 +1,149 @@
+"""The layers of transformers, beside numpy and PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.types import Array
+from mlvm.eager import nn
+from tests.brief import cases, refuses
+from tests.eager.nn.checks import check, f64, normal, randomized, require_torch
+from tests.eager.nn.test_attention import in_heads
+
+TRI = np.tri(4, dtype=bool)
+
+
+def normalized(w: dict[str, Array], part: int, x: Array) -> Array:
+    mean, var = x.mean(-1, keepdims=True), x.var(-1, keepdims=True)
+    result: Array = (x - mean) / np.sqrt(var + 1e-6) * w[f"norm_{part}/scale"]
+    return result + w[f"norm_{part}/bias"]
+
+
+def below(w: dict[str, Array], name: str) -> dict[str, Array]:
+    return {k.removeprefix(name): x for k, x in w.items() if k.startswith(name)}
+
+
+def expected(
+    w: dict[str, Array], x: Array, memory: Array | None, seen: Array, seen_memory: Array, pre: bool
+) -> Array:
+    parts: list[Any] = [lambda x: in_heads(below(w, "attention/"), x, x, seen, 2)]
+    if memory is not None:
+        of_memory = below(w, "memory_attention/")
+        parts.append(lambda x: in_heads(of_memory, x, memory, seen_memory, 2))
+    parts.append(
+        lambda x: (
+            np.maximum(x @ w["hidden/kernel"] + w["hidden/bias"], 0) @ w["out/kernel"]
+            + w["out/bias"]
+        )
+    )
+    for i, part in enumerate(parts):
+        x = x + part(normalized(w, i, x)) if pre else normalized(w, i, x + part(x))
+    return x
+
+
+@pytest.mark.parametrize("pre", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+def test_encoder_layers(pre: bool, causal: bool) -> None:
+    layer = nn.TransformerEncoderLayer(6, 2, 5, pre_norm=pre, dtype="f64")
+    w, x = randomized(layer), normal(2, 4, 6)
+    mask = np.array([True, True, True, False])
+    y = layer(ml.asarray(x), mask=ml.asarray(mask), is_causal=causal)
+    seen = mask & TRI if causal else np.broadcast_to(mask, (4, 4))
+    wanted = expected(w, x, None, seen, seen, pre)
+    np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-9, atol=1e-12)
+    check(lambda layer, x: layer(x, is_causal=causal), layer, f64(1, 3, 6), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_decoder_layers(pre: bool) -> None:
+    layer = nn.TransformerDecoderLayer(6, 2, memory_dim=4, pre_norm=pre, dtype="f64")
+    assert layer.hidden.kernel.shape == (6, 24)
+    w, x, memory = randomized(layer), normal(2, 4, 6), normal(2, 3, 4)
+    mask = np.array([[True, True, False]])
+    options: tuple[tuple[dict[str, Any], Array], ...] = (
+        ({}, TRI),
+        ({"is_causal": False}, np.ones((4, 4), bool)),
+    )
+    for causal, seen in options:
+        y = layer(ml.asarray(x), ml.asarray(memory), memory_mask=ml.asarray(mask), **causal)
+        wanted = expected(w, x, memory, seen, np.broadcast_to(mask, (4, 3)), pre)
+        np.testing.assert_allclose(y.numpy(), wanted, rtol=1e-9, atol=1e-12)
+    check(lambda layer, x, m: layer(x, m), layer, f64(1, 2, 6), f64(1, 3, 4), tolerance=1e-5)
+
+
+@cases(
+    "make, memory",
+    (lambda: nn.TransformerEncoderLayer(8, 4, num_kv_heads=2, rotary_base=10.0), False),
+    (lambda: nn.TransformerDecoderLayer(8, 2, pre_norm=True), True),
+)
+def test_a_cache_gives_what_the_whole_sequence_gives(make: Any, memory: bool) -> None:
+    layer = make().astype(ml.float64).eval()
+    x, others = f64(2, 5, 8), [f64(2, 3, 8)] if memory else []
+    whole = layer(x, *others, is_causal=True).numpy()
+    cache, found = layer.init_cache(2, 6), []
+    for first, end in ((0, 2), (2, 3), (3, 5)):
+        y, cache = layer(x[:, first:end], *others, cache=cache, position=first)
+        found.append(y.numpy())
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=1e-10, atol=1e-13)
+
+
+def test_what_is_dropped_is_dropped_while_training_alone() -> None:
+    layer, x = nn.TransformerEncoderLayer(8, 2, dropout=0.5), ml.ones((1, 3, 8))
+    assert not np.array_equal(layer(x).numpy(), layer(x).numpy())
+    layer.eval()
+    np.testing.assert_array_equal(layer(x).numpy(), layer(x).numpy())
+    half = nn.TransformerDecoderLayer(8, 2, dtype=ml.bfloat16, activation=ml.gelu)
+    x = ml.ones((1, 3, 8), dtype=ml.bfloat16)
+    assert half(x, x).dtype is ml.bfloat16
+
+
+def weights_of(other: Any, names: dict[str, str]) -> dict[str, Array]:
+    """The state of a layer of PyTorch's, by the names here."""
+    found = {}
+    state = {k: x.detach().numpy() for k, x in other.state_dict().items()}
+    for theirs, ours in names.items():
+        if f"{theirs}.in_proj_weight" in state:
+            for kind, at in (("kernel", "weight"), ("bias", "bias")):
+                thirds = np.split(state[f"{theirs}.in_proj_{at}"], 3)
+                for name, part in zip(("query", "key", "value"), thirds, strict=True):
+                    found[f"{ours}/{name}/{kind}"] = part.T
+            theirs, ours = f"{theirs}.out_proj", f"{ours}/out"
+        kernel = "scale" if "norm" in ours else "kernel"
+        found[f"{ours}/{kernel}"] = state[f"{theirs}.weight"].T
+        found[f"{ours}/bias"] = state[f"{theirs}.bias"]
+    return found
+
+
+@pytest.mark.parametrize("pre", [False, True])
+def test_beside_torch(pre: bool) -> None:
+    torch = require_torch()
+    options = {"norm_first": pre, "batch_first": True, "dtype": torch.float64, "dropout": 0.0}
+    other = torch.nn.TransformerEncoderLayer(6, 2, 5, **options)
+    layer = nn.TransformerEncoderLayer(6, 2, 5, pre_norm=pre, eps=1e-5, dtype="f64")
+    names = {"self_attn": "attention", "linear1": "hidden", "linear2": "out"}
+    norms = {"norm1": "norm_0", "norm2": "norm_1"}
+    layer.load_parameters(weights_of(other, {**names, **norms}))
+    x, memory = normal(2, 4, 6), normal(2, 3, 6)
+    hidden = torch.tensor(~TRI)
+    theirs = other(torch.tensor(x), src_mask=hidden).detach()
+    ours = layer(ml.asarray(x), is_causal=True)
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+    decoder = torch.nn.TransformerDecoderLayer(6, 2, 5, **options)
+    last = nn.TransformerDecoderLayer(6, 2, 5, pre_norm=pre, eps=1e-5, dtype="f64")
+    names |= {"multihead_attn": "memory_attention", "norm3": "norm_2"}
+    last.load_parameters(weights_of(decoder, {**names, **norms}))
+    theirs = decoder(torch.tensor(x), torch.tensor(memory), tgt_mask=hidden).detach()
+    ours = last(ml.asarray(x), ml.asarray(memory))
+    np.testing.assert_allclose(ours.numpy(), theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_what_is_refused() -> None:
+    error = ml.errors.AttributeRefused
+    refuses(error, "hidden_dim must be", nn.TransformerEncoderLayer, 4, 2, 0)
+    refuses(error, "must divide embed_dim", nn.TransformerDecoderLayer, 4, 3)
+    layer = nn.TransformerDecoderLayer(4, 2)
+    refuses(ml.errors.ShapeError, "memory must be", layer, ml.ones((1, 2, 4)), ml.ones((2, 2, 4)))

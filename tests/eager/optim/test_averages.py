@@ -1,0 +1,287 @@
+"""Averages of weights, and updates with the gradients of several batches."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    GradientError,
+    PathError,
+    ShapeError,
+)
+from mlvm.eager import Tensor, nn, optim
+
+RNG = np.random.default_rng(5)
+
+
+DATA = [
+    (RNG.standard_normal((12, 4)).astype("f"), RNG.standard_normal((12, 2)).astype("f"))
+    for _ in range(4)
+]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.first = nn.Linear(4, 8, key=ml.random.key(1))
+        self.norm = nn.BatchNorm(8)
+        self.last = nn.Linear(8, 2, key=ml.random.key(2))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.last(ml.relu(self.first(x)))
+
+
+def values(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    return {path: x.numpy() for path, x in tensors.items()}
+
+
+def same(found: dict[str, Any], expected: dict[str, Any]) -> bool:
+    return found.keys() == expected.keys() and all(
+        found[path].tobytes() == expected[path].tobytes() for path in found
+    )
+
+
+# --- averages ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_averages_are_their_formula(warmup: bool, captured: bool) -> None:
+    w = ml.asarray(RNG.standard_normal(3))
+    average = optim.EMA({"w": w}, 0.75, warmup=warmup)
+    expected = w.numpy()
+
+    def step(g: Tensor) -> None:
+        ml.subtract(w, g, out=w)
+        average.update()
+
+    run = ml.capture(step) if captured else step
+    for t in range(20):
+        run(ml.asarray(RNG.standard_normal(3)))
+        decay = min(0.75, (1 + t) / (10 + t)) if warmup else 0.75
+        expected = decay * expected + (1 - decay) * w.numpy()
+    np.testing.assert_allclose(
+        average.state()["average/w"].numpy(), expected, rtol=1e-6 if warmup else 1e-12
+    )
+    assert average.count.item() == 20
+
+
+def test_a_captured_step_averages_to_the_bit() -> None:
+    runs = []
+
+    def step(model: Net, optimizer: Any, average: optim.EMA, x: Tensor, y: Tensor) -> None:
+        optimizer.update(ml.grad(lambda model: ml.mean_squared_error(model(x), y))(model))
+        average.update()
+
+    for run in (step, ml.capture(step)):
+        model = Net()
+        optimizer, average = optim.AdamW(model, 0.1), optim.EMA(model, 0.9)
+        for x, y in DATA:
+            run(model, optimizer, average, ml.asarray(x), ml.asarray(y))
+        runs.append(values(average.state()))
+    assert same(*runs)
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_model_has_the_averages_inside_the_block(captured: bool) -> None:
+    model = Net()
+    average = optim.EMA(model, 0.5)
+    own = values(model.named_parameters())
+    for x in model.named_parameters().values():
+        x += 2.0
+    average.update()
+    x = ml.ones((1, 4))
+    evaluate: Any = ml.capture(model.__call__) if captured else model
+    before = evaluate(x)
+    with average.swapped():
+        for path, p in model.named_parameters().items():
+            np.testing.assert_allclose(p.numpy(), own[path] + 1.0, rtol=1e-6)
+        inside = evaluate(x)
+        with pytest.raises(AttributeRefused, match=r"EMA.update: inside swapped\(\)"):
+            average.update()
+        with pytest.raises(AttributeRefused, match=r"EMA.swapped: inside swapped\(\)"):
+            average.swapped().__enter__()
+    assert inside.tolist() != before.tolist()
+    assert evaluate(x).tolist() == before.tolist()
+    with pytest.raises(ZeroDivisionError), average.swapped():
+        raise ZeroDivisionError
+    assert evaluate(x).tolist() == before.tolist()
+    average.update()
+
+
+def test_a_batch_that_ends_takes_no_weights_with_it() -> None:
+    w, batch = ml.zeros(2), ml.Arena(ml.default_vm(), "batch")
+    average = optim.EMA({"w": w}, 0.5)
+    w += 4.0
+    with batch.allocating():
+        swapped = average.swapped()
+        swapped.__enter__()
+    with batch:
+        assert (w + 1.0).tolist() == [1.0, 1.0]
+    swapped.__exit__(None, None, None)
+    assert w.tolist() == [4.0, 4.0]
+
+
+def test_averages_of_halves_are_f32() -> None:
+    w = ml.ones(2, dtype=ml.bfloat16)
+    average = optim.EMA({"w": w, "n": ml.asarray([1])}, 0.999)
+    for _ in range(3):
+        average.update()
+    w *= 2.0
+    average.update()
+    assert average.state()["average/w"].type == ml.TensorType("f32", [2])
+    np.testing.assert_allclose(average.state()["average/w"].numpy(), 1.001, rtol=1e-6)
+    with average.swapped():
+        assert w.dtype is ml.bfloat16
+        assert w.astype(ml.float32).tolist() == [1.0, 1.0]
+    assert w.astype(ml.float32).tolist() == [2.0, 2.0]
+
+
+def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
+    params = {"w": ml.ones(2)}
+    average = optim.EMA(params, 0.5)
+    params["w"] = ml.full(2, 3.0)
+    average.update()
+    saved = values(average.state())
+    assert list(saved) == ["count", "average/w"]
+    again = optim.EMA({"w": ml.zeros(2)}, 0.5)
+    again.load_state(saved)
+    assert same(values(again.state()), saved)
+    with pytest.raises(PathError, match="missing state 'count'"):
+        again.load_state({"average/w": saved["average/w"]})
+    params["w"] = ml.ones(3)
+    with pytest.raises(ShapeError, match=r"parameter 'w' is f32\[2\], given f32\[3\]"):
+        average.update()
+    assert repr(average) == "<EMA of 1 tensors: decay=0.5>"
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: decay must be in [0, 1), given 1"),
+        (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
+        (lambda: optim.MultiSteps(None, 1), "MultiSteps: it takes an optimizer, not None"),  # type: ignore[arg-type]
+        (
+            lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
+            "MultiSteps: every must be in [1, 16777216), given 0",
+        ),
+        (
+            lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 2.0),  # type: ignore[arg-type]
+            "MultiSteps: every must be an int, given 2.0",
+        ),
+    ],
+)
+def test_what_is_refused(make: Any, message: str) -> None:
+    with pytest.raises(AttributeRefused, match=re.escape(message)):
+        make()
+
+
+def test_averages_have_no_gradient() -> None:
+    w = ml.ones(())
+    average = optim.EMA(w)
+    optimizer = optim.MultiSteps(optim.SGD(w, 1.0), 2)
+
+    def averaged(x: Tensor) -> Tensor:
+        average.update()
+        return x
+
+    def stepped(x: Tensor) -> Tensor:
+        optimizer.update(ml.ones(()))
+        return x
+
+    for fn in (averaged, stepped):
+        with pytest.raises(GradientError, match="outside of the differentiated function"):
+            ml.grad(fn)(w)
+
+
+# --- accumulation --------------------------------------------------------------------
+
+
+def trained(every: int, *, captured: bool, tied: bool = False) -> dict[str, Any]:
+    """After 4 updates, each with a batch of 12 in so many parts."""
+    model: Any = Net()
+    if tied:
+        model.again = model.last
+    inner = optim.AdamW(model, optim.cosine(0.1, 10))
+    optimizer = optim.MultiSteps(inner, every)
+    loss_and_grads = ml.value_and_grad(lambda model, x, y: ml.mean_squared_error(model(x), y))
+
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        _, grads = loss_and_grads(model, x, y)
+        return optimizer.update(grads)
+
+    run = ml.capture(step) if captured else step
+    done = []
+    for xs, ys in DATA:
+        for x, y in zip(np.split(xs, every), np.split(ys, every), strict=True):
+            done.append(bool(run(ml.asarray(x), ml.asarray(y))))
+    assert done == ([False] * (every - 1) + [True]) * 4
+    assert inner.count.item() == 4
+    assert not captured or run.signatures == 1  # type: ignore[attr-defined]
+    return values({**model.state(), **inner.state(), **optimizer.state()})
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("every", [2, 3, 4])
+def test_parts_of_a_batch_are_the_batch(every: int, tied: bool) -> None:
+    whole = trained(1, captured=False, tied=tied)
+    parts = trained(every, captured=False, tied=tied)
+    for path, x in whole.items():
+        np.testing.assert_allclose(parts[path], x, rtol=2e-4, atol=2e-5, err_msg=path)
+    assert same(trained(every, captured=True, tied=tied), parts)
+
+
+def test_all_parts_in_one_captured_step() -> None:
+    model = Net()
+    optimizer = optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 10)), 4)
+
+    @ml.capture
+    def step(x: Tensor, y: Tensor) -> Tensor:
+        for part, of in zip(ml.split(x, 4), ml.split(y, 4), strict=True):
+            grads = ml.grad(lambda m, part=part, of=of: ml.mean_squared_error(m(part), of))(model)
+            done = optimizer.update(grads)
+        return done
+
+    for x, y in DATA:
+        assert bool(step(ml.asarray(x), ml.asarray(y)))
+    found, expected = values(model.state()), trained(4, captured=False)
+    assert same(found, {path: expected[path] for path in found})
+
+
+def test_sums_are_saved_and_forget_what_is_not_finite() -> None:
+    w = ml.zeros(2)
+    optimizer = optim.MultiSteps(optim.SGD({"w": w}, 1.0), 2)
+    optimizer.update({"w": ml.ones(2)})
+    saved = values(optimizer.state())
+    assert {path: x.tolist() for path, x in saved.items()} == {
+        "count": 1.0,
+        "gradients/w": [0.5, 0.5],
+    }
+    other = ml.zeros(2)
+    again = optim.MultiSteps(optim.SGD({"w": other}, 1.0), 2)
+    again.load_state(saved)
+    again.update({"w": ml.ones(2)})
+    assert other.tolist() == [-1.0, -1.0]
+    optimizer.update({"w": ml.asarray([ml.inf, ml.nan])})
+    assert optimizer.state()["gradients/w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("grads", "error", "message"),
+    [
+        ({}, PathError, "missing gradient 'w'"),
+        ({"w": ml.ones(3)}, ShapeError, r"gradient 'w' is f32\[2\], given f32\[3\]"),
+        ({"w": ml.ones(2, dtype=ml.float64)}, DTypeError, r"given f64\[2\]"),
+    ],
+)
+def test_gradients_that_do_not_fit_change_nothing(grads: Any, error: Any, message: str) -> None:
+    optimizer = optim.MultiSteps(optim.SGD({"w": ml.zeros(2)}, 1.0), 2)
+    with pytest.raises(error, match=message):
+        optimizer.update(grads)
+    assert optimizer.count.item() == 0

@@ -1,0 +1,178 @@
+"""Learning rates over updates against closed forms, of numbers too, and the plateau of a loss."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused
+from mlvm.eager import optim
+
+COUNTS = [0, 1, 2, 3, 7, 10, 29, 30, 31, 69, 70, 71, 149, 150, 151, 309, 310, 100_000]
+
+
+def restarts(count: int, first: int, factor: float) -> float:
+    """By walking from restart to restart."""
+    start, length = 0.0, float(first)
+    while count >= start + length:
+        start, length = start + length, length * factor
+    return 0.5 + 1.5 * (1 + math.cos(math.pi * (count - start) / length)) / 2
+
+
+SCHEDULES: dict[str, tuple[Any, Callable[[int], float]]] = {
+    "constant": (optim.constant(0.25), lambda n: 0.25),
+    "exponential": (optim.exponential(2.0, 0.9, 10), lambda n: 2 * 0.9 ** (n / 10)),
+    "step": (optim.step(2.0, 0.5, 30), lambda n: 2 * 0.5 ** (n // 30)),
+    "warmup": (
+        optim.warmup(optim.step(2.0, 0.5, 30), 10, initial=0.5),
+        lambda n: 0.5 + 1.5 * n / 10 if n < 10 else 2 * 0.5 ** ((n - 10) // 30),
+    ),
+    "warmup of a number": (optim.warmup(3.0, 10), lambda n: 3.0 * min(n / 10, 1)),
+    "restarts": (optim.cosine_restarts(2.0, 10, 2, 0.5), lambda n: restarts(n, 10, 2)),
+    "restarts of one length": (
+        optim.cosine_restarts(2.0, 10, final=0.5),
+        lambda n: restarts(n, 10, 1),
+    ),
+    "restarts of odd lengths": (
+        optim.cosine_restarts(2.0, 7, 1.5, 0.5),
+        lambda n: restarts(n, 7, 1.5),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_is_its_formula(name: str) -> None:
+    schedule, expected = SCHEDULES[name]
+    found = [schedule(ml.asarray(np.float32(n))) for n in COUNTS]
+    assert {str(rate.type) for rate in found} == {"f32[]"}
+    wanted = [expected(n) for n in COUNTS]
+    np.testing.assert_allclose([float(x) for x in found[:-1]], wanted[:-1], rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(float(found[-1]), wanted[-1], rtol=2e-2, atol=1e-7)  # f32 counts
+
+
+ALL = [*[each for each, _ in SCHEDULES.values()], optim.cosine(1.0, 9), optim.one_cycle(1.0, 9)]
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_a_schedule_takes_a_number(schedule: Any) -> None:
+    expected = schedule(ml.asarray(np.float32(5)))
+    for count in (5, 5.0, np.int64(5), ml.asarray(np.int64(5))):
+        found = schedule(count)
+        assert found.type is expected.type
+        assert found.item() == expected.item()
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_a_captured_schedule_is_the_eager_one(schedule: Any) -> None:
+    captured = ml.capture(schedule)
+    for n in COUNTS:
+        count = ml.asarray(np.float32(n))
+        assert captured(count).item() == schedule(count).item()
+
+
+@pytest.mark.parametrize("first", [2, 3, 10, 50])
+@pytest.mark.parametrize("factor", [2, 3])
+def test_a_restart_is_at_the_very_update(first: int, factor: int) -> None:
+    schedule, start = optim.cosine_restarts(1.0, first, factor), 0
+    for n in range(8):
+        assert schedule(start).item() == 1.0
+        if start:
+            assert schedule(start - 1).item() < 0.9
+        start += first * factor**n
+
+
+# --- a plateau -----------------------------------------------------------------------
+
+LOSSES = [5.0, 4.0, 4.0, 3.9999, 4.1, math.nan, 4.0, 4.0, 3.0, 3.1, 3.1, 3.1, 3.1, 3.1, 3.1, -1.0]
+PLATEAUS: list[dict[str, Any]] = [
+    {},
+    {"patience": 2},
+    {"patience": 0, "factor": 0.5},
+    {"patience": 1, "cooldown": 2},
+    {"patience": 0, "least": 0.02},
+    {"patience": 1, "threshold": 0.3},
+]
+
+
+def plateau(given: dict[str, Any]) -> list[float]:
+    """As the documentation of PyTorch's ReduceLROnPlateau tells it."""
+    rate, best, bad, cooling, found = 1.0, math.inf, 0, 0, []
+    for loss in LOSSES:
+        if loss < best * (1 - given.get("threshold", 1e-4)):
+            best, bad = loss, 0
+        else:
+            bad += 1
+        if cooling:
+            cooling, bad = cooling - 1, 0
+        if bad > given.get("patience", 10):
+            rate = max(rate * given.get("factor", 0.1), given.get("least", 0.0))
+            cooling, bad = given.get("cooldown", 0), 0
+        found.append(rate)
+    return found
+
+
+@pytest.mark.parametrize("given", PLATEAUS)
+def test_a_rate_falls_on_a_plateau(given: dict[str, Any]) -> None:
+    rate = optim.Plateau(1.0, **given)
+    eager, captured = [], []
+    for loss in LOSSES:
+        rate.update(loss)
+        eager.append(rate(0).item())
+    np.testing.assert_allclose(eager, plateau(given), rtol=1e-6)
+    rate = optim.Plateau(1.0, **given)
+    update = ml.capture(lambda loss: rate.update(loss))
+    for loss in LOSSES:
+        update(ml.asarray(np.float32(loss)))
+        captured.append(rate(0).item())
+    assert captured == eager
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=1.0)
+    options = {"min_lr" if k == "least" else k: x for k, x in given.items()}
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, **options)
+    for loss, ours in zip(LOSSES, eager, strict=True):
+        theirs.step(loss)
+        assert optimizer.param_groups[0]["lr"] == pytest.approx(ours, rel=1e-6)
+
+
+def test_a_plateau_is_a_schedule_that_is_saved() -> None:
+    w = ml.zeros(1)
+    rate = optim.Plateau(1.0, factor=0.5, patience=0)
+    optimizer = optim.SGD(w, rate)
+    step = ml.capture(lambda g: optimizer.update(g))
+    step(ml.ones(1))
+    for loss in (1.0, 2.0):
+        rate.update(loss)
+    assert optimizer.rate == 0.5
+    step(ml.ones(1))
+    assert w.tolist() == [-1.5]
+    assert step.signatures == 1
+    again = optim.Plateau(7.0, factor=0.5, patience=0)
+    again.load_state({name: x.numpy() for name, x in rate.state().items()})
+    assert (again.rate.item(), again.best.item()) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: optim.exponential(1, -1), "exponential: decay_rate must be in [0, inf), given -1"),
+        (lambda: optim.exponential(1, 1, 0), "exponential: transition_steps must be in [1, inf)"),
+        (lambda: optim.step(-1, 1, 1), "step: initial must be in [0, inf), given -1"),
+        (lambda: optim.step(1, 1, 0), "step: step_size must be in [1, inf), given 0"),
+        (lambda: optim.warmup(-1.0, 5), "constant: rate must be in [0, inf), given -1.0"),
+        (lambda: optim.warmup(1.0, 0), "warmup: warmup_steps must be in [1, inf), given 0"),
+        (lambda: optim.cosine_restarts(1, 0), "cosine_restarts: first_steps must be in [1, inf)"),
+        (lambda: optim.cosine_restarts(1, 1, 0.5), "cosine_restarts: factor must be in [1, inf)"),
+        (lambda: optim.Plateau(-1), "Plateau: rate must be in [0, inf), given -1"),
+        (lambda: optim.Plateau(1, factor=1), "Plateau: factor must be in [0, 1), given 1"),
+        (lambda: optim.Plateau(1, patience=-1), "Plateau: patience must be in [0, inf), given -1"),
+    ],
+)
+def test_what_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(AttributeRefused, match=re.escape(message)):
+        make()

@@ -1,0 +1,279 @@
+"""`ml.debug.nans`: the launch that makes a nan, eagerly, in a captured step, and elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError, MachineError, NotFinite
+from mlvm.eager import Tensor, nn, optim
+from mlvm.machines.local import LocalVM
+from tests.brief import cases
+from tests.machines.remote.serving import Served
+
+HERE = __file__
+
+
+@pytest.fixture(params=["local", "numpy", "workers", "remote"])
+def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
+    match request.param:
+        case "local":
+            yield LocalVM("here")
+        case "numpy":
+            yield LocalVM("here", native=False)
+        case "workers":
+            with_workers = LocalVM("here", workers=2)
+            yield with_workers
+            with_workers.close()
+        case _:
+            with Served() as server, server.vm() as remote:
+                yield remote
+
+
+@contextmanager
+def waited(vm: Any) -> Iterator[None]:
+    """What was posted to a VM elsewhere, or to workers, has run at the end of the block."""
+    yield
+    vm.synchronize()
+
+
+def line_of(error: BaseException, text: str) -> bool:
+    """Whether a note names the line of this file with that text."""
+    lines = Path(HERE).read_text().splitlines()
+    places = [i for i, line in enumerate(lines, 1) if text in line]
+    return any(note.endswith(f"{HERE}:{i}") for note in error.__notes__ for i in places)
+
+
+# --- eagerly -------------------------------------------------------------------------
+
+
+@cases(
+    "make, message",
+    (lambda x: ml.log(x), r"log\(f32\[3\]\): the result, f32\[3\], is nan at \[1\]; the operands"),
+    (
+        lambda x: 1.0 / (x - x),
+        r"divide\(f32\[\], f32\[3\]\): the result, f32\[3\], is inf at \[0\]",
+    ),
+    (lambda x: ml.sum(x / 0.0 * 0.0), r"divide\(f32\[3\], f32\[\]\): .* is inf at \[0\]"),
+    (lambda x: ml.exp(x * 100.0), r"exp\(f32\[3\]\): the result, f32\[3\], is inf at \[0\]"),
+    (lambda x: ml.outer(x, x) ** 0.5, r"is nan at \[0, 1\]; the operands are finite"),
+    (lambda x: x.astype(ml.float16) * 6e4 * 2.0, r"f16\[3\], is inf at \[0\]"),
+    (lambda x: x.astype(ml.bfloat16) * 3e38, r"bf16\[3\], is inf at \[0\]"),
+    (lambda x: ml.log((x - x).astype(ml.complex64)), r"c64\[3\], is \(-inf\+0j\) at \[0\]"),
+    (lambda x: ml.full(3, ml.inf) - ml.full(3, ml.inf), r"is nan at \[0\]; operand 0 is inf at \["),
+    (lambda x: ml.full(3, ml.nan) + 1.0, r"is nan at \[0\]; operand 0 is nan at \[0\]"),
+)
+def test_the_launch_that_makes_it_raises(make: Callable[[Tensor], Tensor], message: str) -> None:
+    x = ml.asarray([2.0, -1.0, 3.0])
+    with ml.debug.nans(), pytest.raises(NotFinite, match=message) as raised:
+        make(x)
+    assert isinstance(raised.value, FloatingPointError)
+    make(x)  # outside of the block it is as ever
+
+
+def test_what_is_no_defect() -> None:
+    x = ml.asarray([2.0, -1.0, 3.0])
+    with ml.debug.nans():
+        masked = ml.where(x > 0.0, x, -ml.inf)
+        np.testing.assert_allclose(ml.softmax(masked).numpy().sum(), 1.0, rtol=1e-6)
+        assert ml.max(masked + ml.zeros(3)).item() == 3.0
+        assert (ml.full(2, ml.inf) * 2.0).tolist() == [ml.inf] * 2
+        assert ml.pad(x, 1, value=-ml.inf).tolist()[0] == -ml.inf
+        assert ml.isnan(ml.full(2, ml.nan)).tolist() == [True, True]
+        with ml.debug.nans():  # one more is none
+            assert (x + 1.0).tolist() == [3.0, 0.0, 4.0]
+        q = ml.random.normal((1, 2, 5, 4), key=ml.random.key(0))
+        mask = ml.tril(ml.ones((5, 5))) > 0.0
+        ml.scaled_dot_product_attention(q, q, q, mask)
+        with pytest.raises(NotFinite):
+            ml.log(x)
+
+
+def test_elsewhere_and_in_a_gradient(vm: Any) -> None:
+    with ml.use(vm):
+        x = ml.asarray([4.0, 0.0])
+        y = x * 1.0
+        with ml.debug.nans(vm):
+            assert ml.sqrt(x).tolist() == [2.0, 0.0]
+            with pytest.raises(NotFinite, match=r"is inf at \[1\]") as raised, waited(vm):
+                ml.grad(lambda x: ml.sum(x**0.5))(x)  # the gradient
+            assert line_of(raised.value, "# the gradient")
+            with pytest.raises(NotFinite, match=r"divide.* is nan at"), waited(vm):
+                y /= y
+        assert y.tolist() == [4.0, 0.0]  # as it was before
+        assert ml.log(x).tolist()[1] == -ml.inf
+
+
+def test_other_vms_are_not_watched() -> None:
+    with ml.debug.nans(LocalVM("other")):
+        assert np.isnan(ml.log(ml.asarray(-1.0)).item())
+
+
+@pytest.mark.local(reason="a VM elsewhere has no instrument")
+def test_one_instrument_at_a_time(tmp_path: Any) -> None:
+    vm = LocalVM("traced")
+    with vm.trace(tmp_path / "t.json"):
+        with pytest.raises(MachineError, match="has an instrument already"), ml.debug.nans(vm):
+            pass
+        with ml.use(vm):
+            assert np.isnan(ml.log(ml.asarray(-1.0)).item())
+    with ml.debug.nans(vm), ml.use(vm), pytest.raises(NotFinite):
+        ml.log(ml.asarray(-1.0))
+
+
+# --- captured ------------------------------------------------------------------------
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.first = nn.Linear(3, 4, key=ml.random.key(0))
+        self.norm = nn.BatchNorm(4)
+        self.last = nn.Linear(4, 1, key=ml.random.key(1))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.last(ml.log(self.norm(self.first(x)) + 9.0))  # the logarithm
+
+
+def values(*holders: Any) -> list[bytes]:
+    return [x.numpy().tobytes() for each in holders for x in each.state().values()]
+
+
+def test_a_captured_step_raises_and_changes_nothing(vm: Any) -> None:
+    with ml.use(vm):
+        model = Net()
+        optimizer = optim.AdamW(model, optim.cosine(0.1, 100))
+
+        def loss_of(model: Net, x: Tensor) -> Tensor:
+            return ml.mean(ml.square(model(x + 0.0 * ml.random.normal((8, 3)))))
+
+        @ml.capture
+        def step(x: Tensor) -> Any:
+            loss, grads = ml.value_and_grad(loss_of)(model, x)
+            optimizer.update(grads)
+            return loss
+
+        good = ml.random.normal((8, 3), key=ml.random.key(3))
+        bad = good * 1.0
+        bad[2, 1] = 1e38
+        bad *= 10.0
+        step(good)
+        with ml.debug.nans(vm):
+            step(good)
+            before = values(model, optimizer)
+            for _ in range(2):
+                with pytest.raises(NotFinite, match=r"f32\[8") as raised:
+                    step(bad)
+                assert any("recorded at" in note for note in raised.value.__notes__)
+                assert values(model, optimizer) == before
+            inside = step(good).item()
+            after = values(model, optimizer)
+        assert step.signatures == 2
+        assert np.isfinite(inside)
+        assert after != before
+        step(bad)
+        assert not np.isfinite(model.state()["last/kernel"].numpy()).all()
+
+
+def test_a_watched_step_has_the_bits_of_any(vm: Any) -> None:
+    runs = []
+    for watched in (False, True):
+        with ml.use(vm):
+            ml.random.seed(3)
+            model = Net()
+            optimizer = optim.AdamW(model, 0.01)
+            step = ml.capture(
+                lambda x: optimizer.update(  # noqa: B023
+                    ml.grad(lambda m: ml.mean(ml.square(m(x + ml.random.normal((8, 3))))))(model)  # noqa: B023
+                )
+            )
+            x = ml.random.normal((8, 3), key=ml.random.key(3))
+            for _ in range(3):
+                if watched:
+                    with ml.debug.nans(vm):
+                        step(x)
+                else:
+                    step(x)
+            runs.append(values(model, optimizer))
+    assert runs[0] == runs[1]
+
+
+def test_the_line_is_that_of_the_recording(vm: Any) -> None:
+    with ml.use(vm), ml.debug.nans(vm):
+        w = ml.ones(3)
+
+        @ml.capture
+        def step(x: Tensor) -> Any:
+            ml.add(w, x, out=w)
+
+            def body(i: Tensor, s: Tensor) -> Tensor:
+                return ml.sqrt(s - 1.0)  # the root
+
+            return ml.fori_loop(0, 3, body, ml.cond(ml.sum(x) > 0.0, ml.negative, ml.abs, x))
+
+        with pytest.raises(NotFinite, match=r"sqrt\(f32\[3\]\): .* is nan at \[0\]") as raised:
+            step(ml.full(3, 2.0))
+        assert line_of(raised.value, "# the root")
+        assert w.tolist() == [1.0, 1.0, 1.0]
+
+
+def test_it_stands_around_a_captured_function() -> None:
+    @ml.capture
+    def step(x: Tensor) -> Tensor:
+        with ml.debug.nans():
+            return ml.log(x)
+
+    with pytest.raises(CaptureError, match=r"ml\.debug\.nans is entered"):
+        step(ml.ones(2))
+
+
+def test_a_function_of_the_program(vm: Any) -> None:
+    with ml.use(vm), ml.debug.nans(vm):
+
+        @ml.function
+        def halved(x: Tensor, n: Tensor) -> Any:
+            return ml.cond(n > 0, lambda: halved(ml.sqrt(x - 1.0), n - 1), lambda: x)
+
+        step = ml.capture(lambda x, n: halved(x, n))
+        assert step(ml.full(2, 26.0), ml.asarray(2)).tolist() == [2.0, 2.0]
+        with pytest.raises(NotFinite, match=r"sqrt\(f32\[2\]\): .* is nan at \[0\]"):
+            step(ml.full(2, 26.0), ml.asarray(6))
+
+
+def test_a_step_that_takes_from_a_queue(vm: Any) -> None:
+    with ml.use(vm):
+        queue, total = ml.QueueTensor(vm, ["f32[2]"], 4), ml.zeros(2)
+
+        @ml.capture
+        def step() -> None:
+            [x] = queue.get()
+            ml.add(total, ml.log(x), out=total)
+
+        def put(value: float) -> None:
+            with queue.reserve() as [x]:
+                x[...] = value
+
+        with ml.debug.nans(vm):
+            for value in (1.0, -1.0, 1.0):
+                put(value)
+            step()
+            with pytest.raises(NotFinite, match=r"log\(f32\[2\]\)"):
+                step()
+            assert total.tolist() == [0.0, 0.0]
+            step()
+            assert queue.empty()
+
+
+@pytest.mark.local(reason="it looks at the VM's functions")
+def test_outside_nothing_is_observed() -> None:
+    vm = LocalVM("quiet")
+    with ml.debug.nans(vm):
+        assert vm.functions.instrument is not None
+    assert vm.functions.instrument is None
+    assert "launch" not in vars(vm)
+    assert vm.fast_path is None or not vm.fast_path.instrumented

@@ -1,0 +1,272 @@
+"""What a pipeline takes for a data set besides a `Dataset`: arrays, columns, samples by number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import PipelineError
+from mlvm.core.types import Array, DType
+from mlvm.input.datasets import as_dataset
+from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
+
+X = np.random.default_rng(0).normal(size=(11, 4))
+Y = np.arange(11)
+
+
+class Frame:
+    """What frames of pandas and polars have, with labels that are no positions."""
+
+    columns = ("height", "tall enough", "label")
+
+    def __getitem__(self, name: str) -> Array:
+        return {"height": X[:, 0], "tall enough": X[:, 0] > 0, "label": Y}[name]
+
+    def to_numpy(self) -> Array:
+        raise AssertionError("its columns are taken one by one")
+
+
+class Reversed:
+    """Samples one by one. It takes arrays of indices too, and does something else with them."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: Any) -> Any:
+        return X[i][::-1], int(Y[i])
+
+
+class Rows(Reversed):
+    """Samples one by one, and many at once in the same way."""
+
+    def __getitem__(self, i: Any) -> Any:
+        assert np.ndim(i) == 0 or len(i) > 0
+        return {"x": X[i], "y": Y[i]}
+
+
+class InOrder(Reversed):
+    """As a file of HDF5: it takes increasing indices alone, and turns into an array as a whole."""
+
+    def __array__(self, *_: object) -> Array:
+        raise AssertionError("it is larger than memory")
+
+    def __getitem__(self, i: Any) -> Any:
+        if np.ndim(i) and (np.diff(i) <= 0).any():
+            raise TypeError("Indexing elements must be in increasing order")
+        return X[i]
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+WANTED: dict[str, Array] = {"x": X.astype(np.float32), "y": Y, "r": X[:, ::-1].astype(np.float32)}
+
+
+@cases(
+    "given, wanted, names",
+    (X, "x", ()),
+    (X.astype(np.float32), "x", ()),
+    (ml.asarray(X), "x", ()),
+    ((X, Y), "xy", ()),
+    ((X.tolist(), Y.tolist()), "xy", ()),
+    ((InOrder(), Y), "xy", ()),
+    (Pair(X, Y), "xy", ("x", "y")),
+    ({"x": X, "y": Y}, "xy", ("x", "y")),
+    ({"pixels": X, 3: Y}, "xy", ("pixels", "_1")),
+    (list(X), "x", ()),
+    (list(zip(X, Y, strict=True)), "xy", ()),
+    ([[x, int(y)] for x, y in zip(X, Y, strict=True)], "xy", ()),
+    ([{"x": x, "y": y} for x, y in zip(X, Y, strict=True)], "xy", ("x", "y")),
+    ([Pair(x, y) for x, y in zip(X, Y, strict=True)], "xy", ("x", "y")),
+    (range(11), "y", ()),
+    (Reversed(), "ry", ()),
+    (Rows(), "xy", ("x", "y")),
+    (InOrder(), "x", ()),
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_data_set_gives_batches(given: Any, wanted: str, names: Any, workers: int) -> None:
+    with ml.Pipeline(given, 4, shuffle=True, seed=3, workers=workers) as batches:
+        assert len(batches) == 3
+        found = [[x.numpy() for x in batch] for batch in batches]
+        batch = batches.get()
+        assert getattr(batch, "_fields", ()) == names
+    for column, name in enumerate(wanted):
+        rows = np.concatenate([batch[column] for batch in found])
+        where = np.lexsort(rows.reshape(len(rows), -1).T)
+        expected = WANTED[name][np.lexsort(WANTED[name].reshape(len(rows), -1).T)]
+        assert rows.dtype == expected.dtype
+        assert rows[where].tolist() == expected.tolist()
+    order = np.concatenate([batch[-1] for batch in found])
+    again = ml.Pipeline((X, Y), 4, shuffle=True, seed=3)
+    shuffled = [[x.numpy() for x in batch] for batch in again]
+    x, y = (np.concatenate([batch[i] for batch in shuffled]) for i in (0, 1))
+    assert order.tolist() == {"x": x, "r": x[:, ::-1], "y": y}[wanted[-1]].tolist()
+
+
+def test_samples_that_many_indices_give_alike_are_read_at_once() -> None:
+    rows = Rows()
+    assert as_dataset(rows) is rows
+    for given in (Reversed(), InOrder(), [X[0], X[1]]):
+        made = as_dataset(given)
+        assert made is not given
+        assert as_dataset(made) is made
+
+
+def test_a_frame_gives_its_columns_by_name() -> None:
+    with ml.Pipeline(Frame(), 3) as batches:
+        batch: Any = batches.get()
+    assert batch._fields == ("height", "_1", "label")
+    assert [str(x.type) for x in batch] == ["f32[3]", "bool[3]", "i64[3]"]
+    assert batch.label.tolist() == [0, 1, 2]
+
+
+def test_a_frame_of_pandas_gives_rows_by_position() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "b": Y, "c": Y > 5}, index=Y[::-1] * 2)
+    with ml.Pipeline(frame, 3, shuffle=True) as batches:
+        rows = [(a.numpy(), b.numpy()) for a, b, _ in batches]
+    for a, b in rows:
+        assert a.tolist() == X[b, 0].astype(np.float32).tolist()
+    with ml.Pipeline({"x": frame[["a", "c"]].astype(float), "y": frame["b"]}, 3) as batches:
+        x, y = batches.get()
+        assert (str(x.type), y.tolist()) == ("f32[3,2]", [0, 1, 2])
+    frame["text"] = "a"
+    refuses(PipelineError, "no tensor holds, in column 'text'", ml.Pipeline, frame, 3)
+
+
+def test_samples_of_torch_are_taken() -> None:
+    torch = pytest.importorskip("torch")
+    dataset = torch.utils.data.TensorDataset(torch.asarray(X), torch.asarray(Y))
+    with ml.Pipeline(dataset, 4) as batches:
+        x, y = batches.get()
+        assert x.tolist() == X[:4].astype(np.float32).tolist()
+        assert y.tolist() == Y[:4].tolist()
+
+
+def doubled(arrays: Any, random: Any) -> Any:
+    return type(arrays)(2 * arrays.x, arrays.y)
+
+
+def test_a_transform_gets_the_names_too() -> None:
+    with ml.Pipeline({"x": X, "y": Y}, 4, transform=doubled) as batches:
+        batch: Any = batches.get()
+        assert batch.x.tolist() == (2 * X[:4]).astype(np.float32).tolist()
+    only = ml.Pipeline({"x": X, "y": Y}, 4, transform=lambda arrays, random: arrays.y)
+    assert [x.tolist() for x in only.get()] == [[0, 1, 2, 3]]
+
+
+def test_named_batches_are_arguments_of_captured_functions() -> None:
+    step = ml.capture(lambda batch: ml.sum(batch.x, 1) * batch.y)
+    with ml.Pipeline({"x": X, "y": Y}, 4, drop_last=True) as batches:
+        for batch in batches:
+            assert step(batch).tolist() == (ml.sum(batch.x, 1) * batch.y).tolist()  # type: ignore[attr-defined]
+    assert step.signatures == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_processes_and_vms_elsewhere_get_the_same_batches() -> None:
+    found = []
+    for options in ({}, {"workers": 2, "processes": True}, {"vm": WireVM(ml.VM())}):
+        given: Any = options
+        with ml.Pipeline({"x": X, "y": list(Y)}, 4, shuffle=True, **given) as batches:
+            found.append([[x.numpy().tobytes() for x in batch] for batch in batches])
+    assert found[0] == found[1] == found[2]
+
+
+# --- dtypes --------------------------------------------------------------------------
+
+
+@cases(
+    "own, dtype, becomes",
+    ("f64", None, "f32"),
+    ("f32", None, "f32"),
+    ("f16", None, "f16"),
+    ("c128", None, "c64"),
+    ("i64", None, "i64"),
+    ("bool", None, "bool"),
+    ("f64", ml.float64, "f64"),
+    ("f32", "f64", "f64"),
+    ("f64", ml.bfloat16, "bf16"),
+    ("c64", ml.float64, "c128"),
+    ("c128", ml.float16, "c64"),
+    ("u8", ml.float64, "u8"),
+)
+def test_floats_enter_in_the_default_dtype_or_in_the_one_asked_for(
+    own: str, dtype: Any, becomes: str
+) -> None:
+    values = np.abs(X) if own in ("u8", "bool") else X
+    array = values.astype(DType.of(own).numpy)
+    with ml.Pipeline((array,), 4, dtype=dtype) as batches:
+        [x] = batches.get()
+    assert x.dtype.name == becomes
+    assert x.tolist() == ml.astype(ml.asarray(array[:4]), becomes).tolist()
+
+
+def test_what_is_too_large_for_the_default_is_infinite_without_a_warning() -> None:
+    assert ml.Pipeline(np.full(3, 1e300), 2).get()[0].tolist() == [np.inf] * 2
+
+
+@pytest.mark.parametrize("dtype", ["i64", ml.complex64, "float33", 3])
+def test_a_dtype_is_that_of_floats(dtype: object) -> None:
+    refuses(PipelineError, "dtype is that of floats, not", ml.Pipeline, X, 4, dtype=dtype)
+
+
+# --- what is refused -------------------------------------------------------------------
+
+
+class Missing(Reversed):
+    def __init__(self, raises: Callable[[Any], object]) -> None:
+        self.raises = raises
+
+    def __getitem__(self, i: Any) -> Any:
+        return self.raises(i)
+
+
+def no_file(i: Any) -> object:
+    raise FileNotFoundError(f"{[1, 2][0 if np.ndim(i) else i]}.png")
+
+
+@cases(
+    "given, error, text",
+    (3, PipelineError, "a dataset has a length and samples by number, unlike a int; a tuple"),
+    ((x for x in X), PipelineError, "unlike a generator"),
+    ((X, Y[:4]), PipelineError, r"columns of \[11, 4\] samples"),
+    ((), PipelineError, r"columns of \[\] samples"),
+    ({}, PipelineError, r"columns of \[\] samples"),
+    ([], PipelineError, "no samples"),
+    (X[:0], PipelineError, "no samples"),
+    ((X, 3.5), PipelineError, "unlike a float"),
+    ((X, np.array(3.5)), PipelineError, "a column is an array of a row for each sample, not array"),
+    ((Reversed(), Y), PipelineError, "a column is one array, and this dataset in one gives 2"),
+    (["a", "b"], PipelineError, "what no tensor holds, in column 0: .*<U1"),
+    ({"x": X, "text": ["a"] * 11}, PipelineError, "what no tensor holds, in column 'text'"),
+    (Missing(no_file), FileNotFoundError, "1.png"),
+    (Missing(lambda i: {}[i]), KeyError, "1"),
+    (Missing(lambda i: np.zeros(len(i))), PipelineError, "gives an array"),
+)
+def test_what_is_none_is_refused(given: Any, error: type[Exception], text: str) -> None:
+    def first() -> Any:
+        return ml.Pipeline(given, 4).get()
+
+    if text == "gives an array":  # a row for each index, and no rows one by one: it takes arrays
+        assert first()[0].tolist() == [0] * 4
+    else:
+        refuses(error, text, first)
+
+
+@cases(
+    "samples, text",
+    ([np.ones(2), np.ones(3), np.ones(2)], r"samples differ: they have shapes \[\(3,\), \(2,\)\]"),
+    ([(1, 2), (1, 2, 3), (1, 2)], "samples differ: some have more parts than others"),
+    ([1, 2, 2.5], "samples differ: this batch has float64"),
+)
+def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
+    refuses(PipelineError, text, lambda: ml.Pipeline(samples, 3).get())
