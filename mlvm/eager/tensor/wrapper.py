@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from mlvm.core.errors import AttributeRefused, MlvmError, OpError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
@@ -82,7 +82,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except MlvmError as error:
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
-                raise AttributeRefused(text) from None
+                kind = DTypeError if isinstance(error, DTypeError) else AttributeRefused
+                raise kind(text) from None
             if not is_method:
                 if isinstance(error, OpError) and error.op != fn.__name__:
                     error.op = None  # of what it is composed of the caller knows nothing
