@@ -55,11 +55,11 @@ from __future__ import annotations
 
 import queue
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import ClassVar, Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import numpy as np
 
@@ -96,15 +96,11 @@ class OpError(MlvmError):
         add (f32[2], f32[3])
     """
 
-    layer: ClassVar[Callable[[], str | None] | None] = None  # that runs: `mlvm.eager.nn` adds it
-
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
         self.reason = reason
         self.op: str | None = None
         self.operands: tuple[object, ...] = ()
-        if OpError.layer is not None and (layer := OpError.layer()):
-            self.add_note(layer)
 
     def at(self, op: str, operands: Sequence[object]) -> Self:
         """Name the op and the operand types, unless an inner call has done so already. The frames

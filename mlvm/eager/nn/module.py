@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import copy
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NoReturn, Self, TypeVar, cast
 
-from mlvm.core.errors import DTypeError, OpError, brief, user_line
+from mlvm.core.errors import DTypeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
@@ -25,13 +22,11 @@ from mlvm.eager.tree import (
     Node,
     Tree,
     Where,
-    among_others,
     assign_buffers_too,
     buffer_of,
     children,
     containers,
     fields,
-    flatten,
     freeze,
     holds_tensors,
     load,
@@ -338,27 +333,3 @@ def _describe(part: Tree, above: tuple[Tree, ...], *, counted: bool) -> Iterator
             head, *rest = _describe(value, (*above, part), counted=inside)
             yield f"  {name}: {kinds[name]}{head}"
             yield from (f"  {line}" for line in rest)
-
-
-def _layer() -> str | None:
-    """The path of the innermost Module whose `__call__` runs in the outermost one, and the line of
-    Python outside of mlvm that led here: "in blocks_3/mlp, layers.py:41"."""
-    running: list[Module] = []
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_name == "__call__" and isinstance(frame.f_locals.get("self"), Module):
-            running.append(frame.f_locals["self"])
-        frame = frame.f_back
-    if len(running) < 2:
-        return None
-    innermost, outermost = running[0], running[-1]
-    with suppress(DTypeError):  # of a tree that contains itself
-        parts, _ = flatten(
-            outermost, ends=lambda x: x is innermost or among_others(x), buffers=True
-        )
-        for path in (path for path, part in parts if part is innermost and path):
-            return f"in {path}, {Path(user_line() or '').name}"
-    return None
-
-
-OpError.layer = staticmethod(_layer)

@@ -634,38 +634,3 @@ def test_an_integer_that_is_no_buffer_says_what_to_do() -> None:
     model.calls = from_array(np.array(0))
     with pytest.raises(DTypeError, match=r"at calls; a constant in a Module is an nn.buffer"):
         grad(lambda model: op.sum(model.scale))(model)
-
-
-class Chain(ml.nn.Module):
-    def __init__(self, *parts: Any) -> None:
-        self.parts = [*parts]
-        self.kept = ml.nn.buffer(ml.nn.Linear(2, 5))
-
-    def __call__(self, x: ml.Tensor) -> ml.Tensor:
-        for part in self.parts:
-            x = part(x)
-        return self.kept(x)
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        lambda model, x: model(x),
-        lambda model, x: ml.capture(model)(x),
-        lambda model, x: ml.grad(lambda model: ml.sum(model(x)))(model),
-    ],
-)
-def test_an_error_inside_a_model_names_the_layer_and_the_line(
-    run: Callable[[Any, ml.Tensor], object],
-) -> None:
-    inner = Chain(ml.nn.Linear(3, 2), ml.tanh)
-    line = Chain.__call__.__code__.co_firstlineno
-    for model, path, at in (
-        (Chain(ml.nn.Linear(4, 2)), "parts_0", line + 2),
-        (Chain(ml.nn.Linear(3, 3), Chain(ml.nn.Linear(2, 2))), "parts_1/parts_0", line + 2),
-        (Chain(inner), "kept", line + 3),
-    ):
-        error = refuses(ShapeError, "", run, model, ml.ones((5, 3)))
-        assert f"in {path}, test_module.py:{at}" in error.__notes__
-    error = refuses(ShapeError, "", ml.nn.Linear(3, 2), ml.ones(2))
-    assert not any(note.startswith("in ") for note in getattr(error, "__notes__", ()))
