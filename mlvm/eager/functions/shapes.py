@@ -316,18 +316,27 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
 
 
+def _given(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors. Raises `ShapeError` for none."""
+    xs = [*arrays]
+    if not xs:
+        raise ShapeError("takes one tensor, or more")
+    return as_operands(xs)
+
+
 @public
 def vstack(arrays: Iterable[Tensor], /) -> Tensor:
     """The tensors below each other: along their first axis, vectors as rows.
 
     The tensors: one shape [n], or [..., *rest]; the result: [k, n] for k vectors, else
-    [..., *rest]. Raises `ShapeError` for other shapes, `DTypeError` for dtypes that do not promote.
+    [..., *rest]. Raises `ShapeError` for other shapes and for no tensors, `DTypeError` for dtypes
+    that do not promote.
 
         >>> ml.vstack([ml.zeros(2), ml.ones(2)])
         Tensor([[0., 0.],
                 [1., 1.]], f32[2,2])
     """
-    xs = as_operands([*arrays])
+    xs = _given(arrays)
     return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs])
 
 
@@ -336,13 +345,13 @@ def hstack(arrays: Iterable[Tensor], /) -> Tensor:
     """The tensors beside each other: along their second axis, vectors along their only one.
 
     The tensors: one shape but along that axis; and so is the result. Raises `ShapeError` for other
-    shapes, `DTypeError` for dtypes that do not promote.
+    shapes and for no tensors, `DTypeError` for dtypes that do not promote.
 
         >>> ml.hstack([ml.zeros((2, 1)), ml.ones((2, 1))])
         Tensor([[0., 1.],
                 [0., 1.]], f32[2,2])
     """
-    xs = [reshape(x, -1) if not x.ndim else x for x in as_operands([*arrays])]
+    xs = [reshape(x, -1) if not x.ndim else x for x in _given(arrays)]
     return concat(xs, axis=min(1, xs[0].ndim - 1))
 
 
