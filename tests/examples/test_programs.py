@@ -122,7 +122,7 @@ def test_a_cart_and_its_pole() -> None:
     poles = program("ppo").CartPoles(3, np.random.default_rng(0))
     for actions in np.random.default_rng(1).integers(0, 2, (20, 3)):
         each = zip(poles.state, actions, strict=True)
-        expected = [moved(*state, push=action) for state, action in each]
+        expected = [moved(*state, action) for state, action in each]
         found, done, _ = poles.step(actions)
         assert not done.any()
         np.testing.assert_allclose(found, expected, rtol=1e-5)
