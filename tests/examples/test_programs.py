@@ -122,7 +122,7 @@ def test_a_cart_and_its_pole() -> None:
     poles = program("ppo").CartPoles(3, np.random.default_rng(0))
     for actions in np.random.default_rng(1).integers(0, 2, (20, 3)):
         each = zip(poles.state, actions, strict=True)
-        expected = [moved(*state, action) for state, action in each]
+        expected = [moved(state, action) for state, action in each]
         found, done, _ = poles.step(actions)
         assert not done.any()
         np.testing.assert_allclose(found, expected, rtol=1e-5)
@@ -145,7 +145,8 @@ def test_advantages_are_sums_of_what_surprises() -> None:
             np.testing.assert_allclose(found[t, cart], expected)
 
 
-def moved(x: float, v: float, angle: float, w: float, push: int) -> list[float]:
+def moved(state: Any, push: int) -> list[float]:
+    x, v, angle, w = state
     g, cart, pole, half = 9.8, 1.0, 0.1, 0.5
     force = 10.0 if push else -10.0
     inner = (-force - pole * half * w**2 * sin(angle)) / (cart + pole)
