@@ -71,7 +71,7 @@ BUDGET = {
     "mlvm/parallel": 1_800,
     "mlvm/eager": 760,
     "mlvm/eager/tensor": 1_510,
-    "mlvm/eager/functions": 4_410,
+    "mlvm/eager/functions": 4_470,
     "mlvm/eager/recording": 810,
     "mlvm/eager/autodiff": 1_470,
     "mlvm/eager/control": 1_030,
@@ -84,7 +84,7 @@ BUDGET = {
     "mlvm": 370,
     "models": 2_960,
     "bench": 2_990,
-    "tests": 55_410,
+    "tests": 56_390,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -65,8 +65,8 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
 def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -> Tensor:
     """x limited to min <= x <= max, elementwise. None is no limit; if min > max, max wins.
 
-    x and limits: shapes that broadcast to [...], any dtype but complex. The result: [...], the
-    dtype that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
+    x and limits: shapes that broadcast to [...], integers or floats. The result: [...], the dtype
+    that they promote to. Raises `ShapeError` for other shapes, `DTypeError` for other dtypes.
 
         >>> ml.clip(ml.asarray([-1.0, 0.5, 2.0]), 0.0, 1.0)
         Tensor([0. , 0.5, 1. ], f32[3])
@@ -74,6 +74,7 @@ def clip(x: Tensor, /, min: Operand | None = None, max: Operand | None = None) -
     type = type_of(x)
     if min is None and max is None:
         return alias_of(x)
+    require("real", type)
     floats = type.dtype.is_float
     if min is None:
         min = -math.inf if floats else iinfo(type.dtype).min

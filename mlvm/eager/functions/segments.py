@@ -10,8 +10,10 @@ import math
 
 from mlvm.core.errors import ShapeError
 from mlvm.core.rules import require
+from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.indexing import Combine, combined
 from mlvm.eager.functions.shapes import reshape
@@ -30,14 +32,14 @@ def segment_sum(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
 
     data: [k, ...], any dtype but bool; segment_ids: i[k] -> [num_segments, ...]. Raises
     `ShapeError` for other shapes, `DTypeError` for bools, and for ids that are no integers,
-    `PositionRefused` for an id that is not below `num_segments`, `AttributeRefused` for a negative
-    number of them.
+    `PositionRefused` for an id that is negative, or not below `num_segments`, `AttributeRefused`
+    for a negative number of them.
 
         >>> ml.segment_sum(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2., 5., 0.], f32[3])
     """
-    length = _segments(data, segment_ids, num_segments)
-    return op.scatter_add(data, segment_ids, axis=0, length=length)
+    length, ids = _segments(data, segment_ids, num_segments)
+    return op.scatter_add(data, ids, axis=0, length=length)
 
 
 @public
@@ -51,11 +53,11 @@ def segment_mean(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
         >>> ml.segment_mean(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]), 3)
         Tensor([2. , 2.5, 0. ], f32[3])
     """
-    length = _segments(data, segment_ids, num_segments)
+    length, ids = _segments(data, segment_ids, num_segments)
     require("inexact", data.type)
-    total = op.scatter_add(data, segment_ids, axis=0, length=length)
-    ones = full(segment_ids.shape, 1.0, dtype=data.dtype.real)
-    counts = op.maximum(op.scatter_add(ones, segment_ids, axis=0, length=length), 1.0)
+    total = op.scatter_add(data, ids, axis=0, length=length)
+    ones = full(ids.shape, 1.0, dtype=data.dtype.real)
+    counts = op.maximum(op.scatter_add(ones, ids, axis=0, length=length), 1.0)
     return total / reshape(counts, (length, *[1] * (data.ndim - 1)))
 
 
@@ -109,20 +111,27 @@ def _limits(data: Tensor) -> tuple[int, int]:
     return info.min, info.max
 
 
-def _segments(data: Tensor, ids: Tensor, count: int | None) -> int:
-    """How many segments there are."""
+def from_front(indices: Tensor, length: int) -> Tensor:
+    """The indices, of which a negative one is out of range and does not count from the end."""
+    wide = astype(indices, i64)
+    return op.where(op.less(wide, 0), wide - length, wide)
+
+
+def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor]:
+    """How many segments there are, and the ids."""
     require("numeric", type_of(data))
     require("integer", type_of(ids))
     if ids.ndim != 1 or data.shape[:1] != ids.shape:
         raise ShapeError(f"segment_ids has one id for each row, and is {ids.type}")
-    if count is not None:
-        return counts_of(integer(count, "num_segments"), "num_segments")[0]
-    return int(op.max(ids)) + 1 if ids.size else 0
+    if count is None:
+        count = max(int(op.max(ids)) + 1, 0) if ids.size else 0
+    [length] = counts_of(integer(count, "num_segments"), "num_segments")
+    return length, from_front(ids, length)
 
 
 def _combined(
     combine: Combine, data: Tensor, ids: Tensor, count: int | None, start: float
 ) -> Tensor:
-    length = _segments(data, ids, count)
+    length, ids = _segments(data, ids, count)
     x = full((length, *data.shape[1:]), start, dtype=data.dtype)
     return combined(combine, x, data, ids)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError, brief
+from mlvm.core.ops.neural import Pair
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import (
@@ -25,7 +26,7 @@ from mlvm.eager.functions.arguments import (
     pair,
     type_of,
 )
-from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.creation import arange, asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
 from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
@@ -425,16 +426,29 @@ def rot90(x: Tensor, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Tensor:
     return op.flip(permute_dims(x, order), axis=second)
 
 
+Border: TypeAlias = Literal["constant", "edge", "reflect", "symmetric", "wrap"]
+"""What `pad` puts around a tensor."""
+
+
 @public
-def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tensor:
+def pad(
+    x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0, *, mode: Border = "constant"
+) -> Tensor:
     """x with a border of `value`. `widths` counts its elements: one int for all sides, a pair
     (before, after) for all axes, or a pair for each axis.
 
+    In another `mode` the border is of x itself: its "edge" again and again; x mirrored, where
+    "symmetric" repeats the edge and "reflect" does not; or "wrap", x from its other end. A border
+    wider than x goes on so. The modes are numpy's.
+
     x: [n, ...] -> [before + n + after, ...]. Raises `AttributeRefused` for negative widths, for
-    pairs that are not as many as the axes, and for a value that integers do not have.
+    pairs that are not as many as the axes, for a value that integers do not have, and for another
+    mode, `ShapeError` for a border of elements that x does not have.
 
         >>> ml.pad(ml.asarray([1.0, 2.0]), 1)
         Tensor([0., 1., 2., 0.], f32[4])
+        >>> ml.pad(ml.asarray([1.0, 2.0, 3.0]), (0, 2), mode="reflect")
+        Tensor([1., 2., 3., 2., 1.], f32[5])
     """
     ndim = type_of(x).ndim
     if isinstance(widths, int):
@@ -442,7 +456,34 @@ def pad(x: Tensor, /, widths: int | Sequence[Any], value: complex = 0.0) -> Tens
     if len(widths) == 2 and all(isinstance(width, int) for width in widths):
         widths = [widths] * ndim
     pairs = tuple(pair(width, "widths", least=0) for width in widths)
+    if mode != "constant":
+        return _bordered(x, pairs, mode)
     if not isinstance(value, complex):
-        return op.pad(x, widths=pairs, value=value)
+        return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
     return op.where(inside, op.pad(x, widths=pairs), as_operand(value, x))
+
+
+def _bordered(x: Tensor, pairs: tuple[Pair, ...], mode: Border) -> Tensor:
+    """x with a border of its own elements: along each axis, those at places that go on to both
+    sides in a pattern."""
+    if mode not in get_args(Border):
+        raise AttributeRefused(f"mode is one of {', '.join(get_args(Border))}, not {brief(mode)}")
+    inferred(one_op("pad", widths=pairs), x)  # which refuses other widths
+    for axis, (before, after) in enumerate(pairs):
+        if before == after == 0:
+            continue
+        n = x.shape[axis]
+        if n == 0:
+            raise ShapeError(f"axis {axis} has no elements to make a border of")
+        places = arange(-before, n + after)
+        if mode == "edge":
+            places = op.clip(places, 0, n - 1)
+        elif mode == "wrap":
+            places = op.remainder(places, n)
+        else:
+            last = 2 * n - 1 if mode == "symmetric" else 2 * n - 2  # there and back
+            places = op.remainder(places, 2 * n if mode == "symmetric" else max(last, 1))
+            places = op.minimum(places, last - places)
+        x = op.take(x, places, axis=axis)
+    return alias_of(x)

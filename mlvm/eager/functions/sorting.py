@@ -7,7 +7,7 @@ of an order is true for bools too (False first); complex numbers have one only w
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, overload
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import require
@@ -276,6 +276,26 @@ def unique_values(x: Tensor, /) -> Tensor:
     return found.chosen(found.values)
 
 
+@overload
+def unique(
+    x: Tensor,
+    return_index: Literal[False] = False,
+    return_inverse: Literal[False] = False,
+    return_counts: Literal[False] = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+) -> Tensor: ...
+@overload
+def unique(
+    x: Tensor,
+    return_index: bool = False,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    axis: int | None = None,
+    *,
+    equal_nan: bool = True,
+) -> Any: ...
 @public
 def unique(
     x: Tensor,
@@ -285,7 +305,7 @@ def unique(
     axis: int | None = None,
     *,
     equal_nan: bool = True,
-) -> Tensor | tuple[Tensor, ...]:
+) -> Any:
     """The different values in x, in order, or the different slices along `axis`, in the order of
     their first elements that differ. What else is asked for follows it: the positions of the first
     ones, for each element the place of its value, and counts, all i64, as `unique_all` has them.

@@ -17,6 +17,7 @@ from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.functions.matrices import adjoint, diagonal_of, floating, real
+from mlvm.eager.functions.segments import from_front
 from mlvm.eager.functions.shapes import (
     broadcast_to,
     concat,
@@ -408,9 +409,7 @@ def bincount(
         length = max(least, int(op.max(x)) + 1 if x.size else 0)
     [bins] = counts_of(integer(length, "length"), "length")
     given = full(x.shape, 1, dtype=i64) if weights is None else weights
-    places = astype(x, i64)
-    places = op.where(op.less(places, 0), bins, places)  # which is refused
-    return op.scatter_add(given, places, axis=0, length=bins)
+    return op.scatter_add(given, from_front(x, bins), axis=0, length=bins)
 
 
 def _run(x: Tensor, first: int, end: int) -> Tensor:

@@ -67,7 +67,8 @@ def diff(
 ) -> Tensor:
     """The differences of neighbours along `axis`, taken `n` times, so that it is shorter by n.
 
-    `prepend` and `append` come before and behind x first; a number is one element everywhere.
+    `prepend` and `append` come before and behind x first; a number is one element everywhere. For
+    n = 0 it is x alone, as in numpy.
 
     x: [..., m], any dtype but bool; the result: [..., m - n]. Raises `ShapeError` for others before
     and behind x that do not fit it, `AxisRefused` for an axis that x does not have,
@@ -78,6 +79,8 @@ def diff(
     """
     [along] = axes_of(axis, x)
     [times] = counts_of(integer(n, "n"), "n")
+    if times == 0:
+        return alias_of(x)
     if prepend is not None or append is not None:
         pieces = [_beside(each, x, along) for each in (prepend, x, append) if each is not None]
         x = concat(pieces, axis=along)
@@ -85,7 +88,7 @@ def diff(
         length = x.shape[along]
         behind, before = range(min(1, length), length), range(max(0, length - 1))
         x = part(x, along, behind) - part(x, along, before)
-    return alias_of(x) if times == 0 else x
+    return x
 
 
 def _beside(value: Operand, x: Tensor, axis: int) -> Tensor:

@@ -224,6 +224,7 @@ OF_X: dict[str, Callable[[Any, Any], Any]] = {
     "diff n": lambda f, x: f.diff(x, 2, 1),
     "diff too often": lambda f, x: f.diff(x, n=5),
     "diff 0": lambda f, x: f.diff(x, n=0),
+    "diff 0 between": lambda f, x: f.diff(x, n=0, axis=0, append=x),
     "cumulative_sum": lambda f, x: f.cumulative_sum(x, axis=1),
     "cumulative_sum from 0": lambda f, x: f.cumulative_sum(x, axis=-1, include_initial=True),
     "count_nonzero": lambda f, x: f.count_nonzero(f.maximum(x, 0.0), (0, 2), keepdims=True),
@@ -232,6 +233,12 @@ OF_X: dict[str, Callable[[Any, Any], Any]] = {
     "flip": lambda f, x: f.flip(x, axis=1),
     "pad": lambda f, x: f.pad(x, 1),
     "pad each": lambda f, x: f.pad(x, [(0, 1), (2, 0), (0, 0)]),
+    "pad edge": lambda f, x: f.pad(x, [(2, 0), (0, 9), (0, 0)], mode="edge"),
+    "pad reflect": lambda f, x: f.pad(x, [(3, 0), (1, 2), (0, 9)], mode="reflect"),
+    "pad reflect one": lambda f, x: f.pad(x[:1], [(2, 1), (0, 0), (0, 0)], mode="reflect"),
+    "pad symmetric": lambda f, x: f.pad(x, [(3, 0), (1, 2), (0, 9)], mode="symmetric"),
+    "pad wrap": lambda f, x: f.pad(x, [(3, 0), (1, 2), (0, 9)], mode="wrap"),
+    "pad nothing": lambda f, x: f.pad(x, 0, mode="wrap"),
     "astype": lambda f, x: f.astype(x * 10, f.int32),
     "take": lambda f, x: f.take(x, f.asarray(INDICES), axis=1),
     "take 1-d": lambda f, x: f.take(x[0, 0], f.asarray(INDICES)),
@@ -292,6 +299,8 @@ DIFFERENTIABLE: dict[str, Callable[[Any], Any]] = {
     "clip": lambda x: ml.clip(x * x, None, 1.0),
     "mask": lambda x: (x * x)[1:, t([True, False, True])],
     "asarray": lambda x: ml.asarray(ml.reshape(x * x, -1, copy=True), copy=True),
+    "pad reflect": lambda x: ml.pad(x * x, (2, 3), mode="reflect"),
+    "pad edge": lambda x: ml.pad(x * x, (2, 3), mode="edge"),
 }
 
 
@@ -363,6 +372,17 @@ def test_topk() -> None:
     assert ml.topk(ml.zeros((3, 0)), 0)[0].shape == (3, 0)
     distinct = t(x.astype(np.float64) / 7)
     ml.testing.check_gradients(lambda x: ml.topk(x * x, 2, axis=1)[0], distinct, order=2)
+
+
+def test_a_border_is_of_bools_of_halves_and_captured() -> None:
+    mask = ml.pad(t([True, False]), 1, True)
+    assert mask.tolist() == [True, True, False, True]
+    captured = ml.capture(lambda x: ml.pad(x, (3, 2), mode="reflect"))
+    for dtype in (ml.float16, ml.bfloat16, ml.int64):
+        x = ml.arange(4, dtype=dtype)
+        for _ in range(2):
+            assert captured(x).type == x.type.with_shape((9,))
+            assert captured(x).tolist() == [3, 2, 1, 0, 1, 2, 3, 2, 1]
 
 
 def test_topk_and_cumulative_prod_can_be_captured() -> None:
@@ -631,6 +651,14 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "pad": (lambda x: ml.pad(x, [(1, 1)]), ml.errors.AttributeRefused, "pairs"),
     "pad negative": (lambda x: ml.pad(x, -1), ml.errors.AttributeRefused, ">= 0"),
     "pad triple": (lambda x: ml.pad(x, [(1, 1, 1)] * 3), ml.errors.AttributeRefused, "two"),
+    "pad mode": (lambda x: untyped.pad(x, 1, mode="odd"), ml.errors.AttributeRefused, "reflect"),
+    "pad of nothing": (
+        lambda x: ml.pad(x[:0], 1, mode="edge"),
+        ml.errors.ShapeError,
+        "axis 0 has no elements",
+    ),
+    "pad pairs": (lambda x: ml.pad(x, [(1, 1)], mode="edge"), ml.errors.AttributeRefused, "pairs"),
+    "clip bools": (lambda x: ml.clip(x > 0, True), ml.errors.DTypeError, "dtype bool"),
     "take axis": (lambda x: ml.take(x, t([0])), ml.errors.AttributeRefused, "axis"),
     "take": (lambda x: ml.take(x, t([9]), axis=0), ml.errors.OperandValueError, "index 9"),
     "nonzero": (lambda _: ml.nonzero(t(1.0)), ml.errors.ShapeError, "scalar"),

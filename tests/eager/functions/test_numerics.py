@@ -12,6 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from tests.brief import cases, refuses
+from tests.core.ops.cases.special import digamma, inverse_of_erf, polygamma
 
 Array = np.ndarray[Any, Any]
 RNG = np.random.default_rng(12)
@@ -28,6 +29,14 @@ HOLES = np.where(RNG.random((4, 5)) < 0.3, nan, RNG.normal(size=(4, 5)))
 HOLES[2] = nan
 RISING = np.array([-1.0, 0.0, 0.5, 2.0, 3.5])
 P = RNG.uniform(0.02, 0.98, size=9)
+
+
+SPECIAL: dict[str, tuple[Callable[[float], float], Array]] = {
+    "erfc": (math.erfc, 2 * V),
+    "erfinv": (inverse_of_erf, P / 2),
+    "lgamma": (math.lgamma, 5 * W),
+    "digamma": (digamma, 5 * W),
+}
 
 
 class Row(NamedTuple):
@@ -218,6 +227,17 @@ ROWS: dict[str, Row] = {
     ),
     "logit": row(lambda f, x: f.logit(x), P, expected=lambda x: np.log(x / (1 - x))),
     "i0": row(lambda f, x: f.i0(x), np.linspace(-12, 12, 25)),
+    **{
+        name: row(
+            lambda f, x, name=name: getattr(f, name)(x),
+            SPECIAL[name][1],
+            expected=np.vectorize(SPECIAL[name][0], otypes="d"),
+        )
+        for name in ("erfc", "erfinv", "lgamma", "digamma")
+    },
+    "polygamma": row(
+        lambda f, x: f.polygamma(2, x), 3 * W, expected=np.vectorize(lambda v: polygamma(2, v))
+    ),
     # --- counting ---
     "argwhere": row(lambda f, x: f.argwhere(x > 0), X, smooth=False),
     "flatnonzero": row(lambda f, x: f.flatnonzero(x > 0), X, smooth=False),
@@ -284,7 +304,8 @@ def test_gradients(name: str) -> None:
 def test_captured_as_eager(name: str) -> None:
     row = ROWS[name]
     operands = [ml.astype(t(x), "c64" if np.iscomplexobj(x) else "f32") for x in row.operands]
-    captured = ml.capture(lambda *xs: row.fn(ml, *xs))
+    fn = row.fn
+    captured = ml.capture(lambda *xs: fn(ml, *xs))
     captured(*operands)
     for eager, replayed in zip(
         several(row.fn(ml, *operands)), several(captured(*operands)), strict=True
@@ -409,28 +430,28 @@ SETS: dict[str, Array] = {
 def test_unique_is_numpys(name: str, axis: int | None) -> None:
     x = SETS[name]
     wanted = np.unique(x, True, True, True, axis)
-    found = untyped.unique(t(x), True, True, True, axis)
+    found = ml.unique(t(x), True, True, True, axis)
     for ours, theirs in zip(found, wanted, strict=True):
         assert ours.dtype.numpy == theirs.dtype
         np.testing.assert_array_equal(ours.numpy(), theirs.reshape(ours.shape))
-    np.testing.assert_array_equal(untyped.unique(t(x), axis=axis).numpy(), wanted[0])
+    np.testing.assert_array_equal(ml.unique(t(x), axis=axis).numpy(), wanted[0])
 
 
 def test_unique_and_nan() -> None:
     x = np.array([nan, 1.0, nan, 0.0])
     for equal in (True, False):
         wanted = np.unique(x, return_counts=True, equal_nan=equal)
-        found = untyped.unique(t(x), return_counts=True, equal_nan=equal)
+        found = ml.unique(t(x), return_counts=True, equal_nan=equal)
         for ours, theirs in zip(found, wanted, strict=True):
             np.testing.assert_array_equal(ours.numpy(), theirs)
     rows = t(np.array([[nan, 1.0], [nan, 1.0]]))
-    assert untyped.unique(rows, axis=0).shape == (1, 2)
-    assert untyped.unique(rows, axis=0, equal_nan=False).shape == (2, 2)
+    assert ml.unique(rows, axis=0).shape == (1, 2)
+    assert ml.unique(rows, axis=0, equal_nan=False).shape == (2, 2)
 
 
 def test_a_gradient_flows_into_unique_rows() -> None:
     x = t([[3.0, 1.0], [0.0, 2.0], [3.0, 1.0]])
-    gradient = ml.grad(lambda x: ml.sum(untyped.unique(x, axis=0) * t([[2.0], [5.0]])))(x)
+    gradient = ml.grad(lambda x: ml.sum(ml.unique(x, axis=0) * t([[2.0], [5.0]])))(x)
     assert gradient.tolist() == [[5.0, 5.0], [2.0, 2.0], [0.0, 0.0]]
 
 

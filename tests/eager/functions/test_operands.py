@@ -678,7 +678,7 @@ def test_a_mixed_step_is_native(captured: bool, monkeypatch: pytest.MonkeyPatch)
         return run
 
     def loss(model: Any, x: ml.Tensor) -> ml.Tensor:
-        y = model[1](model[0](x), causal=True)
+        y = model[1](model[0](x), is_causal=True)
         return ml.mean(ml.gelu(model[2](x + y)) ** 2)
 
     with ml.use(ml.VM(native=True)):

@@ -189,5 +189,7 @@ def test_segments_of_integers() -> None:
 def test_segments_refused() -> None:
     rows, ids = t(ROWS), t(IDS)
     refuses(IndexError, "index 3", ml.segment_sum, rows, ids, 3)
+    for fn in (ml.segment_sum, ml.segment_max, ml.segment_mean):
+        refuses(IndexError, "index -5", fn, rows, ids - 1, 4)  # elsewhere it is dropped
     refuses(ml.errors.ShapeError, "one id for each row", ml.segment_max, rows, ids[:2], 3)
     refuses(ml.errors.DTypeError, "f64", ml.segment_max, rows, t(ROWS[:, 0]), 3)

@@ -81,6 +81,7 @@ def notes(call: Callable[[], object]) -> list[str]:
     return getattr(caught.value, "__notes__", [])
 
 
+@pytest.mark.filterwarnings("ignore:matmul")  # buffers stay f32
 @cases(
     "call",
     lambda model: model(I),

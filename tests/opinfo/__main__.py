@@ -1,0 +1,100 @@
+"""mlvm against the samples of PyTorch's own operator tests (OpInfo).
+
+    python -m tests.opinfo
+    python -m tests.opinfo --op linalg.det --dtype f32 --captured
+    python -m tests.opinfo --half 1/2 --samples 20 --json found.json
+
+Takes PyTorch 2.13 with `expecttest`. For each operator that `names.txt` maps, in each of its
+dtypes, every sample is computed by both: values agree (in dtype and shape, in the places of nan
+and infinities, and within the dtype's rounding), and so do gradients; with `--captured` the same
+sample, captured, has the bits of the eager one. Input that is refused is refused with an error of
+`ml.errors`, for a reason in `refused.toml`. The exit status is 1 if anything is wrong or raw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.opinfo.names import COUNT, Entry, Refusals, entries
+
+
+def names(known: dict[str, Entry]) -> str:
+    """How many names are here, and why the others are not."""
+    kinds = Counter(each.kind for each in known.values())
+    absent = Counter(each.reason.partition(":")[0] for each in known.values() if each.kind == "-")
+    lines = [
+        f"names: {kinds['=']} present, {kinds['~']} by one expression, "
+        f"together {kinds['='] + kinds['~']} of {COUNT}"
+    ]
+    lines += [f"    absent: {count:3} {reason}" for reason, count in absent.most_common()]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.opinfo", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--op", action="append", metavar="NAME", help="only this one (repeatable)")
+    parser.add_argument("--dtype", action="append", help="only this one (repeatable)")
+    parser.add_argument("--samples", type=int, metavar="N", help="at most so many of each dtype")
+    parser.add_argument("--captured", action="store_true", help="captured, too")
+    parser.add_argument("--no-gradients", action="store_true", help="values alone")
+    parser.add_argument("--part", default="1/1", metavar="I/N", help="the Ith of N parts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what is not right there")
+    parser.add_argument("--shown", type=int, default=2, help="of each operator and dtype")
+    given = parser.parse_args()
+
+    from tests.opinfo.walk import DTYPES, Walk, operators
+
+    known = entries()
+    wanted = [op for op in operators() if not given.op or op.name in given.op]
+    unknown = {op.name for op in wanted} - known.keys()
+    if unknown or not wanted:
+        parser.error(f"not in names.txt: {', '.join(sorted(unknown)) or given.op}")
+    part, parts = map(int, given.part.split("/"))
+    walk = Walk(Refusals(), given.samples, not given.no_gradients, given.captured)
+    counts: Counter[tuple[str, str]] = Counter()
+    reasons: Counter[str] = Counter()
+    bad = []
+    for op in wanted[part - 1 :: parts]:
+        entry = known[op.name]
+        if entry.kind == "-":
+            continue
+        for dtype in given.dtype or DTYPES:
+            shown = 0
+            for outcome in walk.of(op, entry, dtype):
+                counts[outcome.what, outcome.verdict] += 1
+                if outcome.verdict == "refused":
+                    reasons[f"{outcome.what}: {outcome.text}"] += 1
+                if outcome.verdict == "skipped":
+                    reasons[f"{outcome.what}, skipped: {outcome.text[:60]}"] += 1
+                if outcome.verdict in ("wrong", "raw"):
+                    bad.append(outcome)
+                    shown += 1
+                    if shown <= given.shown:
+                        name = f"{op.name}.{op.variant_test_name}".rstrip(".")
+                        print(
+                            f"{outcome.verdict} {outcome.what}: {name} {dtype} "
+                            f"#{outcome.number}: {outcome.text}\n    ({outcome.sample[:300]})",
+                            flush=True,
+                        )
+    if given.json:
+        given.json.write_text(json.dumps([asdict(each) for each in bad], indent=1))
+    print(names(known))
+    for what in ("value", "gradient", "captured"):
+        told = [
+            f"{counts[what, each]} {each}"
+            for each in ("right", "refused", "skipped", "wrong", "raw")
+        ]
+        print(f"{what + 's' * (what != 'captured')}: {', '.join(told)}")
+    for reason, count in reasons.most_common():
+        print(f"{count:7} {reason}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

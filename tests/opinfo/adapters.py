@@ -1,0 +1,429 @@
+"""What the expressions of `names.txt` are written with: PyTorch's arguments as they are said here.
+
+Images and sequences have their channels last here, and second there.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import mlvm.eager as ml
+
+
+def axes(dim: Any) -> Any:
+    """The axes of a reduction: of none, PyTorch reduces all."""
+    return None if dim in (None, (), []) else tuple(dim) if isinstance(dim, list) else dim
+
+
+def lengths(given: Sequence[Any]) -> Any:
+    """The ints of `reshape(x, 2, 3)` or `reshape(x, (2, 3))`."""
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
+def several(given: Sequence[Any]) -> Any:
+    """The tensors of `f(x, y)` or `f([x, y])`."""
+    return given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
+def number(x: Any) -> Any:
+    """The number of a tensor without dimensions."""
+    return x.item() if isinstance(x, ml.Tensor) else x
+
+
+def factor(value: Any, x: Any) -> Any:
+    """A number beside integers or bools, which PyTorch makes one of them."""
+    if isinstance(value, ml.Tensor) or x.dtype.is_inexact:
+        return value
+    return bool(value) if x.dtype.kind == "bool" else int(value)
+
+
+def ends(start: Any, end: Any) -> tuple[Any, Any]:
+    """Both ends of a range of which one may be left out."""
+    return (0, start) if end is None else (start, end)
+
+
+def several_of(function: Callable[[Any], Any], given: Sequence[Any]) -> Any:
+    """The function of one tensor, or of each of several."""
+    xs = several(given)
+    return function(xs[0]) if xs is given and len(xs) == 1 else [function(x) for x in xs]
+
+
+def wide(*xs: Any) -> list[Any]:
+    """The operands in f64, or in c128 if one of them is complex."""
+    kinds = [x.dtype.kind if isinstance(x, ml.Tensor) else type(x).__name__ for x in xs]
+    dtype = ml.complex128 if "complex" in kinds else ml.float64
+    return [x.astype(dtype) if isinstance(x, ml.Tensor) else x for x in xs]
+
+
+def product(xs: Sequence[Any]) -> Any:
+    """x @ y @ ..., of as many as there are."""
+    return functools.reduce(ml.matmul, xs)
+
+
+def booleans(*xs: Any) -> Any:
+    """Whether they are not zero."""
+    return [x.astype(ml.bool) if isinstance(x, ml.Tensor) else bool(x) for x in xs]
+
+
+def rounded_division(x: Any, y: Any, mode: str | None) -> Any:
+    if mode is None:
+        return ml.divide(x, y)
+    return ml.floor_divide(x, y) if mode == "floor" else ml.trunc(ml.divide(x, y)).astype(x.dtype)
+
+
+def converted(x: Any, *kinds: Any) -> Any:
+    """x in the dtype that stands among the arguments of `to`, if there is one."""
+    for kind in kinds:
+        if isinstance(kind, ml.Tensor):
+            return x.astype(kind.dtype)
+        if not isinstance(kind, (str, bool)) and kind is not None:
+            return x.astype(kind)
+    return x
+
+
+def joined(xs: Any) -> Any:
+    """The tensors of `cat`, which leaves out empty vectors."""
+    return [x for x in xs if x.shape != (0,)] or xs[:1]
+
+
+def widths(x: Any, pad: Sequence[int]) -> Any:
+    """The widths of a border, which PyTorch counts from the last axis."""
+    pairs = [(pad[i], pad[i + 1]) for i in range(0, len(pad), 2)]
+    return [(0, 0)] * (x.ndim - len(pairs)) + pairs[::-1]
+
+
+PADS: Final = {
+    "constant": "constant",
+    "reflect": "reflect",
+    "replicate": "edge",
+    "circular": "wrap",
+}
+
+
+def expanded(x: Any, shape: Sequence[Any]) -> Any:
+    """The shape of `expand`, where -1 keeps a length."""
+    wanted = lengths(shape)
+    own = (1,) * (len(wanted) - x.ndim) + x.shape
+    return tuple(n if n != -1 else m for n, m in zip(wanted, own, strict=True))
+
+
+def cuts(x: Any, sizes: Any, dim: int) -> Any:
+    """Where `split` by sizes cuts."""
+    if isinstance(sizes, int):
+        return tuple(range(sizes, x.shape[dim], sizes))
+    return tuple(sum(sizes[:i]) for i in range(1, len(sizes)))
+
+
+def of_length_1(x: Any, dim: Any) -> Any:
+    """The axes that `squeeze` drops: those of another length stay."""
+    if dim is None:
+        return None
+    given = dim if isinstance(dim, (tuple, list)) else (dim,)
+    return tuple(i for i in given if x.ndim and x.shape[i] == 1)
+
+
+def over(dim: Any) -> Any:
+    """The axes of `var(x, dim)`, where `var(x, True)` is of all."""
+    return None if isinstance(dim, bool) else axes(dim)
+
+
+def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
+    """What `var` is to subtract from the count: 1, unless told otherwise."""
+    told = dim if isinstance(dim, bool) else unbiased
+    return float(told) if told is not None else 1.0 if correction is None else float(correction)
+
+
+def from_end(x: Any, dim: int | None) -> int:
+    """An axis counted from the last; without one, the first of length 3, as in `cross`."""
+    return (x.shape.index(3) if dim is None else dim % max(x.ndim, 1)) - x.ndim
+
+
+def largest(x: Any, y: Any, keepdim: bool) -> Any:
+    """`max` in its three meanings: of two tensors, of all, along an axis (with positions)."""
+    if isinstance(y, ml.Tensor):
+        return ml.maximum(x, y)
+    if y is None:
+        return ml.max(x)
+    return ml.max(x, axis=y, keepdims=keepdim), ml.argmax(x, axis=y, keepdims=keepdim)
+
+
+def smallest(x: Any, y: Any, keepdim: bool) -> Any:
+    if isinstance(y, ml.Tensor):
+        return ml.minimum(x, y)
+    if y is None:
+        return ml.min(x)
+    return ml.min(x, axis=y, keepdims=keepdim), ml.argmin(x, axis=y, keepdims=keepdim)
+
+
+def axes_of(s: Any, dim: Any) -> Any:
+    """The axes that lengths are of: the last ones, unless told otherwise."""
+    return tuple(range(-len(s), 0)) if dim is None and s is not None else dim
+
+
+def solve(x: Any, y: Any, left: bool) -> Any:
+    """PyTorch takes y for a stack of vectors where the shapes allow it."""
+    if y.ndim > 1 and y.shape == x.shape[:-1]:
+        return solve(x, ml.expand_dims(y, axis=-1), left)[..., 0]
+    return ml.linalg.solve(x, y) if left else ml.linalg.solve(x.mT, y.mT).mT
+
+
+def matrix_norm(x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    x = ml.moveaxis(x if dtype is None else x.astype(dtype), tuple(dim), (-2, -1))
+    norms = ml.linalg.matrix_norm(x, ord=ord)
+    if not keepdim:
+        return norms
+    return ml.expand_dims(norms, axis=tuple(sorted(i % x.ndim for i in dim)))
+
+
+def norm(x: Any, p: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
+    x = x if dtype is None else x.astype(dtype)
+    if p == "nuc":
+        return matrix_norm(x, p, (-2, -1) if dim is None else dim, keepdim, None)
+    order = 2 if p in ("fro", None) else p
+    return ml.linalg.vector_norm(x, ord=order, axis=axes(dim), keepdims=keepdim)
+
+
+def softplus(x: Any, beta: float, threshold: float) -> Any:
+    return ml.where(x * beta > threshold, x, ml.softplus(x * beta) / beta)
+
+
+def range_of(x: Any, low: float, high: float) -> Any:
+    """The range of `histc`: that of x, where both ends are equal."""
+    return (low, high) if low != high else (float(ml.min(x)), float(ml.max(x)))
+
+
+def in_order(found: Any, inverse: bool, counts: bool) -> Any:
+    return found if inverse or counts else (found[0] if isinstance(found, tuple) else found)
+
+
+def counted(found: Any, x: Any) -> Any:
+    """A histogram, whose counts are of the dtype of x."""
+    return found[0].astype(x.dtype), found[1]
+
+
+def along(axis: int, x: Any, index: Any) -> Any:
+    """A key of `index` along one axis, and all of the others."""
+    return (slice(None),) * (axis % max(x.ndim, 1)) + (index,)
+
+
+def places(x: Any, axis: int, index: Any) -> Any:
+    """The places that `scatter` writes to: of each element of `index`, on all axes."""
+    grid = ml.meshgrid(*[ml.arange(n) for n in index.shape], indexing="ij")
+    return tuple(index if i == axis % x.ndim else each for i, each in enumerate(grid))
+
+
+# --- neural networks -----------------------------------------------------------------------
+
+
+class NotHere(Exception):
+    """PyTorch's function has an argument that ours lacks."""
+
+
+def absent(value: Any, **arguments: Any) -> Any:
+    """The value, if none of these arguments is given. Raises `NotHere`."""
+    for name, given in arguments.items():
+        if given is not None and given is not False:
+            raise NotHere(f"there is no {name}=")
+    return value
+
+
+def certain(x: Any, rate: float) -> Any:
+    """x, if nothing is dropped. Raises `NotHere`."""
+    if rate > 0:
+        raise NotHere("what is dropped is random")
+    return x
+
+
+def last(x: Any, ndim: int | None = None) -> Any:
+    """x with its channels last, and with a batch of one, if it has one axis less than `ndim`."""
+    if ndim is not None and x.ndim == ndim - 1:
+        x = ml.expand_dims(x)
+    return x if x.ndim < 2 else ml.moveaxis(x, 1, -1)
+
+
+def first(x: Any, of: Any = None) -> Any:
+    """x with its channels second, and without a batch, if `of` has none."""
+    x = x if x.ndim < 2 else ml.moveaxis(x, -1, 1)
+    return x[0] if of is not None and of.ndim == x.ndim - 1 else x
+
+
+def kept(x: Any, size: Any, count: int) -> Any:
+    """The size of an adaptive pooling, where None keeps a length."""
+    sizes = [size] * count if isinstance(size, int) or size is None else size
+    pairs = zip(sizes, x.shape[-count:], strict=True)
+    return tuple(n if each is None else each for each, n in pairs)
+
+
+def sides(padding: Any, count: int) -> Any:
+    """A padding of both sides of each axis."""
+    if isinstance(padding, str):
+        return padding.upper()
+    given = [padding] * count if isinstance(padding, int) else [*padding] * (count // len(padding))
+    pairs = tuple((n, n) for n in given)
+    return pairs[0] if count == 1 else pairs
+
+
+def one(value: Any, count: int) -> Any:
+    """An int where a window has one axis."""
+    if not isinstance(value, (tuple, list)):
+        return value
+    return value[0] if count == 1 or len(value) == 1 else tuple(value)
+
+
+def conv(
+    function: Callable[..., Any],
+    x: Any,
+    weight: Any,
+    bias: Any,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+    output_padding: Any = 0,
+) -> Any:
+    count = weight.ndim - 2
+    beyond = output_padding if isinstance(output_padding, int) else max(output_padding)
+    absent(x, output_padding=beyond > 0 or None)
+    y = function(
+        last(x, weight.ndim),
+        ml.moveaxis(weight, (0, 1), (-1, -2)),
+        stride=one(stride, count),
+        padding=sides(padding, count),
+        dilation=one(dilation, count),
+        groups=groups,
+    )
+    return first(y if bias is None else y + bias, x)
+
+
+def avg_pool(
+    function: Callable[..., Any],
+    count: int,
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: Any = None,
+) -> Any:
+    padded = padding if isinstance(padding, int) else max(padding)
+    absent(x, ceil_mode=ceil_mode, divisor_override=divisor_override)
+    absent(x, count_include_pad=not count_include_pad and padded > 0)
+    return _pooled(function, count, x, kernel_size, stride, padding)
+
+
+def max_pool(
+    function: Callable[..., Any],
+    count: int,
+    x: Any,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
+    apart = dilation if isinstance(dilation, int) else max(dilation)
+    absent(x, ceil_mode=ceil_mode, dilation=apart > 1)
+    return _pooled(function, count, x, kernel_size, stride, padding)
+
+
+def _pooled(
+    function: Callable[..., Any], count: int, x: Any, window: Any, stride: Any, padding: Any
+) -> Any:
+    steps = one(stride, count) or one(window, count)
+    y = function(
+        last(x, count + 2), one(window, count), stride=steps, padding=sides(padding, count)
+    )
+    return first(y, x)
+
+
+def columns(windows: Any, of: Any) -> Any:
+    """Windows in PyTorch's order: [N, C KH KW, OH OW]."""
+    n, height, width, rows, wide, channels = windows.shape
+    y = ml.permute_dims(windows, (0, 5, 3, 4, 1, 2))
+    y = y.reshape((n, channels * rows * wide, height * width))
+    return y[0] if of.ndim == 3 else y
+
+
+def flat(x: Any, shape: Any, weight: Any = None, bias: Any = None) -> tuple[Any, Any, Any]:
+    """What a normalisation of the last axes takes, these as one; a scale of ones, a bias of 0."""
+    count = math.prod(shape)
+    rows = x.reshape((*x.shape[: x.ndim - len(shape)], count))
+    scale = ml.ones(count, dtype=x.dtype) if weight is None else weight.reshape(count)
+    return rows, scale, ml.zeros(count, dtype=x.dtype) if bias is None else bias.reshape(count)
+
+
+def layer(made: Any, weight: Any, bias: Any) -> Any:
+    """The layer with these parameters, those which are given."""
+    if weight is not None:
+        made.scale = weight.reshape(-1)
+    if bias is not None:
+        made.bias = bias
+    return made
+
+
+def batch_norm(
+    kind: Any,
+    x: Any,
+    mean: Any,
+    var: Any,
+    weight: Any,
+    bias: Any,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> Any:
+    if x.ndim < 2:
+        raise NotHere("samples have channels")
+    made = layer(kind(x.shape[1], eps=eps, dtype=x.dtype), weight, bias)
+    if not training:
+        made.eval()
+        made.mean, made.var = ml.nn.buffer(mean), ml.nn.buffer(var)
+    return first(made(last(x)))
+
+
+def reduced(losses: Any, reduction: str) -> Any:
+    if reduction == "batchmean":
+        return ml.sum(losses) / losses.shape[0]
+    return losses if reduction == "none" else getattr(ml, reduction)(losses)
+
+
+def ctc(
+    function: Callable[..., Any],
+    x: Any,
+    labels: Any,
+    lengths: Any,
+    label_lengths: Any,
+    blank: int,
+    reduction: str,
+    zero_infinity: bool,
+) -> Any:
+    """PyTorch's mean divides each loss by the number of its labels."""
+    absent(x, targets_of_one_axis=labels.ndim == 1)
+    counts = [ml.asarray(n) if isinstance(n, (list, tuple)) else n for n in (lengths, label_lengths)]
+    losses = function(x, labels, *counts, blank=blank)
+    if zero_infinity:
+        losses = ml.where(ml.isinf(losses), 0.0, losses)
+    return reduced(losses / ml.maximum(counts[1], 1) if reduction == "mean" else losses, reduction)
+
+
+MODES: Final = ("bilinear", "nearest", "bicubic")
+OUTSIDES: Final = ("zeros", "border", "reflection")
+
+COMPARED: Final[dict[str, Callable[[Any], Any]]] = {
+    "chosen": lambda r: r,
+    "first": lambda r: r[0] if isinstance(r, (tuple, list)) else r,
+    "eig": lambda r: r[0],
+    "eigh": lambda r: (r[0], abs(r[1])),
+    "of_lower": lambda r: (r[0], r[1].tril()),
+    "of_upper": lambda r: (r[0], r[1].triu()),
+    "hermitian_gradient": lambda r: (r[0] + r[0].mT.conj(), *r[1:]),
+    "unique": lambda r: r,
+    "svd": lambda r: (abs(r[0]), r[1], abs(r[2])),
+    "svd_of_old": lambda r: (abs(r[0]), r[1]),
+}
+"""What of results is compared: signs of vectors, or which of equal elements it was, may differ."""
