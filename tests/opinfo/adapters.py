@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import numpy as np
+
 import mlvm.eager as ml
 
 
@@ -176,6 +178,23 @@ def matrix_norm(x: Any, ord: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
     if not keepdim:
         return norms
     return ml.expand_dims(norms, axis=tuple(sorted(i % x.ndim for i in dim)))
+
+
+def permutation(pivots: Any) -> Any:
+    """LAPACK's exchanges of rows, one after the other, as the rows that come of them."""
+    exchanges = pivots.numpy().astype(np.int64) - 1
+    rows = np.broadcast_to(np.arange(exchanges.shape[-1]), exchanges.shape).copy()
+    for place in np.ndindex(exchanges.shape[:-1]):
+        for i, j in enumerate(exchanges[place]):
+            rows[place][[i, j]] = rows[place][[j, i]]
+    return ml.asarray(rows)
+
+
+def spectral(x: Any, n_fft: int, win_length: int | None, onesided: bool | None) -> Any:
+    """What `stft` and `istft` take, where the half of a spectrum is that of real numbers."""
+    real = x.dtype.is_float or (x.ndim > 1 and x.shape[-2] == n_fft // 2 + 1)
+    longer = win_length is not None and win_length != n_fft
+    return absent(x, win_length=longer, onesided=onesided is not None and onesided != real)
 
 
 def norm(x: Any, p: Any, dim: Any, keepdim: bool, dtype: Any) -> Any:
@@ -419,8 +438,8 @@ COMPARED: Final[dict[str, Callable[[Any], Any]]] = {
     "first": lambda r: r[0] if isinstance(r, (tuple, list)) else r,
     "eig": lambda r: r[0],
     "eigh": lambda r: (r[0], abs(r[1])),
-    "of_lower": lambda r: (r[0], r[1].tril()),
-    "of_upper": lambda r: (r[0], r[1].triu()),
+    "of_lower": lambda r: (r[0], ml.tril(r[1]) if isinstance(r[1], ml.Tensor) else r[1].tril()),
+    "of_upper": lambda r: (r[0], ml.triu(r[1]) if isinstance(r[1], ml.Tensor) else r[1].triu()),
     "hermitian_gradient": lambda r: (r[0] + r[0].mT.conj(), *r[1:]),
     "unique": lambda r: r,
     "svd": lambda r: (abs(r[0]), r[1], abs(r[2])),

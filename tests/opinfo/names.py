@@ -90,7 +90,8 @@ def entries(text: str | None = None) -> dict[str, Entry]:
 class Refusals:
     """What is refused by design. A reason has patterns of what errors say, as "Class: text".
     `gradients` and `gradients_of_halves` say why those of an operator are not compared, `tolerance`
-    how exact PyTorch is where it is less so than it might be."""
+    how exact PyTorch is where it is less so than it might be, `differs` what is another value by
+    design; both by name and dtype."""
 
     def __init__(self) -> None:
         table = tomllib.loads((HERE / "refused.toml").read_text())
@@ -98,6 +99,7 @@ class Refusals:
         self.gradients: dict[str, str] = table["gradients"]
         self.gradients_of_halves: dict[str, str] = table["gradients_of_halves"]
         self.tolerance: dict[str, float] = table["tolerance"]
+        self.differs: dict[str, str] = table["differs"]
         self.of: dict[str, dict[str, list[str]]] = table["of"]
 
     def reason(self, name: str, error: BaseException) -> str | None:

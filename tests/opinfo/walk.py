@@ -123,13 +123,14 @@ class Walk:
         if difference:
             wide = _by_torch(op, entry, _wide(arguments))[0]
             if wide is None or _difference(values, wide, entry, like=expected, few=few):
-                yield "value", "wrong", difference
+                other = self.refusals.differs.get(f"{op.name} {dtype}")
+                yield "value", *(("skipped", other) if other else ("wrong", difference))
                 return
         yield "value", "right", ""
         if self.captured:
             yield "captured", *self._as_captured(op, entry, call, values)
         if differentiable and entry.compared != "type":
-            yield from self._gradient(op, entry, call, arguments)
+            yield from self._gradient(op, entry, dtype, call, arguments)
 
     def _tried(self, op: Any, entry: Entry, run: Callable[[], Any]) -> tuple[str, str, Any]:
         """The verdict and its reason if the call raises; else the result."""
@@ -161,7 +162,7 @@ class Walk:
         return "right", ""
 
     def _gradient(
-        self, op: Any, entry: Entry, call: _Call, arguments: Any
+        self, op: Any, entry: Entry, dtype: str, call: _Call, arguments: Any
     ) -> Iterator[tuple[str, str, str]]:
         expected = _gradients_by_torch(op, entry, arguments)
         if not expected or not call.variables:
@@ -177,7 +178,7 @@ class Walk:
         weights = _weights(entry, call(call.tensors))
         verdict, text, found = self._tried(op, entry, lambda: call.gradients(weights, entry))
         if not verdict:
-            least = self.refusals.tolerance.get(op.name, 0.0)
+            least = self.refusals.tolerance.get(f"{op.name} {dtype}", 0.0)
             part = "hermitian_gradient" if _reads_half(op) else None
             if op.name == "cholesky_solve":  # which reads a half of the second operand
                 part = "of_upper" if arguments[2].get("upper") else "of_lower"

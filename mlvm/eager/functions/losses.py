@@ -14,6 +14,7 @@ from mlvm.core.rules import is_real, require
 from mlvm.core.types import TensorType, bool_
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.shapes import broadcast_arrays
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
@@ -311,6 +312,7 @@ def cosine_similarity(x: Tensor, y: Tensor, /, axis: int = -1, *, eps: float = 1
     """
     require("float", type_of(x), type_of(y))
     least = _positive(eps, "eps") ** 2
+    x, y = broadcast_arrays(x, y)
     product = op.sum(x * y, axis=axis)
     for each in (x, y):
         product = product * op.rsqrt(op.maximum(op.sum(op.square(each), axis=axis), least))

@@ -435,7 +435,7 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
         return rising
     falling = n - searchsorted(op.flip(bins, axis=0), x, side="left" if right else "right")
     first, last = _run(bins, 0, 1), _run(bins, n - 1, n)
-    return op.where(op.greater(first, last), falling, rising)
+    return op.where(reshape(op.greater(first, last), ()), falling, rising)
 
 
 @public

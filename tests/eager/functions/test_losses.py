@@ -312,6 +312,12 @@ ROWS = {
     "cosine_similarity, axis 0": Row(
         lambda x, y: ml.cosine_similarity(x, y, 0), (X, Y[:, :1]), lambda x, y: cosine(x.T, y.T)
     ),
+    "cosine_similarity along a stretched axis": Row(
+        lambda x, y: ml.cosine_similarity(x, y, 0),
+        (X[:1], Y),
+        lambda x, y: cosine(np.repeat(x, 4, 0).T, y.T),
+        lambda F, x, y: F.cosine_similarity(x, y, dim=0),
+    ),
     "cosine_embedding": Row(
         lambda x, y: ml.cosine_embedding(x, y, T_FIRST_SIGNS, margin=-0.7),
         (X, Y),

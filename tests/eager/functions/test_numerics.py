@@ -124,6 +124,7 @@ ROWS: dict[str, Row] = {
     "histogram of one": row(lambda f, x: f.histogram(x, 3), np.full(4, 2.0), smooth=False),
     "histogram of none": row(lambda f, x: f.histogram(x, 3), np.zeros(0), smooth=False),
     "digitize": row(lambda f, x, b: f.digitize(x, b), X, RISING, smooth=False),
+    "digitize one": row(lambda f, x, b: f.digitize(x[0, 0, 0], b), X, RISING, smooth=False),
     "digitize right": row(
         lambda f, x, b: f.digitize(x, b, right=True), RISING, RISING, smooth=False
     ),
