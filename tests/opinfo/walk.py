@@ -185,7 +185,9 @@ class Walk:
             text = _difference(found, expected, part, rounded=True, least=least)
             if text:
                 wide = _gradients_by_torch(op, entry, _wide(arguments))
-                if wide and not _difference(found, wide, part, like=expected, rounded=True, least=least):
+                if wide and not _difference(
+                    found, wide, part, like=expected, rounded=True, least=least
+                ):
                     text = ""
             verdict = "wrong" if text else "right"
         yield "gradient", verdict, text
@@ -196,8 +198,8 @@ class _NoSuchType(Exception):
 
 
 class _Call:
-    """A call of ours, with the arguments of a sample of PyTorch's: the tensors among them, and which
-    of these are variables."""
+    """A call of ours, with the arguments of a sample of PyTorch's: the tensors among them, and
+    which of these are variables."""
 
     def __init__(self, entry: Entry, arguments: Any) -> None:
         self.entry = entry
@@ -371,7 +373,10 @@ def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
             warnings.simplefilter("ignore")
             results = op(value, *args, **keywords)
             found = _inexact(entry, results)
-            weights = [torch.as_tensor(w).to(x.dtype) for w, x in zip(_weights(entry, results), found, strict=True)]
+            weights = [
+                torch.as_tensor(w).to(x.dtype)
+                for w, x in zip(_weights(entry, results), found, strict=True)
+            ]
             chosen = [(x, w) for x, w in zip(found, weights, strict=True) if x.requires_grad]
             variables = list(_variables(arguments))
             if not chosen or not variables:
@@ -456,7 +461,8 @@ def _difference(
     return ""
 
 
-def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool, least: float
+def _one_difference(
+    x: Any, y: Any, like: Any, types_alone: bool, rounded: bool, least: float
 ) -> str:
     if not isinstance(y, torch.Tensor):
         if isinstance(y, float):
@@ -475,7 +481,8 @@ def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool,
     if right.all():
         return ""
     place = tuple(int(i[0]) for i in np.nonzero(~right)) if right.ndim else ()
-    return f"at {list(place)} {a[place]}, not {b[place]}; {int((~right).sum())} of {right.size} differ"
+    count = int((~right).sum())
+    return f"at {list(place)} {a[place]}, not {b[place]}; {count} of {right.size} differ"
 
 
 def _close(a: Any, b: Any, tolerance: float) -> Any:
