@@ -418,7 +418,7 @@ def batch_norm(
 def reduced(losses: Any, reduction: str) -> Any:
     if reduction == "batchmean":
         return ml.sum(losses) / losses.shape[0]
-    return losses if reduction == "none" else getattr(ml, reduction)(losses)
+    return {"none": lambda x: x, "mean": ml.mean, "sum": ml.sum}[reduction](losses)
 
 
 def ctc(

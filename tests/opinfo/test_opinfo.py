@@ -80,7 +80,7 @@ A_PART: Final = {
     "fft.rfft": "f64",
     "linalg.eigh": "f64",
     "bernoulli": "f32",
-    "__getitem__": "f32",
+    "slice": "f32",
 }
 """Operators, and the dtypes in which some of their samples are tried in every run."""
 
