@@ -33,6 +33,7 @@ from mlvm.arena.arena import STALE
 from mlvm.core.errors import AttributeRefused, DTypeError, PathError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
+from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
@@ -147,6 +148,7 @@ def buffer_of(node: N) -> N:
 
 
 _CONTAINERS: Final = (dict, list, tuple, Node)
+_OPERANDS: Final = (Tensor, *NUMBERS)
 _NUMBERS: Final = frozenset({bool, int, float, str, type(None)})
 
 
@@ -231,6 +233,13 @@ Remade: TypeAlias = Callable[[Node, dict[str, Any]], Any]
 def at_tensors(part: Any) -> bool | None:
     """All else is refused."""
     return True if isinstance(part, Tensor) else None if part is not None else False
+
+
+def at_operands(part: Any) -> bool | None:
+    """Arrays and numbers are leaves too."""
+    if isinstance(part, _OPERANDS) or (not isinstance(part, _CONTAINERS) and is_array(part)):
+        return True
+    return at_tensors(part)
 
 
 def among_others(part: Any) -> bool | None:

@@ -9,9 +9,9 @@ itself.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mlvm.core.types import TensorType
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
@@ -99,19 +99,26 @@ def _is_outside(home: Home, block: Block) -> bool:
 # --- what only moves a value ---------------------------------------------------------
 
 
+_GIVEN: Final = frozenset({"input", "state"})
+
+
 def without_moves(flow: Flow) -> Flow:
     """The flow, in which a value that is copied to its home is made there, where nothing needs what
-    lies there before."""
+    lies there before, and a copy of an input or state that nothing writes to is read there."""
+    uses = [use for call in with_blocks(flow.calls) for use in call.ins]
+    written = {use.value.home for call in with_blocks(flow.calls) for use in call.outs}
+    given = {use.value.home for use in uses if use.value.home and use.value.home.role in _GIVEN}
     renamed: dict[Value, Value] = {}
-    calls = _settled(flow, renamed)
+    calls = _settled(flow, renamed, given - written)
     return Flow(renewed(calls, renamed), [renamed.get(value, value) for value in flow.results])
 
 
-def _settled(flow: Flow, renamed: dict[Value, Value]) -> list[Call]:
-    """The calls without such copies. `renamed` gets the values that lie elsewhere now."""
+def _settled(flow: Flow, renamed: dict[Value, Value], steady: Container[Home | None]) -> list[Call]:
+    """The calls without such copies. `renamed` gets the values that lie elsewhere now; nothing
+    writes to the homes that are `steady`."""
 
     def settled(block: Block) -> Block:
-        return replace(block, calls=_settled(block.flow, renamed))
+        return replace(block, calls=_settled(block.flow, renamed, steady))
 
     calls = [
         replace(call, blocks=tuple(map(settled, call.blocks))) if call.blocks else call
@@ -124,6 +131,10 @@ def _settled(flow: Flow, renamed: dict[Value, Value]) -> list[Call]:
             continue
         [out], [source] = call.outs, call.ins
         home, made = out.value.home, maker.get(source.value)
+        read = renamed.get(source.value, source.value)
+        if home is None and read.home in steady and out.value not in flow.results:
+            renamed[out.value] = read
+            gone.add(at)
         if home is None or source.value.home is not None or made is None:
             continue
         if source.value in renamed or out.type is not source.type:

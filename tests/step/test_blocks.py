@@ -208,6 +208,32 @@ def test_a_result_is_made_in_its_place(reads_after: bool) -> None:
     assert names == (["tanh.out", "negative.out", "copy.out"] if reads_after else ["tanh.out"])
 
 
+@pytest.mark.parametrize("written", [False, True])
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_copy_of_what_nobody_writes_is_read_there(written: bool, returned: bool) -> None:
+    """In a branch a copy of state 0 is read, and a copy of a copy from outside of it."""
+    machine = Machine()
+    first = len(machine.now)
+    machine.op("copy", None, [0])
+    machine.op("copy", None, [first])
+
+    def write() -> None:
+        machine.op("copy", None, [0])
+        machine.op("add", 1, [first + 1, first + 2])
+
+    cond(machine, write, lambda: None)
+    if written:
+        machine.op("abs", 0, [0])
+    flow = without_moves(Flow(machine.calls, [machine.made[1]] if returned else []))
+    assert [call.name for call in flow.calls if call.name == "copy.out"] == ["copy.out"] * (
+        2 if written else returned
+    )
+    [block] = [call.blocks[0] for call in flow.calls if call.blocks]
+    homes = [use.value.home for use in block.calls[-1].ins]
+    steady = machine.homes[0]
+    assert homes == [None if written or returned else steady, None if written else steady]
+
+
 def test_a_block_taken_out_names_what_lies_outside() -> None:
     machine, call = state()
     blocks, outer = taken(call)

@@ -10,18 +10,21 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overlo
 
 from mlvm.core.errors import DTypeError, GradientError
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
+from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import (
     Copies,
+    Leaves,
     Structure,
     Tree,
     Where,
     as_dicts,
+    at_operands,
     copied,
     flatten,
     meant,
@@ -59,7 +62,7 @@ class _Session:
     def __init__(self, arguments: Sequence[Tree], where: Where | None = None) -> None:
         self.outer = taping()
         self.tape = self.outer or Tape()
-        flat = [flatten(each) for each in arguments]
+        flat = [_of_tensors(*flatten(each, ends=at_operands)) for each in arguments]
         wanted = [found for found, _ in flat]
         if where is not None:
             ids = meant([each for found in wanted for each in found], where)
@@ -70,7 +73,8 @@ class _Session:
                     where = f" at {path}" if path else ""
                     raise DTypeError(
                         f"a gradient is with respect to floats and complex numbers, not "
-                        f"{x.type}{where}; a constant in a Module is an nn.buffer"
+                        f"{x.type}{where}; a constant in a Module is an nn.buffer; write 2.0 for "
+                        f"2, or convert with astype"
                     )
         self.variables: list[Tensor] = []
         self.origins: list[int] = []  # their nodes, as the function may update them
@@ -175,11 +179,11 @@ def value_and_grad(
 ) -> Callable[..., Any]:
     """A function that returns `fn`'s value and its gradient with respect to `argnums`.
 
-    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else,
-    which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of
-    float or complex tensors; a gradient has its argument's structure, with dicts for Modules, and
-    zeros where the value does not depend on a tensor. A tensor that occurs twice in one argument
-    is one variable, with one gradient in both places.
+    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else, which
+    comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of float or
+    complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its argument's
+    structure, with dicts for Modules, and zeros where the value does not depend on a tensor. A
+    tensor that occurs twice in one argument is one variable, with one gradient in both places.
 
     `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
     `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are
@@ -294,14 +298,15 @@ def grad(
     return gradient
 
 
-def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Tensor], Any]]:
+def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Operand], Any]]:
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
     it needs: an update in place moves the tensor to other memory.
 
-    The value: [...], floats; its cotangent too. Raises what `value_and_grad` raises, and
-    `GradientError` for a cotangent of another type than the value.
+    The value: [...], floats; its cotangent too, which may be a number, a list or an array. Raises
+    what `value_and_grad` raises, and `GradientError` for a cotangent of another type than the
+    value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
@@ -322,12 +327,20 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Te
         value = alias_of(value)
     known = Tracked(value.type, value.tape, getattr(value, "node", 0))
 
-    def pullback(cotangent: Tensor) -> Any:
-        if not isinstance(cotangent, Tensor) or cotangent.type is not known.type:
+    def pullback(cotangent: Operand) -> Any:
+        if not isinstance(cotangent, Tensor):
+            cotangent = asarray(cotangent, dtype=known.type.dtype)
+        if cotangent.type is not known.type:
             raise GradientError(f"the cotangent of {known.type} cannot be {_kind(cotangent)}")
         return tuple(session.pull(known, cotangent, keep=True))
 
     return value, pullback
+
+
+def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
+    """The leaves with tensors in place of arrays and numbers, each a new one."""
+    found = [(path, x if isinstance(x, Tensor) else as_operand(x)) for path, x in leaves]
+    return found, structure
 
 
 def _scalar(result: object, has_aux: bool) -> Tensor:

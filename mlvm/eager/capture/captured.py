@@ -640,12 +640,12 @@ def capture(
     Arguments are trees of tensors, of numpy arrays, which become tensors, and of anything else. An
     array of f64 is in the widest float of the call's tensors, where that is narrower. A call with
     tensors of other types, other values, or another Module records anew. So does a call after a
-    change of anything that the function reaches by itself. Python numbers among the arguments and
-    in fields of Modules and optimizers do so once, and from then on are inputs of the program,
-    unless Python code needs to see the value. Tensors that the function reaches by itself are used
-    where they lie, and updated in place. Random keys advance. Each call allocates its results in
-    the current arena. Temporaries lie in scratch memory of the captured function's own; `plan`
-    tells its size.
+    change of anything that the function reaches by itself, such as an array, which is a constant of
+    the program. Python numbers among the arguments and in fields of Modules and optimizers do so
+    once, and from then on are inputs of the program, unless Python code needs to see the value.
+    Tensors that the function reaches by itself are used where they lie, and updated in place.
+    Random keys advance. Each call allocates its results in the current arena. Temporaries lie in
+    scratch memory of the captured function's own; `plan` tells its size.
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
@@ -657,9 +657,9 @@ def capture(
     Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
     with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
-    raises it, with the line, if the function reads a tensor's value, copies a Python value into a
-    tensor, calls an op whose result's shape depends on values, or keeps a tensor of its own in any
-    place but its result or such a field. Raises `GradientError` inside a differentiated function,
+    raises it, with the line, if the function reads a tensor's value, calls an op whose result's
+    shape depends on values, or keeps a tensor of its own in any place but its result or such a
+    field. Raises `GradientError` inside a differentiated function,
     and whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))

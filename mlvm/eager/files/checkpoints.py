@@ -22,6 +22,7 @@ from mlvm.core.errors import (
 from mlvm.core.types import Array
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.files.structure import Structure, Values, loader_of
+from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tree import (
@@ -178,6 +179,7 @@ def load(
         >>> ml.load("layer.safetensors", into=ml.nn.Linear(2, 3)).bias
         Tensor([0., 0., 0.], f32[3])
     """
+    refuse_captured("a file is loaded", "; load it outside")
     path = _path(file, "load")
     if into is not None and not isinstance(into, dict) and loader_of(into) is None:
         raise DTypeError(f"load writes into a Module, or a dict, not into {brief(into)}")

@@ -51,13 +51,12 @@ def where(condition: Tensor | bool, x: Operand, y: Operand, /) -> Tensor:
         >>> ml.where(ml.asarray([True, False]), 1.0, ml.asarray([5.0, 6.0]))
         Tensor([1., 6.], f32[2])
     """
-    if condition.__class__ is bool:
-        condition = full((), condition)
+    if not isinstance(condition, Tensor):
+        condition = as_operand(condition)
     if not isinstance(x, Tensor) and not isinstance(y, Tensor):
         x = as_operand(x) if is_array(x) else full((), cast(Scalar, x))
     beside = x if isinstance(x, Tensor) else cast(Tensor, y)
     chosen = as_operand(x, beside), as_operand(y, beside)
-    type_of(cast(Tensor, condition))
     return op.where(condition, *chosen)
 
 

@@ -28,7 +28,7 @@ from mlvm.eager.functions.shapes import broadcast_to, concat, moveaxis, part, re
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
 from mlvm.eager.tensor.dtypes import can_cast
-from mlvm.eager.tensor.operands import as_operand, is_array
+from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.wrapper import public, told
@@ -37,8 +37,9 @@ Item: TypeAlias = "int | slice | Tensor | None"
 
 
 def getitem(x: Tensor, key: Any) -> Tensor:
-    """`x[key]`. A mask alone chooses elements by `boolean_index`; beside other items it stands for
-    the positions where it is True, an index tensor for each of its axes.
+    """`x[key]`. A tensor that is a mask, alone, chooses elements by `boolean_index`; beside other
+    items, and as an array or list, a mask stands for the positions where it is True, an index
+    tensor for each of its axes.
 
     Raises `IndexRefused` for an index out of range, of another kind, or one too many;
     `PositionRefused` where a value of an index tensor is out of range; `MaskRefused` for a mask
@@ -48,9 +49,9 @@ def getitem(x: Tensor, key: Any) -> Tensor:
     try:
         items = [_item(each) for each in keys]
         if any(_is_mask(item) for item in items):
-            if len(items) == 1:
+            if len(items) == 1 and (items[0] is keys[0] or not cast(Tensor, items[0]).ndim):
                 return op.boolean_index(x, cast(Tensor, items[0]))
-            items = _with_positions(x, items)
+            items = _with_positions(x, items, keys)
         return _indexed(x, _without_ellipsis(items, x.ndim), in_front=_separated(items))
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
@@ -94,8 +95,11 @@ def _is_mask(item: Item | EllipsisType) -> bool:
     return isinstance(item, Tensor) and item.dtype.kind == "bool"
 
 
-def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | EllipsisType]:
-    """The items with the positions where a mask is True in place of the mask."""
+def _with_positions(
+    x: Tensor, items: list[Item | EllipsisType], keys: tuple[Any, ...]
+) -> list[Item | EllipsisType]:
+    """The items with the positions where a mask is True in place of the mask. numpy finds those of
+    an array or list, so that the result's shape is known before anything runs."""
     lengths = [cast(Tensor, item).ndim if _is_mask(item) else 1 for item in items]
     for i, item in enumerate(items):
         if item is None or item is Ellipsis:
@@ -106,13 +110,14 @@ def _with_positions(x: Tensor, items: list[Item | EllipsisType]) -> list[Item | 
     lengths = [rest if item is Ellipsis else n for item, n in zip(items, lengths, strict=True)]
     found: list[Item | EllipsisType] = []
     axis = 0
-    for item, length in zip(items, lengths, strict=True):
+    for item, length, key in zip(items, lengths, keys, strict=True):
         if isinstance(item, Tensor) and _is_mask(item):
             if item.shape != x.shape[axis : axis + length]:
                 raise errors.MaskRefused(
                     f"a mask of shape {item.shape} stands at axis {axis} of {x.shape}"
                 ).at("getitem", (x.type, item.type))
-            found.extend(unstack(op.nonzero_indices(item), axis=1))
+            places = op.nonzero_indices(item) if item is key else tensor_of(np.argwhere(key))
+            found.extend(unstack(places, axis=1))
         else:
             found.append(item)
         axis += length
@@ -231,7 +236,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
             _set_masked(x, cast(Tensor, items[0]), given)
             return
         if any(_is_mask(item) for item in items):
-            items = _with_positions(x, items)
+            items = _with_positions(x, items, keys)
         if any(isinstance(item, Tensor) for item in items):
             _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
         else:
@@ -435,7 +440,8 @@ class Places:
 
 def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
     """x, with each element that the key chooses combined with all updates for it."""
-    items = [_item(each) for each in (key if isinstance(key, tuple) else (key,))]
+    keys = key if isinstance(key, tuple) else (key,)
+    items = [_item(each) for each in keys]
     given = _values(x, updates)
     if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
         out = alias_of(x)
@@ -448,7 +454,7 @@ def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
             wide = reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim)))
             return op.where(wide, combine(x, given), x)
     if any(_is_mask(item) for item in items):
-        items = _with_positions(x, items)
+        items = _with_positions(x, items, keys)
     indices, axis, axes = _chosen(x, key, _without_ellipsis(items, x.ndim))
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     given = broadcast_to(reshape(given, _broadcasting(x, given, shape)), shape)

@@ -7,7 +7,7 @@ import math
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.types import DType, f32
 from mlvm.eager.functions import creation, shapes
-from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.elements import astype, stop_gradient
 from mlvm.eager.functions.halves import in_f32, rounded, widened
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.nn.parameters import matched, require_float, sizes
@@ -194,8 +194,8 @@ class BatchNorm(Module):
         return centered * (scale * op.rsqrt(variance + self.eps)) + bias
 
     def _move(self, mean: Tensor, variance: Tensor) -> None:
-        self.mean += self.momentum * (mean - self.mean)
-        self.var += self.momentum * (variance - self.var)
+        self.mean += self.momentum * (astype(mean, self.mean.dtype) - self.mean)
+        self.var += self.momentum * (astype(variance, self.var.dtype) - self.var)
 
 
 @in_f32

@@ -48,6 +48,7 @@ _Views: TypeAlias = dict[int, Reference]  # by their ids
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
 
+_COPY: Final = Program.of_op(f"copy{OUT}", 2, NO_ATTRIBUTES, 0)
 _handles = itertools.count(1 << 62)  # no VM issues as many
 _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
@@ -103,6 +104,7 @@ class Recorder:
         self._arguments = self._elements = self._scratch = 0  # how many there are
         self._stand_ins: dict[int, Tensor] = {}  # by the id of the tensor that is stood for
         self._stood_for: dict[int, Allocation] = {}  # by the id of the stand-in
+        self._constants: dict[tuple[TensorType, bytes], Tensor] = {}  # by their values
         self._both: set[int] = set()  # see `_require_writable`
         self._open: list[_Open] = []
         self.callees: list[Procedure] = []  # that the outermost open function calls
@@ -186,16 +188,19 @@ class Recorder:
         )
 
     def write(self, handle: TensorHandle, array: Array) -> None:
-        """Copy a Python scalar in, which stays the same. Raises `CaptureError` for other values."""
-        arena = scope.get()
-        if arena is not None and arena is prepare_constants(self.vm).arena:
+        """Copy values in that stay the same: each launch copies them from a tensor that is kept
+        with what was recorded."""
+        if scope.get() is prepare_constants(self.vm).arena:
             self.vm.__class__.write(self.vm, handle, array)
             return
-        raise CaptureError(
-            f"{user_line()}: a value from Python is copied into a tensor inside a captured "
-            f"function, and later calls would all get this one; make the tensor outside, give the "
-            f"array as an argument, or take full for a number"
-        )
+        key = TensorType.of(array), array.tobytes()
+        if key not in self._constants:
+            x = Arena(self.vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
+            x.prepare()
+            self.vm.__class__.write(self.vm, x.handle, array)
+            self._constants[key] = x
+            self._outside[id(_reference_to(x))] = _reference_to(x)
+        self.launch(_COPY, (handle, self._constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
         raise _refused("a tensor without an arena is allocated")
@@ -692,14 +697,15 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
     if nparams not in (STAR, len(loads)):
         raise _refused("a program of several calls is launched")
     if nresults != 0:
-        raise _refused(f"{name} leaves values of which only running tells the type")
+        remedy = "; call it outside, or keep the shape, as where(mask, x, 0) does"
+        raise _refused(f"{name} leaves values of which only running tells the type", remedy)
     return name, loads, rest[0] if rest else NO_ATTRIBUTES
 
 
-def _refused(what: str) -> CaptureError:
+def _refused(what: str, remedy: str = "") -> CaptureError:
     return CaptureError(
         f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
-        f"again"
+        f"again{remedy}"
     )
 
 
@@ -727,10 +733,10 @@ def _layer(on: Recorder, name: str) -> Layer:
     return layer
 
 
-def refuse_captured(what: str) -> None:
+def refuse_captured(what: str, remedy: str = "") -> None:
     """Raise `CaptureError` if this is called inside a captured function."""
     if current_capture.get() is not None:
-        raise _refused(what)
+        raise _refused(what, remedy)
 
 
 @contextmanager

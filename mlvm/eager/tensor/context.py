@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from mlvm.arena.arena import Arena, scope
 from mlvm.core.errors import MachineError, brief
 from mlvm.core.locks import new_lock
-from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import TensorType
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import Array, TensorType
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import default_threads
 
@@ -71,6 +71,7 @@ class Capture(Protocol):
         tapes: Sequence[Tape],
     ) -> None: ...
     def require_own_tape(self, x: Any, tape: Tape) -> None: ...
+    def read(self, handle: TensorHandle) -> Array: ...
 
 
 current_capture: ContextVar[Capture | None] = ContextVar("current_capture", default=None)

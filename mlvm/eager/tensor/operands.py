@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, bool_, c64, f64, promote, u64
-from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.apply import COPY, apply, one_op
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
 from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, require_values
 
 Operand: TypeAlias = "Tensor | Scalar | Array | list[Any] | tuple[Any, ...]"
 
-_NUMBERS = (bool, int, float, complex, np.generic)
+NUMBERS: Final = (bool, int, float, complex, np.generic)
 
 
 def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = False) -> Tensor:
@@ -28,22 +29,21 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
     2. An array has the dtype that `asarray` gives it. But f64, which is what numpy makes by itself,
        becomes the float of the tensor `beside` it, where that is narrower (`array_beside`).
     3. A Python number is weak: it has the dtype of the tensor `beside` it. One of a higher kind has
-       the dtype in which the two compute (`dtype_beside`). Beside no tensor it is refused.
+       the dtype in which the two compute (`dtype_beside`). Beside no tensor it is as in `asarray`.
     4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
        of indices (`or_index`), only its floats are. Beside no tensor it is as in `asarray`.
 
     Arrays and lists are copied within this process only. To a VM elsewhere values go by `asarray`
-    alone: the line that sends them shows it. A captured function refuses both, as later calls would
-    get the values of the first.
+    alone: the line that sends them shows it. In a captured function they become constants.
 
     Raises `DTypeError` for anything else, `OperandValueError` for an int that the dtype lacks.
     """
     if isinstance(value, Tensor):
         return value
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, (bool, int, float, complex)) and beside is not None:
-        return _number(value, beside)
+    if isinstance(value, NUMBERS):
+        if beside is None:
+            return tensor_of(value)
+        return _number(value.item() if isinstance(value, np.generic) else value, beside)
     if not is_array(value):
         raise DTypeError(
             f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
@@ -78,17 +78,13 @@ def _number(value: Scalar, beside: Tensor) -> Tensor:
 
 
 def as_operands(values: Sequence[object]) -> tuple[Tensor, ...]:
-    """`as_operand` of each, beside the first tensor, or else the first array, or else the first
-    list. An array is beside the tensor of the widest float. Raises `DTypeError` where there is none
-    of them."""
+    """`as_operand` of each, beside the first tensor, or else the first array, the first list or the
+    first number. An array is beside the tensor of the widest float. Raises `DTypeError` where there
+    is none of them."""
     widest = widest_of(values)
     beside = next((x for x in values if isinstance(x, Tensor)), None)
     if beside is None:
-        arrays = sorted(filter(is_array, values), key=lambda x: isinstance(x, (list, tuple)))
-        if not arrays:
-            given = ", ".join(map(kind_of, values))
-            raise DTypeError(f"takes tensors or arrays, at least one, not {given}; see asarray")
-        first = arrays[0]
+        first = min(values, key=_rank)
         beside = as_operand(first)
         values = [beside if x is first else x for x in values]
     return tuple([as_operand(x, widest if is_whole(x) else beside) for x in values])
@@ -113,9 +109,13 @@ def is_whole(x: object) -> bool:
     return is_array(x) and not isinstance(x, (list, tuple))
 
 
+def _rank(value: object) -> int:
+    return 2 if isinstance(value, NUMBERS) else isinstance(value, (list, tuple))
+
+
 def is_array(value: object) -> bool:
     """Whether an operand that is neither a tensor nor a number may have an array's values."""
-    if isinstance(value, (Tensor, *_NUMBERS)):
+    if isinstance(value, (Tensor, *NUMBERS)):
         return False
     return (
         isinstance(value, (list, tuple))
@@ -126,6 +126,11 @@ def is_array(value: object) -> bool:
 
 def tensor_of(values: object, dtype: DType | None = None) -> Tensor:
     """A new tensor of the values of what is none. Raises what `asarray` raises."""
+    if type(values) is Number:
+        target = dtype or DEFAULTS[values.__class__]
+        if isinstance(values, float) or target.is_integer:
+            return apply(COPY, constant(values, target))
+        values = plain(values)  # a large int is rounded once, and by a constant twice
     array = in_memory(values)
     if array is not None:
         own = DType.of(array.dtype)

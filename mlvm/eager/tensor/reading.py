@@ -9,12 +9,15 @@ from mlvm.core.errors import HandleError, MlvmError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array
+from mlvm.eager.tensor.context import current_capture
 
 
 def values_of(x: Allocation) -> Array:
-    """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`."""
+    """A copy of the values, in the tensor's own dtype. Raises `StaleTensor`, and `CaptureError` in
+    a captured function, on whichever VM the tensor is."""
+    on = current_capture.get()
     try:
-        array = x.arena.vm.read(x.handle)
+        array = x.arena.vm.read(x.handle) if on is None else on.read(x.handle)
     except HandleError as error:
         raise explain(error, x.arena.vm, (x,)) from None
     if x.handle == STALE:  # another thread has ended it

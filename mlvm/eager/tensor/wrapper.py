@@ -12,7 +12,7 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
 from mlvm.core.errors import MlvmError, OpError, brief
-from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
+from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
 
@@ -52,12 +52,14 @@ def _text(x: object) -> object:
 def public(fn: Callable[P, R]) -> Callable[P, R]:
     """The function as users have it. Its operands are the parameters whose annotation begins with
     `Tensor` or `Operand`, but for `out`, which is written. A list for an `Operand` is beside the
-    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices."""
+    other operands, or else beside the first tensor; one for a `Tensor` may also be of indices. The
+    first may be a number where it is a `Tensor` and nothing else."""
     signature = inspect.signature(fn)
     parameters = [*signature.parameters.values()]
     wanted = [each for each in parameters if _is("Tensor", each) or _is("Operand", each)]
     by_keyword = [each.name for each in wanted if each.kind is not each.POSITIONAL_ONLY]
     rest = any(each.kind is each.VAR_POSITIONAL for each in wanted)
+    leads = bool(wanted) and wanted[0].annotation == "Tensor"
     is_method = fn.__name__ == "__call__"  # whose class says what it is
     end = None if rest else 1 + max(map(parameters.index, wanted), default=-1)
 
@@ -71,7 +73,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 if x.__class__ is not Tensor and is_array(x):
                     break
             else:
-                return fn(*args, **keywords)
+                if not (leads and given and isinstance(given[0], NUMBERS)):
+                    return fn(*args, **keywords)
             bound = None
             with suppress(TypeError):
                 bound = signature.bind(*args, **keywords)
@@ -117,6 +120,8 @@ def _take_arrays(arguments: dict[str, Any], wanted: Sequence[inspect.Parameter])
     own: Mapping[str, Tensor] = getattr(arguments.get("self"), "named_parameters", dict)()
     widest = widest_of([*itertools.chain(*given.values()), *own.values()])
     for each, values in given.items():
+        if each.annotation == "Tensor":
+            values = [as_operand(x) if isinstance(x, NUMBERS) else x for x in values]
         given[each] = [as_operand(x, widest) if is_whole(x) else x for x in values]
     in_turn = sorted(given, key=lambda each: not _is("Operand", each))
     beside = next((x for each in in_turn for x in given[each] if isinstance(x, Tensor)), None)

@@ -385,8 +385,38 @@ def test_arguments_that_are_no_floats_are_named() -> None:
     tree = {"kernel": tensor(1.0), "steps": [from_array(np.arange(3))]}
     with pytest.raises(DTypeError, match=r"complex numbers, not i64\[3\] at steps/0"):
         grad(lambda tree: tree["kernel"])(tree)
-    with pytest.raises(DTypeError, match="tensors as leaves, not a float"):
-        grad(lambda x: x)(1.0)
+    with pytest.raises(DTypeError, match=r"not i64\[\] at 1; .* write 2.0 for 2"):
+        grad(lambda x: x[0])([1.0, 2])
+    with pytest.raises(DTypeError, match="tensors as leaves, not a str"):
+        grad(lambda x: x)("1.0")
+
+
+@pytest.mark.local(reason="arrays stand for tensors of this process alone")
+def test_arrays_and_numbers_stand_for_tensors() -> None:
+    def cubed(x: Any) -> Any:
+        return ml.sum(x**3)
+
+    array = np.array([1.0, -2.0])
+    given = grad(cubed)(array)
+    np.testing.assert_array_equal(given.numpy(), 3 * array**2, strict=True)
+    np.testing.assert_array_equal(array, [1.0, -2.0])
+    value, slope = value_and_grad(cubed)(2.0)
+    assert [str(x.type) for x in (value, slope)] == ["f32[]", "f32[]"]
+    assert (float(value), float(slope)) == (8.0, 12.0)
+    assert [float(x) for x in grad(lambda p: p["a"] * p["b"][0])({"a": 3.0, "b": [5.0]})["b"]] == [
+        3
+    ]
+    same = np.float32(3.0)  # an object in two places is two variables, unless it is a tensor
+    assert [float(x) for x in grad(lambda x: x[0] ** 2 * x[1])([same, same])] == [18.0, 9.0]
+    assert grad(lambda x: ml.real(x * x))(1j).dtype is ml.complex64
+    assert [x.tolist() for x in grad(lambda x, y: x * y, (0, 1))(2.0, np.float32(7.0))] == [
+        7.0,
+        2.0,
+    ]
+    value, pullback = vjp(lambda x, y: x * y, 2.0, np.array([3.0, 4.0]))
+    for seed in ([1.0, 1.0], np.ones(2, np.float32), ml.ones(2, dtype=value.dtype)):
+        assert [x.tolist() for x in pullback(seed)] == [7.0, [2.0, 2.0]]
+    assert vjp(ml.sin, 0.0)[1](1.0)[0].tolist() == 1.0
 
 
 @pytest.mark.parametrize("argnums", [-1, (0, 0), [0], "x", None])
@@ -409,7 +439,7 @@ def test_has_aux_asks_for_a_pair(function: Callable[[Tensor], Any]) -> None:
 def test_a_cotangent_has_the_type_of_the_value() -> None:
     _, pullback = vjp(lambda x: x * x, tensor([1.0, 2.0]))
     wrong: Any
-    for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(2)):
+    for wrong in (tensor(1.0), from_array(np.ones(2, np.float32)), np.ones(3), 1.0, [1.0]):
         refuses(GradientError, r"the cotangent of f64\[2\] cannot be", pullback, wrong)
 
 

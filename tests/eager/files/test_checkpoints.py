@@ -322,7 +322,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
 def test_a_captured_function_loads_nothing(tmp_path: Path) -> None:
     file = tmp_path / "x"
     ml.save(file, {"x": np.ones(2)})
-    with pytest.raises(ml.errors.CaptureError):
+    with pytest.raises(ml.errors.CaptureError, match=r"a file is loaded .* load it outside"):
         ml.capture(lambda x: x + ml.load(file)["x"])(ml.ones(2))
     with pytest.raises(ml.errors.CaptureError):
         ml.capture(lambda x: ml.save(file, {"x": x}))(ml.ones(2))

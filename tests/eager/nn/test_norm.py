@@ -139,3 +139,9 @@ def test_norms_beside_torch() -> None:
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+def test_a_model_in_f64_moves_the_means_that_stay_f32() -> None:
+    layer, x = nn.BatchNorm(3), ml.random.normal((5, 3), dtype="f64", key=ml.random.key(0))
+    assert str(layer.astype(ml.float64)(x).type) == "f64[5,3]"
+    np.testing.assert_allclose(layer.mean.numpy(), 0.1 * x.numpy().mean(0), rtol=1e-6)

@@ -106,9 +106,9 @@ x = ml.asarray(X)
 @cases(
     "call, error, text",
     (
-        lambda: untyped.add(1, 2),
+        lambda: untyped.add(1, "2"),
         ml.errors.DTypeError,
-        r"add\(\): takes tensors or arrays, at least one",
+        r"add\(\): str is no operand; tensors, numbers, and arrays or lists of numbers are",
     ),
     (lambda: untyped.add(x), ml.errors.ShapeError, r"add\(f32\[2,3\]\): takes 2 tensors"),
     (lambda: untyped.exp(x, x), ml.errors.ShapeError, "takes 1 tensors, was given 2"),

@@ -9,8 +9,10 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
+import numpy as np
+
 from mlvm.core.errors import brief, user_line
-from mlvm.eager.capture.guards.layout import PLAIN
+from mlvm.eager.capture.guards.layout import PLAIN, SMALL
 from mlvm.eager.capture.guards.look import Look
 from mlvm.eager.capture.guards.rebinding import contents
 from mlvm.eager.tensor.tensor import Tensor
@@ -84,18 +86,30 @@ class Changing:
 
 def words_of(look: Look) -> Words:
     """What each name that was read leads to now."""
+    names: dict[int, str] = {}
     for kind, owner, name, value in look.reads:
         place, text = look.places.get(id(owner), ({}, ""))
+        names.setdefault(id(value), text.format(name))
         if kind in ("item", "number") and name in place:
             yield (id(place), name), (text.format(name), _what(place[name]))
         elif kind in ("values", "items", "attribute") and text:
             for each, now in contents(place).items():
                 yield (id(place), each), (text.format(each), _what(now))
+        elif kind == "equal" and owner is not None:
+            where = names.get(id(owner)) or _what(owner)
+            yield id(owner), (f"the content of {where}", _of_array(owner, value))
         elif kind in ("items", "equal"):
             yield id(owner), (f"the content of {_what(owner)}", ", ".join(map(_what, value)))
         elif kind in ("attribute", "entry", "class", "slot"):
             name = getattr(name, "__name__", name) or kind
             yield (id(owner), name), (f"{name!r} of {_what(owner)}", _what(value))
+
+
+def _of_array(array: Any, content: Any) -> str:
+    """Its values or, of many, what tells them from others."""
+    seen = np.asarray(array)
+    values = brief(seen.tolist()) if seen.nbytes <= SMALL else f"of digest {content[2][:4].hex()}"
+    return f"{seen.dtype}{[*seen.shape]} {values}"
 
 
 def _of_tree(where: str, tree: Any) -> Words:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import abc
 import functools
 import importlib.util
+import operator
 import os
 import sys
 import types
@@ -170,7 +171,8 @@ class Look:
         self.names |= named.fields
         if named.unbounded:
             name = min(named.unbounded)
-            self._refuse(f"{name}, which may read any variable", "name what it reads")
+            remedy = f"name what it reads, or {_OUTSIDE}"
+            self._refuse(f"{name}, which may read any variable", remedy)
 
     def _library(self, name: str) -> None:
         """Make all fields count, if the library may read any field of what it is given."""
@@ -181,7 +183,8 @@ class Look:
         """Raise `CaptureError`, which says how the function reaches it."""
         way, value = [], self._turn
         while value is not None:
-            _, owner, name = self._found.get(id(value)) or self._found[-id(value)]
+            met = filter(None, map(self._found.get, (id(value), -id(value))))
+            _, owner, name = max(met, key=operator.itemgetter(0))  # as it was met first
             way.append(_described(value, name))
             value = owner
         raise CaptureError(f"a captured function reaches {what}, by {' of '.join(way)}: {remedy}")
@@ -361,6 +364,10 @@ class Look:
             if name in fields:
                 self._read("item", fields, name, fields[name])
 
+    def _methodcaller(self, value: Any) -> None:
+        self._identical(value)
+        self._count(None, value.__reduce__())  # with what it gives to the method
+
     def _slots(self, value: Any, shown: Layout) -> None:
         for number, name in shown.slots:
             slot = vars(type(value).__mro__[number])[name]
@@ -483,6 +490,7 @@ _WAYS: Final[dict[type, _Way]] = {
     types.ModuleType: Look._module,
     functools.partial: _attributes("func", "args", "keywords"),
     _CACHED: Look._cached,
+    operator.methodcaller: Look._methodcaller,
     staticmethod: _attributes("__func__"),
     classmethod: _attributes("__func__"),
     weakref.ReferenceType: Look._reference,

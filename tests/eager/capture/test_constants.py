@@ -1,0 +1,835 @@
+"""Arrays, lists and numbers that a captured function reaches are constants of its program, and a
+call after one of them changed finds the new value: eager and captured are one to the bit."""
+
+from __future__ import annotations
+
+import gc
+import operator
+import subprocess
+import sys
+import threading
+from array import array
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError
+from mlvm.core.ops.half import cast
+from mlvm.core.types import bf16
+from mlvm.eager import nn
+from mlvm.machines.wire import WireVM
+from tests.brief import cases, refuses
+from tests.fuzz.machines import same_bits
+from tests.threads import in_threads
+
+pytestmark = pytest.mark.local(reason="arrays and lists stand beside tensors of this process alone")
+
+Changes = Sequence[Callable[[], object]]
+Case = Callable[[], tuple[Callable[..., Any], Changes]]
+
+CASES: list[Case] = []
+X = np.array([[0.5, -0.0, np.nan], [np.inf, 2.0, -3.25]], np.float32)
+MEAN = np.array([1.0, 2.0, 3.0], np.float32)
+untyped: Any = ml
+put: Any = operator.setitem
+
+
+@pytest.fixture(autouse=True)
+def around() -> Iterator[Any]:
+    vm = ml.VM("constants")
+    with ml.Arena(vm, "results").allocating():
+        yield vm
+    MEAN[:] = [1.0, 2.0, 3.0]
+
+
+def case(make: Case) -> Case:
+    """A function of a tensor f32[2,3], and changes after each of which it finds another value."""
+    CASES.append(make)
+    return make
+
+
+def bits(tree: Any) -> Any:
+    """All that a result holds: the bytes of its tensors."""
+    found = [x.numpy() if isinstance(x, ml.Tensor) else x for x in ml.tree.leaves([tree])]
+    return [(x.dtype.str, x.shape, x.tobytes()) if isinstance(x, np.ndarray) else x for x in found]
+
+
+# --- what is reachable from outside is known by value -----------------------------------------
+
+
+@case
+def a_global() -> Any:
+    return lambda x: x - MEAN, [
+        lambda: put(MEAN, 1, 7.0),
+        lambda: put(MEAN, 1, np.nan),
+        lambda: put(MEAN, slice(None), [0.0, -0.0, 0.0]),
+        lambda: put(MEAN, 1, 0.0),
+    ]
+
+
+@case
+def a_zero_that_changes_its_sign() -> Any:
+    zero = np.zeros((), np.float32)
+    return lambda x: x / zero, [lambda: put(zero, (), -0.0)]
+
+
+@case
+def a_nan_with_other_bits() -> Any:
+    pattern = np.array([0x7FC00000], np.uint32)
+    value = pattern.view(np.float32)
+    return lambda x: ml.asarray(value), [lambda: put(pattern, 0, 0x7FC00001)]
+
+
+@case
+def a_variable_of_another_class() -> Any:
+    mean: Any = np.ones(3, np.float32)
+
+    def bind(value: Any) -> None:
+        nonlocal mean
+        mean = value
+
+    others: Any = [1.0, 2.0, 3.0], (1, 2, 3), (1, 2.0, 3), 5, True, np.float64(5)
+    return lambda x: (x + mean, ml.asarray(mean)), [partial(bind, each) for each in others]
+
+
+@case
+def an_array_of_another_dtype() -> Any:
+    mean = np.ones(3, np.float32)
+
+    def bind(value: Any) -> None:
+        nonlocal mean
+        mean = value
+
+    kinds = [np.float32, np.float64, np.int32, np.bool_, np.complex64, np.float16]
+    changes = [partial(bind, np.array([1, 0, 1], each)) for each in kinds]
+    return lambda x: (x + mean, ml.asarray(mean)), changes
+
+
+@case
+def another_shape() -> Any:
+    values = np.arange(6, dtype=np.float32)
+    holder = [values.reshape(2, 3)]
+    shapes = [values.reshape(2, 3)[:, ::-1], values.reshape(3, 2).T, values.reshape(2, 1, 3)]
+    changes = [partial(put, holder, 0, each) for each in shapes]
+    return lambda x: x * holder[0], changes
+
+
+@case
+def a_field_of_an_object() -> Any:
+    scaler = SimpleNamespace(mean=np.ones(3), by=[np.float32(2.0)])
+    return lambda x: (x - scaler.mean) * scaler.by[0], [
+        lambda: put(scaler.mean, 0, 4.0),
+        lambda: setattr(scaler, "mean", np.zeros(3)),
+        lambda: put(scaler.by, 0, np.float32(3.0)),
+    ]
+
+
+class Scaler(nn.Module):
+    def __init__(self) -> None:
+        self.mean = np.ones(3, np.float32)
+        self.weight = ml.ones(3)
+
+    def __call__(self, x: Any) -> Any:
+        return (x - self.mean) * self.weight
+
+
+@case
+def a_field_of_a_module() -> Any:
+    model = Scaler()
+    return model.__call__, [
+        lambda: put(model.mean, 0, 4.0),
+        lambda: setattr(model, "mean", np.zeros(3, np.float64)),
+    ]
+
+
+@case
+def a_default() -> Any:
+    mean = np.ones(3)
+
+    def centred(x: Any, mean: Any = mean, *, by: Any = mean) -> Any:
+        return (x - mean) * by
+
+    return centred, [lambda: put(mean, 0, 4.0)]
+
+
+@case
+def in_containers() -> Any:
+    mean = np.ones(3)
+    held = {
+        "a": (mean, [mean]),
+        "b": deque([mean]),
+        "c": OrderedDict(d=MappingProxyType({1: mean})),
+    }
+
+    def fn(x: Any) -> Any:
+        return x + held["a"][1][0] * held["b"][0] * held["c"]["d"][1]  # type: ignore[index]
+
+    return fn, [lambda: put(mean, 0, 4.0)]
+
+
+@case
+def a_list_of_numbers() -> Any:
+    scale, places = [1.0, 2.0, 3.0], [0, 2]
+    return lambda x: (x * scale)[:, places], [
+        lambda: put(scale, 0, -0.0),
+        lambda: scale.reverse(),
+        lambda: put(places, 1, 1),
+        lambda: places.append(2),
+        lambda: put(scale, 2, 1),
+        places.clear,
+    ]
+
+
+@case
+def a_view_of_what_changes() -> Any:
+    base = np.arange(9, dtype=np.float32)
+    view, frozen = base[::3], np.broadcast_to(base[:1], (3,))
+    assert not frozen.flags.writeable
+    return lambda x: x * view + frozen, [
+        lambda: put(base, 3, -1.0),
+        lambda: put(base, 0, 5.0),
+    ]
+
+
+@case
+def arrays_of_other_classes() -> Any:
+    class Named(np.ndarray):
+        name: str
+
+    named = np.ones(3, np.float32).view(Named)
+    masked = np.ma.MaskedArray([1.0, 2.0, 3.0], mask=[False, True, False])
+    record = np.array([(1.0, 2)] * 3, [("a", "f4"), ("b", "i4")])
+    compact, raw = array("f", [1.0, 2.0, 3.0]), bytearray(b"abc")
+
+    def fn(x: Any) -> Any:
+        y = x * named + masked + ml.asarray(compact)
+        return y, record["a"] * x, record["b"] + ml.asarray(raw), x + masked.filled(9.0)
+
+    return fn, [
+        lambda: put(named, 0, 2.0),
+        lambda: put(masked.data, 0, 2.0),
+        lambda: put(masked.mask, 0, True),
+        lambda: put(record, 0, (3.0, 4)),
+        lambda: put(compact, 0, 2.0),
+        lambda: put(raw, 0, 98),
+    ]
+
+
+@case
+def halves_of_sixteen_bits() -> Any:
+    half, brain = np.ones(3, np.float16), cast(np.array([1.0, 2.0, 3.0]), bf16)
+    return lambda x: (x + half, ml.asarray(brain, dtype=ml.bfloat16)), [lambda: put(half, 0, 2.0)]
+
+
+@case
+def what_has_an_array() -> Any:
+    class Frame:
+        def __init__(self) -> None:
+            self.values, self.scale = np.ones(3, np.float32), 1.0
+
+        def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+            return self.values * np.float32(self.scale)
+
+    frame = Frame()
+    return lambda x: x * frame, [
+        lambda: put(frame.values, 0, 2.0),
+        lambda: setattr(frame, "scale", 3.0),
+    ]
+
+
+@case
+def an_array_of_objects() -> Any:
+    inner = [1.0]
+    objects = np.array([None, 2.0], object)
+    objects[0] = inner
+    return lambda x: x * [objects[0][0], objects[1], 3.0], [
+        lambda: put(objects, 1, -0.0),
+        lambda: put(inner, 0, 5.0),
+    ]
+
+
+@case
+def what_numpy_computes_of_it() -> Any:
+    table, rows = np.arange(12.0).reshape(4, 3), [0, 2]
+    return lambda x: x + np.cumsum(table[rows], axis=0) * np.sin(len(rows)), [
+        lambda: put(table, (2, 1), 100.0),
+        lambda: put(rows, 0, 3),
+    ]
+
+
+@case
+def what_is_given_to_a_method() -> Any:
+    mean = np.ones(3)
+    dot = operator.methodcaller("dot", mean)
+    return lambda x: x * dot(np.eye(3)), [lambda: put(mean, 0, 4.0)]
+
+
+@case
+def where_values_go() -> Any:
+    values, places = np.array([5.0, 6.0], np.float32), np.array([0, 2])
+
+    def fn(x: Any) -> Any:
+        y = x + 0
+        y[:, places] = values
+        y[0] += values.sum()
+        return y, ml.where(values.mean() > 5, x, values[0]), untyped.take(x, [1, *places], axis=1)
+
+    return fn, [
+        lambda: put(values, 0, 7.0),
+        lambda: put(places, 0, 1),
+    ]
+
+
+@case
+def a_mask() -> Any:
+    rows, columns = [True, False], np.array([True, False, True])
+
+    def fn(x: Any) -> Any:
+        y = ml.grad(lambda x: ml.sum(ml.cos(x[rows])) + ml.sum(ml.exp(x[:, columns])))(x)
+        y[columns[:2]] = 5.0
+        return x[rows], x[:, columns], x[X > 0], x[rows, columns], x[..., None, columns], y
+
+    return fn, [
+        lambda: put(columns, 0, False),
+        lambda: put(columns, 1, True),
+        rows.reverse,
+        lambda: put(rows, 0, True),
+    ]
+
+
+@case
+def a_seed() -> Any:
+    seeds = {"key": 5, "step": 3}
+
+    def fn(x: Any) -> Any:
+        key = ml.random.fold_in(ml.random.key(seeds["key"]), seeds["step"])
+        return key, x + ml.random.normal(3, key=key)
+
+    return fn, [partial(put, seeds, name, 2**63 + 1 - 2**62) for name in seeds]
+
+
+@pytest.mark.parametrize("fuse", [False, True], ids=["", "fused"])
+@pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
+def test_a_constant_is_known_by_value(make: Case, fuse: bool) -> None:
+    fn, changes = make()
+    x = ml.asarray(X)
+    captured = ml.capture(fn, fuse=fuse)
+    last = None
+    for change in [lambda: None, *changes]:
+        change()
+        expected = bits(fn(x))
+        assert expected != last  # or the change is none
+        for _ in range(2):
+            assert bits(captured(x)) == expected
+        last = expected
+    assert captured.signatures == 1 + len(changes)
+
+
+def test_an_equal_value_is_the_same_constant() -> None:
+    captured, x = ml.capture(lambda x: x - MEAN), ml.ones(3)
+    for mean in ([1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]):
+        MEAN[:] = mean
+        assert captured(x).tolist() == [1 - each for each in mean]
+    assert captured.signatures == 2
+
+
+def test_an_array_at_the_place_of_another_is_another() -> None:
+    held: list[Any] = []
+    captured, x = ml.capture(lambda x: x + held[0]), ml.zeros(300)
+    for i in range(7):  # of one size: numpy takes the memory again, and Python the id
+        held.append(np.full(300, i, np.float32))
+        assert captured(x).tolist() == [i] * 300
+        held.clear()
+        if i % 2:
+            captured.close()
+
+
+def test_a_large_array_is_known_by_value_too() -> None:
+    table = np.zeros(100_000, np.float32)
+    captured, x = ml.capture(lambda x: x + untyped.sum(table[-2:])), ml.zeros(())
+    assert captured(x).item() == 0.0
+    table[-1] = 3.0
+    assert captured(x).item() == 3.0
+    table[0] = 1.0
+    assert captured(x).item() == 3.0
+    assert captured.signatures == 3
+
+
+# --- what only the code has --------------------------------------------------------------------
+
+
+def test_literals_are_constants() -> None:
+    def fn(x: Any) -> Any:
+        y = x[:, [0, 2]] * [1.0, -0.0]
+        y += ml.asarray(0) + ml.asarray([[1, 2]], dtype=ml.float32)
+        with ml.Arena(x.device, "inner").allocating():
+            z = y * 1
+        return ml.copy(z), ml.asarray(0), ml.asarray(np.eye(2)), untyped.sqrt(2), ml.asarray([])
+
+    captured = ml.capture(fn)
+    for i in range(3):
+        x = ml.asarray(X + i)
+        assert bits(captured(x)) == bits(fn(x))
+    assert captured.signatures == 1
+
+
+def test_a_constant_is_the_same_at_each_call() -> None:
+    """Though the function updates it, and the caller what was returned."""
+
+    def fn(x: Any) -> Any:
+        held = ml.asarray(MEAN)
+        held += 1
+        held[0] = x[0]
+        again = ml.asarray(MEAN)
+        return held, again, again.reshape(3, 1), ml.asarray(MEAN)
+
+    captured = ml.capture(fn)
+    for _ in range(3):
+        results = captured(ml.zeros(3))
+        assert [x.reshape(3).tolist() for x in results] == [[0, 3, 4], *[[1, 2, 3]] * 3]
+        for result in results:
+            result *= 100
+            assert result.arena.name == "results"
+    assert captured.signatures == 1
+
+
+def test_a_constant_is_kept_once_and_no_longer_than_its_program(around: Any) -> None:
+    big = np.ones((256, 1024), np.float32)
+    x = ml.ones((256, 1024))
+    _ = x * 2.0, ml.random.normal(2), ml.sum(x)
+    gc.collect()
+
+    def total(x: Any) -> Any:
+        for _ in range(10):
+            x = ml.maximum(x - big, big * 0)
+        return ml.sum(x * big)
+
+    before = around.consumed_size_in_mib()
+    captured = ml.capture(total)
+    result = captured(x)
+    kept = around.consumed_size_in_mib() - before - captured.plan.nbytes / 2**20
+    assert 2.0 <= kept < 2.1  # of big, and of big * 0
+    assert "copy" not in ml.disassemble(captured.program)
+    del result
+    captured.close()
+    gc.collect()
+    assert around.consumed_size_in_mib() == before
+    refuses(CaptureError, "is read", ml.capture(lambda x: bool((x + big)[0, 0])), x)
+    gc.collect()
+    assert around.consumed_size_in_mib() == before
+
+
+def test_a_measured_function_keeps_none(around: Any) -> None:
+    big = np.ones((256, 1024), np.float32)
+    x, _ = ml.ones(1024), ml.random.normal(2)
+    held = around.consumed_size_in_mib()
+    needed = ml.measure(lambda x: ml.asarray(big)[0] + x, x)
+    gc.collect()
+    assert around.consumed_size_in_mib() == held
+    assert needed.plan.nbytes < big.nbytes < needed.arena
+
+
+def test_a_seed_inside_is_set_at_each_call() -> None:
+    def fn(x: Any, seed: int) -> Any:
+        ml.random.seed(seed)
+        return x + ml.random.normal(3), ml.random.uniform(2)
+
+    captured, x = ml.capture(fn), ml.zeros(3)
+    for seed in (7, 7, 8, 9, 7):
+        assert bits(captured(x, seed)) == bits(fn(x, seed))
+
+
+def test_parameters_loaded_inside_are_loaded_at_each_call() -> None:
+    kernel = np.eye(2, dtype=np.float32)
+    model = nn.Linear(2, 2, bias=False, key=ml.random.key(0))
+
+    @ml.capture
+    def step(x: Any) -> Any:
+        model.load_parameters({"kernel": kernel})
+        y = model(x)
+        model.kernel += 1.0
+        return y
+
+    for scale in (1.0, 1.0, 3.0):
+        kernel[:] = scale * np.eye(2)
+        assert step(ml.ones(2)).tolist() == [scale, scale]
+        assert model.kernel.tolist() == (1.0 + kernel).tolist()
+
+
+# --- in all that a function does ---------------------------------------------------------------
+
+
+def in_a_loop(x: Any) -> Any:
+    def body(i: Any, x: Any) -> Any:
+        return x * MEAN[0] + [0.5, 0.25, 0.125] + ml.asarray(MEAN)
+
+    return ml.fori_loop(0, 3, body, x)
+
+
+def in_a_while_loop(x: Any) -> Any:
+    return ml.while_loop(lambda x: ml.sum(ml.asarray(MEAN)) > ml.sum(x), lambda x: x + MEAN, x)
+
+
+def in_a_branch(x: Any) -> Any:
+    return ml.cond(ml.sum(x) > [0.5], lambda: x[[2, 0, 1]], lambda: x - MEAN)
+
+
+def in_a_scan(x: Any) -> Any:
+    return ml.scan(lambda s, y: (s + y * MEAN, s @ MEAN), x, np.arange(4, dtype=np.float32))
+
+
+@ml.function
+def halved(x: Any) -> Any:
+    return ml.where(x > 4, x - MEAN, x * [0.5, 2.0, 0.0])
+
+
+def in_a_function(x: Any) -> Any:
+    return halved(x) + halved(halved(x))
+
+
+def in_a_checkpoint(x: Any) -> Any:
+    return ml.checkpoint(lambda x: ml.sin(x) * MEAN)(x)
+
+
+def in_a_branch_in_a_loop(x: Any) -> Any:
+    return ml.fori_loop(
+        0, 3, lambda i, x: ml.cond(i == [1], lambda: x * MEAN, lambda: x[[1, 2, 0]]), x
+    )
+
+
+INSIDE = [in_a_loop, in_a_while_loop, in_a_branch, in_a_scan, in_a_function]
+INSIDE += [in_a_checkpoint, in_a_branch_in_a_loop]
+
+
+@pytest.mark.parametrize("differentiated", [False, True], ids=["", "differentiated"])
+@pytest.mark.parametrize("fn", INSIDE, ids=lambda fn: fn.__name__)
+def test_constants_in_blocks(fn: Callable[..., Any], differentiated: bool) -> None:
+    def slope(x: Any) -> Any:
+        return ml.value_and_grad(lambda x: ml.sum(ml.sin(ml.tree.leaves([fn(x)])[0])))(x)
+
+    called = slope if differentiated else fn
+    captured = ml.capture(called)
+    for mean in ([1.0, 2.0, 3.0], [0.5, -1.0, 4.0]):
+        MEAN[:] = mean
+        for i in range(2):
+            x = ml.asarray([0.25 * i, 1.5, -0.5])
+            assert bits(captured(x)) == bits(called(x))
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("wired", [False, True])
+def test_on_other_machines(native: bool, wired: bool) -> None:
+    machine = ml.VM("other", native=native)
+    vm: Any = WireVM(machine) if wired else machine
+
+    def fn(x: Any, w: Any) -> Any:
+        loss, slope = ml.value_and_grad(lambda w: ml.sum((x - ml.asarray(MEAN)) @ w))(w)
+        w -= slope * ml.asarray([0.5, 0.25, 0.125])
+        return loss, ml.random.normal(2, key=ml.random.fold_in(ml.random.key(5), 3))
+
+    with ml.Arena(vm, "there").allocating():
+        w, v = ml.ones(3), ml.ones(3)
+        captured = ml.capture(fn)
+        for mean in ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0], [4.0, 5.0, 6.0]):
+            MEAN[:] = mean
+            x = ml.asarray(np.arange(6, dtype=np.float32).reshape(2, 3))
+            assert bits((captured(x, w), w)) == bits((fn(x, v), v))
+
+
+def test_a_saved_step_has_its_constants(tmp_path: Path) -> None:
+    table = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+    @ml.capture
+    def step(x: Any) -> Any:
+        return (x @ table)[[0, 0, 2]] * [1.0, 2.0, 3.0] + ml.random.normal(3, key=ml.random.key(5))
+
+    x = np.arange(4, dtype=np.float32) - 1.5
+    x = np.stack([x, x, x * 2])
+    expected = step(x).numpy()
+    step.save(tmp_path / "step.mlvm")
+    np.save(tmp_path / "x.npy", x)
+    command = [sys.executable, "-m", "mlvm", "run", "step.mlvm", "--arg", "x.npy", "--out", "out"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    [out] = sorted((tmp_path / "out").glob("*.npy"))
+    assert same_bits(np.load(out), expected)
+
+
+def test_a_drained_step_has_its_constants(around: Any) -> None:
+    queue = ml.QueueTensor(around, ["f32[3]"], 4)
+    total = ml.zeros(3)
+
+    @ml.capture
+    def add_up() -> Any:
+        nonlocal total
+        [x] = queue.get()
+        total += (x - MEAN)[[2, 1, 0]] * [1.0, 2.0, 4.0]
+        return ml.copy(total)
+
+    for i in range(4):
+        queue.put([np.full(3, i, np.float32)])
+    queue.close()
+    assert add_up.drain().tolist() == [-6.0, -4.0, 8.0]
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def test_arrays_and_numbers_as_arguments() -> None:
+    captured = ml.capture(lambda x, y, n: ml.sum(x * y, axis=0) ** n + y)
+    rows = np.ones((2, 3))
+    for i in range(3):
+        rows[:] = i
+        assert captured(rows, np.float64(i + 1), 2).dtype is ml.float64
+        assert captured(rows, np.float64(i + 1), 2).tolist() == [(2 * i * (i + 1)) ** 2 + i + 1] * 3
+    assert captured.signatures == 1
+    assert captured(rows, 3.0, 2).tolist() == [147.0] * 3
+    assert captured.signatures == 2
+
+
+def test_a_gradient_inside_is_of_an_array_or_a_number() -> None:
+    def fn(x: Any, a: float) -> Any:
+        cubed = ml.value_and_grad(lambda y: ml.sum(y * y * x))
+        return cubed(MEAN), cubed(2.0), cubed(a), ml.vjp(ml.sin, a)[1](1.0)
+
+    captured, x = ml.capture(fn), ml.ones(3)
+    for a in (0.5, 0.1, 1 / 3, 0.7):
+        assert bits(captured(x, a)) == bits(fn(x, a))
+    assert captured.signatures == 2
+
+
+@cases(
+    "fn, programs",
+    (lambda x, a: x + ml.asarray(a), 2),
+    (lambda x, a: untyped.sqrt(a) + x, 2),
+    (lambda x, a: ml.asarray(a * 2, dtype=ml.float64) + x, 2),
+    (lambda x, a: ml.asarray(a, dtype=ml.complex64) * x, 2),
+    (lambda x, a: untyped.add(a, 2) + x, 2),
+    (lambda x, a: x * [a, 2.0, -a], 5),
+    (lambda x, a: x * np.array([a, 2.0, a]), 5),
+    (lambda x, a: x * np.float32(a), 5),
+)
+def test_numbers_that_change_are_constants_of_each_call(
+    fn: Callable[..., Any], programs: int
+) -> None:
+    captured, x = ml.capture(fn), ml.ones(3)
+    for a in (0.5, 0.1, 1 / 3, 0.7, 1e-30):
+        assert bits(captured(x, a)) == bits(fn(x, a))
+    assert captured.signatures == programs
+
+
+@pytest.mark.parametrize("dtype", [None, "i64", "u8", "f32", "f16", "f64", "c64"])
+def test_ints_that_change_are_constants_of_each_call(dtype: Any) -> None:
+    captured = ml.capture(lambda x, n: ml.asarray(n, dtype=dtype) + x)
+    x = ml.zeros(2, dtype=dtype)
+    for n in (1, 2, 200, 3, 2**60 + 2**36 + 1, -1):
+        try:
+            expected: Any = bits(ml.asarray(n, dtype=dtype) + x)
+        except ml.errors.OpError as error:
+            refuses(type(error), "", captured, x, n)
+        else:
+            assert bits(captured(x, n)) == expected
+
+
+def test_a_key_folded_with_a_counter_is_one_program() -> None:
+    captured = ml.capture(lambda key, step: ml.random.fold_in(key, step))
+    key = ml.random.key(3)
+    for step in range(6):
+        assert bits(captured(key, step)) == bits(ml.random.fold_in(key, step))
+    assert captured.signatures == 2
+
+
+# --- while it is recorded -----------------------------------------------------------------------
+
+
+def test_a_function_that_changes_its_own_array_is_recorded_each_time() -> None:
+    counts = [np.zeros(2), np.zeros(2)]
+
+    def step(x: Any, which: int) -> Any:
+        y = x + counts[which]
+        counts[which][0] += 1
+        return y, x * counts[which]
+
+    captured, x = ml.capture(step), ml.ones(2)
+    for _ in range(4):
+        assert bits(captured(x, 0)) == bits(step(x, 1))
+    assert captured.signatures == 0
+
+
+def test_an_array_that_another_thread_changes_while_it_is_recorded() -> None:
+    mean, before, after = np.zeros(3), threading.Event(), threading.Event()
+
+    def change() -> None:
+        before.wait(60)
+        mean[:] = 5.0
+        after.set()
+
+    def step(x: Any) -> Any:
+        y = x + mean
+        before.set()
+        after.wait(60)
+        return y
+
+    captured, x = ml.capture(step), ml.zeros(3)
+    thread = threading.Thread(target=change)
+    thread.start()
+    assert captured(x).tolist() == [0.0] * 3
+    thread.join()
+    for _ in range(2):
+        assert captured(x).tolist() == [5.0] * 3
+
+
+def test_threads_share_the_constants() -> None:
+    captured = ml.capture(lambda x: (x - MEAN)[[0, 2]] * [1.0, 2.0])
+
+    def work(number: int) -> None:
+        with ml.Arena(MACHINE, f"thread {number}").allocating():
+            for i in range(20):
+                assert captured(ml.full(3, float(i))).tolist() == [i - 1.0, 2.0 * i - 6.0]
+
+    in_threads(work, range(4))
+    assert captured.signatures == 1
+
+
+MACHINE = ml.VM("threads of constants")
+
+
+# --- what is refused --------------------------------------------------------------------------
+
+
+def test_a_tensor_of_another_vm_is_not_read_inside() -> None:
+    with ml.Arena(ml.VM("other"), "other").allocating():
+        there = ml.ones(())
+    here = ml.default_vm()
+    reads: list[Callable[[Any], Any]] = [
+        lambda x: x * float(there),
+        lambda x: x * np.asarray(there),
+        lambda x: x * ml.asarray(there, device=here),
+    ]
+    for read in reads:
+        refuses(CaptureError, r"test_constants.*is read inside", ml.capture(read), ml.ones(2))
+
+
+def test_what_hides_its_values_is_refused() -> None:
+    numbers = memoryview(array("d", [1.0, 2.0]))
+    fn = ml.capture(lambda x: x + ml.asarray(numbers))
+    refuses(CaptureError, "memoryview.*use it outside, and give what comes of it", fn, ml.ones(2))
+    drawn = iter([np.ones(2)])
+    fn = ml.capture(lambda x: x + next(drawn))
+    refuses(CaptureError, "iterator.*use it outside, and give what comes of it", fn, ml.ones(2))
+
+
+def helper() -> Any:
+    return eval("1.0")
+
+
+class Frame:
+    """As one of pandas: on the way to what reads any variable its class is met twice."""
+
+    def total(self) -> Any:
+        return Frame, helper()
+
+
+def test_what_is_met_twice_on_the_way_is_refused() -> None:
+    frame = Frame()
+    fn = ml.capture(lambda x: x * frame.total()[1])
+    way = r"eval, .* by helper .* of Frame.total .* of Frame of 'frame' of .*use it outside"
+    refuses(CaptureError, way, fn, ml.ones(2))
+
+
+def test_a_frame_of_pandas_is_refused_with_a_remedy() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": [1.0, 2.0]})
+    fn: Any = ml.capture(lambda x, frame: x * frame["a"].to_numpy())
+    refuses(CaptureError, "DataFrame.*use it outside, and give what comes", fn, ml.ones(2), frame)
+    values = frame["a"].to_numpy()
+    assert ml.capture(lambda x: x * values)(ml.ones(2)).tolist() == [1.0, 2.0]
+
+
+# --- anything, between any two calls -------------------------------------------------------------
+
+
+FLOATS = [0.0, -0.0, 1.5, -2.25, float("nan"), float("inf"), 1e-42, 3.4e38]
+_DTYPES = ["<f4", "<f8", ">f8", "<i4", "u1", "?", "<f2", "<c8"]
+_SHAPES: list[tuple[int, ...]] = [(), (3,), (1,), (2, 3), (2, 1)]
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Any:
+    shape, dtype = draw(st.sampled_from(_SHAPES)), np.dtype(draw(st.sampled_from(_DTYPES)))
+    n = int(np.prod(shape))
+    values = draw(st.lists(st.sampled_from(FLOATS), min_size=n, max_size=n))
+    with np.errstate(all="ignore"):
+        made = np.array(values).reshape(shape)
+        return np.nan_to_num(made).astype(dtype) if dtype.kind in "iu" else made.astype(dtype)
+
+
+_VALUES = st.one_of(
+    arrays(),
+    st.sampled_from(FLOATS),
+    st.integers(-3, 3),
+    st.booleans(),
+    st.lists(st.sampled_from(FLOATS), min_size=3, max_size=3),
+    st.lists(st.integers(-3, 3), min_size=3, max_size=3),
+)
+_WAYS: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda x, c: x + c,
+    "divide": lambda x, c: c / x,
+    "where": lambda x, c: ml.where(x > 0, x, c),
+    "asarray": lambda x, c: ml.asarray(c) * x,
+    "computed": lambda x, c: x * np.atleast_1d(c)[::-1],
+    "joined": lambda x, c: ml.stack([ml.broadcast_to(x * c, (2, 3)), x]),
+    "rows": lambda x, c: x[:, [int(np.size(c)) % 3, 0]],
+    "assigned": lambda x, c: _assigned(x, c),
+    "slope": lambda x, c: ml.grad(lambda x: ml.sum(ml.real(ml.sin(x) * c)))(x),
+    "drawn": lambda x, c: x + ml.random.normal(3, key=ml.random.key(np.size(c))),
+}
+
+
+def _assigned(x: Any, c: Any) -> Any:
+    y = x * 1
+    y[0] = np.ravel(np.asarray(c))[0].real.astype(np.float32)
+    return y
+
+
+def _write(held: Any, place: int, value: Any) -> None:
+    """Another value at a place, in the bytes of the array that is there if it fits."""
+    there = held[place]
+    if isinstance(there, np.ndarray) and np.shape(value) == there.shape:
+        with np.errstate(all="ignore"):
+            real = np.real(value)
+            of_kind = {"c": value, "f": real}
+            there[...] = of_kind.get(there.dtype.kind, np.nan_to_num(real) % 2)
+    else:
+        held[place] = value
+
+
+@given(st.data())
+def test_any_constants_that_change_between_any_calls(data: st.DataObject) -> None:
+    ways = data.draw(st.lists(st.sampled_from(sorted(_WAYS)), min_size=1, max_size=4))
+    held = data.draw(st.lists(_VALUES, min_size=len(ways), max_size=len(ways)))
+
+    def fn(x: Any) -> Any:
+        return [_WAYS[way](x, c) for way, c in zip(ways, held, strict=True)]
+
+    x = ml.asarray(np.array([[0.5, -1.5, 2.0], [3.0, -0.25, 1.0]], np.float32))
+    captured = ml.capture(fn, fuse=data.draw(st.booleans()), recompute=data.draw(st.booleans()))
+    for _ in range(4):
+        try:
+            expected = bits(fn(x))
+        except ml.errors.OpError as error:
+            refuses(type(error), "", captured, x)
+        else:
+            assert bits(captured(x)) == expected
+        for i in range(len(held)):
+            if data.draw(st.booleans()):
+                _write(held, i, data.draw(_VALUES))
