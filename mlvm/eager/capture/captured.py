@@ -49,7 +49,7 @@ from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
-from mlvm.eager.tree import replace
+from mlvm.eager.tree import flatten, replace
 from mlvm.machines import residuals
 from mlvm.machines.remote.client import explaining
 from mlvm.show import html
@@ -354,8 +354,7 @@ class Captured(Generic[P, R]):
     def _with_tensors(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
         """The arguments with tensors in place of numpy arrays. These are beside all tensors of the
         call: those of its other arguments, and those that the function reaches."""
-        arrays: list[Array] = []
-        replace(arrays.append, (args, kwargs), _ARRAYS)
+        arrays = [x for _, x in flatten((args, kwargs), None, ends=_at_arrays)[0]]
         beside = None
         if any(array.dtype in (np.float64, np.complex128) for array in arrays):
             others = replace(lambda _: None, (args, kwargs), _ARRAYS)
@@ -871,6 +870,12 @@ def _listed(known: _KnownProgram) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = known.fields or [field for field, _ in known.rebound]
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
+
+
+def _at_arrays(part: Any) -> bool | None:
+    if part.__class__ is Tensor:  # most parts are
+        return False
+    return isinstance(part, _ARRAYS) or (None if isinstance(part, (dict, list, tuple)) else False)
 
 
 def _name_line(planned: Planned, error: Exception) -> None:

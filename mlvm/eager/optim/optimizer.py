@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 
 from typing_extensions import dataclass_transform
 
-from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import Positive, checked
@@ -435,6 +435,11 @@ class Optimizer(_OfFields):
     def _checked(self, grads: Tree) -> dict[str, Tensor]:
         """The gradients by path, after every check that may refuse the update."""
         self._require_same_tensors()
+        if isinstance(grads, Tensor) and not isinstance(self._tree, Tensor):
+            raise PathError(
+                f"{self._name}: update takes gradients, a tree like the parameters, not one "
+                f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
+            )
         gradients = self._own(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")
