@@ -138,7 +138,7 @@ def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
     return float(told) if told is not None else 1.0 if correction is None else float(correction)
 
 
-def from_end(x: Any, dim: int | None) -> int:
+def from_end(x: Any, dim: int | None) -> Any:
     """An axis counted from the last; without one, the first of length 3, as in `cross`."""
     return (x.shape.index(3) if dim is None else dim % max(x.ndim, 1)) - x.ndim
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import builtins
 from dataclasses import replace
-from symtable import symtable
+from symtable import Function, symtable
 from typing import Any, Final
 
 import pytest
@@ -43,10 +43,9 @@ def test_each_expression_is_of_names_that_are_here(entry: Entry) -> None:
         for part in path.split(".")[1:]:
             value = getattr(value, part)
     assert entry.compared in (None, "type", *adapters.COMPARED)
-    assert set(symtable(entry.function, "", "eval").get_children()[0].get_globals()) <= {
-        *SPACE,
-        *dir(builtins),
-    }
+    function = symtable(entry.function, "", "eval").get_children()[0]
+    assert isinstance(function, Function)
+    assert {*function.get_globals()} <= {*SPACE, *dir(builtins)}
 
 
 def test_what_is_absent_says_why() -> None:
