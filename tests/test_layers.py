@@ -84,7 +84,7 @@ BUDGET = {
     "mlvm": 380,
     "models": 2_960,
     "bench": 2_990,
-    "tests": 57_430,
+    "tests": 57_480,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
