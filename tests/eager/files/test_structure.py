@@ -212,7 +212,7 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
 def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> None:
     def start() -> tuple[list[ml.optim.Plateau], ml.optim.Optimizer]:
         rates = [ml.optim.Plateau(0.1, factor=0.5, patience=1), ml.optim.Plateau(1.0, patience=0)]
-        groups: Any = [("a", {"learning_rate": rates[1]})]
+        groups: Any = [("a", {"learning_rate": ml.optim.warmup(rates[1], 2)})]
         params = {"a": ml.ones(1), "b": ml.ones(1)}
         return rates, ml.optim.SGD(params, rates[0], groups=groups)
 
