@@ -4,3 +4,10 @@
 """
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    raise AttributeError(
+        f"mlvm has no {name}; the language is mlvm.eager: import mlvm.eager as ml, ml.{name}",
+        name=name,
+    )

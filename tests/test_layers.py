@@ -70,21 +70,21 @@ BUDGET = {
     "mlvm/step": 1_310,
     "mlvm/parallel": 1_800,
     "mlvm/eager": 770,
-    "mlvm/eager/tensor": 1_520,
-    "mlvm/eager/functions": 4_480,
+    "mlvm/eager/tensor": 1_540,
+    "mlvm/eager/functions": 4_540,
     "mlvm/eager/recording": 810,
     "mlvm/eager/autodiff": 1_480,
     "mlvm/eager/control": 1_030,
-    "mlvm/eager/nn": 1_930,
+    "mlvm/eager/nn": 1_940,
     "mlvm/eager/parallel": 510,
-    "mlvm/eager/optim": 1_190,
-    "mlvm/eager/files": 540,
-    "mlvm/eager/interop": 870,
+    "mlvm/eager/optim": 1_200,
+    "mlvm/eager/files": 580,
+    "mlvm/eager/interop": 1_030,
     "mlvm/eager/capture": 1_720,
-    "mlvm": 370,
+    "mlvm": 380,
     "models": 2_960,
     "bench": 2_990,
-    "tests": 57_070,
+    "tests": 57_760,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -246,7 +246,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 4600
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 4585
 
 
 def lines_without_examples(source: str) -> int:

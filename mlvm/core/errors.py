@@ -462,7 +462,7 @@ class GradientError(MlvmError, TypeError):
 
     >>> try: ml.grad(lambda x: x)(ml.ones(2))
     ... except ml.errors.GradientError as error: print(error)
-    a gradient is of a float scalar, not of f32[2]
+    a gradient is of a float scalar, not of f32[2]; take ml.sum or ml.mean of it, or see ml.vjp
     """
 
 

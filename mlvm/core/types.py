@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, ClassVar, Final, Literal, TypeAlias, final
 from weakref import WeakValueDictionary
@@ -33,6 +33,7 @@ class DType:
 
     __slots__ = ("is_half", "itemsize", "kind", "name", "numpy")
     all: ClassVar[dict[str, DType]] = {}
+    __call__: ClassVar[Callable[..., Any]]  # a tensor of values: `mlvm.eager` adds it
 
     def __init__(self, name: str, kind: Kind, numpy: DTypeLike) -> None:
         self.name = name

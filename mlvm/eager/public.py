@@ -41,8 +41,9 @@ AT_ONCE: Final = {
         conv_transpose2d conv_transpose3d""",
     "mlvm.eager.functions.creation": """arange asarray e empty empty_like eye full full_like inf
         linspace nan newaxis ones ones_like pi zeros zeros_like""",
-    "mlvm.eager.functions.elements": """argwhere astype clip count_nonzero dynamic_update
-        flatnonzero nonzero one_hot positive stop_gradient take take_along_axis where""",
+    "mlvm.eager.functions.elements": """angle argwhere astype clip count_nonzero deg2rad
+        dynamic_update exp2 flatnonzero nonzero one_hot positive rad2deg round stop_gradient take
+        take_along_axis unravel_index where""",
     "mlvm.eager.functions.indexing": "scatter_add",
     "mlvm.eager.functions.losses": """binary_cross_entropy binary_cross_entropy_with_logits
         cosine_embedding cosine_similarity gaussian_nll hinge huber kl_divergence l1
@@ -52,8 +53,8 @@ AT_ONCE: Final = {
     "mlvm.eager.functions.pooling": """adaptive_avg_pool adaptive_max_pool avg_pool1d avg_pool2d
         avg_pool3d max_pool1d max_pool2d max_pool3d""",
     "mlvm.eager.functions.shapes": """broadcast_arrays broadcast_shapes broadcast_to concat
-        expand_dims matrix_transpose meshgrid moveaxis pad permute_dims repeat reshape roll
-        rot90 split squeeze stack tile unstack""",
+        expand_dims flatten hstack matrix_transpose meshgrid moveaxis pad permute_dims repeat
+        reshape roll rot90 split squeeze stack swapaxes tile unstack vstack""",
     "mlvm.eager.functions.sorting": """argsort interp isin searchsorted sort topk unique
         unique_all unique_counts unique_inverse unique_values""",
     "mlvm.eager.functions.sums": """cummax cummin cumulative_prod cumulative_sum diff

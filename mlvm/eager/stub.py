@@ -44,7 +44,8 @@ def functions() -> str:
 
 def methods() -> str:
     """The text of `tensor/methods.pyi`."""
-    every = sorted({**OPERATORS, **METHODS, **PROPERTIES}.items())
+    of_methods = {name: getattr(Tensor, name) for name in METHODS}
+    every = sorted({**OPERATORS, **of_methods, **PROPERTIES}.items())
     texts = [_definition(function, name) for name, function in every]
     return _HEAD + "class Methods:\n    __slots__ = ()\n" + textwrap.indent("".join(texts), _INDENT)
 

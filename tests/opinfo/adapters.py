@@ -138,7 +138,7 @@ def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
     return float(told) if told is not None else 1.0 if correction is None else float(correction)
 
 
-def from_end(x: Any, dim: int | None) -> int:
+def from_end(x: Any, dim: int | None) -> Any:
     """An axis counted from the last; without one, the first of length 3, as in `cross`."""
     return (x.shape.index(3) if dim is None else dim % max(x.ndim, 1)) - x.ndim
 
@@ -285,6 +285,15 @@ def sides(padding: Any, count: int) -> Any:
     return pairs[0] if count == 1 else pairs
 
 
+def longer(both: Any, beyond: Any, count: int) -> Any:
+    """A padding that takes less from the end, as PyTorch's `output_padding` does."""
+    rest = [beyond] * count if isinstance(beyond, int) else beyond
+    pairs = [both] if count == 1 else both
+    ends = tuple((n, m - k) for (n, m), k in zip(pairs, rest, strict=True))
+    absent(ends, output_padding=any(end < 0 for _, end in ends))
+    return ends[0] if count == 1 else ends
+
+
 def one(value: Any, count: int) -> Any:
     """An int where a window has one axis."""
     if not isinstance(value, (tuple, list)):
@@ -304,13 +313,14 @@ def conv(
     output_padding: Any = 0,
 ) -> Any:
     count = weight.ndim - 2
-    beyond = output_padding if isinstance(output_padding, int) else max(output_padding)
-    absent(x, output_padding=beyond > 0 or None)
+    both = sides(padding, count)
+    if output_padding:
+        both = longer(both, output_padding, count)
     y = function(
         last(x, weight.ndim),
         ml.moveaxis(weight, (0, 1), (-1, -2)),
         stride=one(stride, count),
-        padding=sides(padding, count),
+        padding=both,
         dilation=one(dilation, count),
         groups=groups,
     )
@@ -408,7 +418,7 @@ def batch_norm(
 def reduced(losses: Any, reduction: str) -> Any:
     if reduction == "batchmean":
         return ml.sum(losses) / losses.shape[0]
-    return losses if reduction == "none" else getattr(ml, reduction)(losses)
+    return {"none": lambda x: x, "mean": ml.mean, "sum": ml.sum}[reduction](losses)
 
 
 def ctc(
@@ -423,7 +433,9 @@ def ctc(
 ) -> Any:
     """PyTorch's mean divides each loss by the number of its labels."""
     absent(x, targets_of_one_axis=labels.ndim == 1)
-    counts = [ml.asarray(n) if isinstance(n, (list, tuple)) else n for n in (lengths, label_lengths)]
+    counts = [
+        ml.asarray(n) if isinstance(n, (list, tuple)) else n for n in (lengths, label_lengths)
+    ]
     losses = function(x, labels, *counts, blank=blank)
     if zero_infinity:
         losses = ml.where(ml.isinf(losses), 0.0, losses)

@@ -103,8 +103,8 @@ class Refusals:
         self.of: dict[str, dict[str, list[str]]] = table["of"]
 
     def reason(self, name: str, error: BaseException) -> str | None:
-        """Why that operator refuses so; None if that is not by design. An argument of PyTorch's that
-        is not here is a reason, too."""
+        """Why that operator refuses so; None if that is not by design. An argument of PyTorch's
+        that is not here is a reason, too."""
         if isinstance(error, adapters.NotHere):
             return str(error)
         if not isinstance(error, ml.errors.MlvmError):

@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 import numpy as np
@@ -42,13 +44,15 @@ _CHOSEN: Final = ("chosen", "first")
 
 _FEW: Final = (torch.bool, torch.float16, torch.bfloat16)
 
+_PACKAGE: Final = str(Path(ml.__file__).parents[1])
+
 _NOT_OURS: Final = {"device", "layout", "memory_format", "pin_memory", "requires_grad"}
 
 
 @dataclass
 class Outcome:
-    """What became of a sample. `what` is "value", "gradient" or "captured"; `verdict` is "right",
-    "refused", "wrong", "raw" or "skipped"."""
+    """What became of a sample. `what` is "value", "gradient", "captured", or "error" of input that
+    PyTorch refuses; `verdict` is "right", "refused", "wrong", "raw" or "skipped"."""
 
     name: str
     variant: str
@@ -93,6 +97,18 @@ class Walk:
                 shown = "" if verdict in ("right", "refused") else _shown(sample)
                 head = (op.name, op.variant_test_name, dtype, number)
                 yield Outcome(*head, what, verdict, text, shown)
+
+    def errors(self, op: Any, entry: Entry) -> Iterator[Outcome]:
+        """The outcomes of what PyTorch refuses: a value, or an error of ours."""
+        if op.error_inputs_func is None:
+            return
+        _seed()
+        for number, each in enumerate(op.error_inputs("cpu")):
+            sample = each.sample_input
+            verdict, text = _refused(entry, (sample.input, sample.args, sample.kwargs))
+            shown = "" if verdict in ("right", "refused") else _shown(sample)
+            head = (op.name, op.variant_test_name, "", number)
+            yield Outcome(*head, "error", verdict, text, shown)
 
     def _one(
         self, op: Any, entry: Entry, dtype: str, sample: Any, differentiable: bool
@@ -185,10 +201,33 @@ class Walk:
             text = _difference(found, expected, part, rounded=True, least=least)
             if text:
                 wide = _gradients_by_torch(op, entry, _wide(arguments))
-                if wide and not _difference(found, wide, part, like=expected, rounded=True, least=least):
+                if wide and not _difference(
+                    found, wide, part, like=expected, rounded=True, least=least
+                ):
                     text = ""
             verdict = "wrong" if text else "right"
         yield "gradient", verdict, text
+
+
+def _refused(entry: Entry, arguments: Any) -> tuple[str, str]:
+    """The verdict on arguments that PyTorch refuses, and its reason. What adapters and expressions
+    raise themselves is none of ours."""
+    try:
+        call = _Call(entry, arguments)
+    except Exception as error:
+        return "skipped", f"no arguments of ours: {type(error).__name__}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call(call.tensors)
+    except ml.errors.MlvmError:
+        return "refused", "PyTorch refuses it, too"
+    except Exception as error:
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+        if any(file.startswith(_PACKAGE) for file in files):
+            return "raw", _said(error)
+        return "skipped", "the adapter refuses it"
+    return "right", ""
 
 
 class _NoSuchType(Exception):
@@ -196,8 +235,8 @@ class _NoSuchType(Exception):
 
 
 class _Call:
-    """A call of ours, with the arguments of a sample of PyTorch's: the tensors among them, and which
-    of these are variables."""
+    """A call of ours, with the arguments of a sample of PyTorch's: the tensors among them, and
+    which of these are variables."""
 
     def __init__(self, entry: Entry, arguments: Any) -> None:
         self.entry = entry
@@ -371,7 +410,10 @@ def _gradients_by_torch(op: Any, entry: Entry, arguments: Any) -> list[Any]:
             warnings.simplefilter("ignore")
             results = op(value, *args, **keywords)
             found = _inexact(entry, results)
-            weights = [torch.as_tensor(w).to(x.dtype) for w, x in zip(_weights(entry, results), found, strict=True)]
+            weights = [
+                torch.as_tensor(w).to(x.dtype)
+                for w, x in zip(_weights(entry, results), found, strict=True)
+            ]
             chosen = [(x, w) for x, w in zip(found, weights, strict=True) if x.requires_grad]
             variables = list(_variables(arguments))
             if not chosen or not variables:
@@ -456,7 +498,8 @@ def _difference(
     return ""
 
 
-def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool, least: float
+def _one_difference(
+    x: Any, y: Any, like: Any, types_alone: bool, rounded: bool, least: float
 ) -> str:
     if not isinstance(y, torch.Tensor):
         if isinstance(y, float):
@@ -475,7 +518,8 @@ def _one_difference(x: Any, y: Any, like: Any, types_alone: bool, rounded: bool,
     if right.all():
         return ""
     place = tuple(int(i[0]) for i in np.nonzero(~right)) if right.ndim else ()
-    return f"at {list(place)} {a[place]}, not {b[place]}; {int((~right).sum())} of {right.size} differ"
+    count = int((~right).sum())
+    return f"at {list(place)} {a[place]}, not {b[place]}; {count} of {right.size} differ"
 
 
 def _close(a: Any, b: Any, tolerance: float) -> Any:
@@ -519,7 +563,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         dtype = _ALL.get(value.dtype, str(value.dtype))
         text = f"{dtype}[{','.join(map(str, value.shape))}]"
-        if 0 < value.numel() <= 6:
+        if 0 < value.numel() <= 6 and value.ndim < 7 and value.dtype in _ALL:
             text += f"={_numpy(value).tolist()}"
         return text
     if hasattr(value, "input"):

@@ -354,6 +354,8 @@ def _scalar(result: object, has_aux: bool) -> Tensor:
         hint = ""
         if isinstance(value, Tensor) and value.dtype.kind == "complex":
             hint = "; take the real part, or the absolute value"
+        elif isinstance(value, Tensor) and value.shape:
+            hint = "; take ml.sum or ml.mean of it, or see ml.vjp"
         raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
 

@@ -100,7 +100,9 @@ def save(
     """
     path = _path(file, "save")
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
-        raise DTypeError(f"save takes a Module, or tensors by name, not {brief(tensors)}")
+        raise DTypeError(
+            f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"
+        )
     if metadata is not None and not isinstance(metadata, Mapping):
         raise AttributeRefused(f"metadata is texts by name, not {brief(metadata)}").at("save", ())
     if metadata is not None and _PLAIN in metadata:
@@ -256,4 +258,6 @@ def _path(file: File, function: str) -> Path:
         return Path(file)
     except TypeError:
         text = f"a file is named by a text or a path, not {brief(file)}"
+        if function == "save":
+            text = f"{text}: it comes first, save(file, tensors)"
         raise AttributeRefused(text).at(function, ()) from None

@@ -34,6 +34,21 @@ _DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 
+_OF_PYTORCH: Final = (
+    "it is a pickle of torch.save, which may run any code: there write model.safetensors by "
+    "safetensors.torch.save_file(model.state_dict(), file)"
+)
+_OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value of numpy.load's"
+
+
+def _require_no_other(head: bytes) -> None:
+    """Raise `WeightsError` for a file that PyTorch or numpy wrote."""
+    if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
+        raise WeightsError(_OF_PYTORCH)
+    if head.startswith((b"\x93NUMPY", b"PK\3\4")):
+        raise WeightsError(_OF_NUMPY)
+
+
 class Entry(NamedTuple):
     """A tensor's dtype as the file has it, its shape, and where its bytes begin and end."""
 
@@ -59,6 +74,7 @@ class WeightsFile:
             number = stream.fileno()
             size = os.fstat(number).st_size
             content: Any = mmap.mmap(number, size, access=mmap.ACCESS_READ) if size else b""
+        _require_no_other(content[:4096])
         start = 8 + int.from_bytes(content[:8], "little")
         if size < 8 or start > size:
             raise WeightsError(f"its {size} bytes end within the header")

@@ -11,6 +11,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
+from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import array_of
@@ -35,12 +36,14 @@ _LOADERS: Final = "load_state", "restore", "set_state"
 _CONTAINERS: Final = (dict, list, tuple)
 _PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 _NUMBERS: Final = "hyperparameters"
+_SCHEDULES: Final = "schedules"
 
 
 class Structure:
     """A tree: its `tensors`, and arrays, by path, and its `plain` values, which are numbers, texts,
     None, and lists and dicts of these. Of an object with `state()` and `load_state`, `restore` or
-    `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, too.
+    `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, and the
+    state of schedules that have one, too.
 
     Raises `DTypeError` for a part that is none of these, and `PathError` for two of one path.
     """
@@ -130,7 +133,7 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(wanted, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer))  # which copy it themselves
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:
@@ -176,17 +179,42 @@ def _array(path: str, x: Any) -> Array:
         raise DTypeError(f"{path}: {error.reason}") from None
 
 
+def _optimizer_of(x: Any) -> Optimizer | None:
+    """The optimizer that has hyperparameters, of what is one or stands around one."""
+    inner = x.optimizer if isinstance(x, MultiSteps) else x
+    return inner if isinstance(inner, Optimizer) else None
+
+
 def _state_of(x: Any) -> Any:
-    state = x.state()
-    return {**state, _NUMBERS: _numbers_of(x)} if isinstance(x, Optimizer) else state
+    state, optimizer = x.state(), _optimizer_of(x)
+    if optimizer is None:
+        return state
+    schedules = [each.state() for each in _schedules_of(optimizer)]
+    besides = {_SCHEDULES: schedules} if schedules else {}
+    return {**state, _NUMBERS: _numbers_of(optimizer), **besides}
 
 
 def _load_state(x: Any, state: Any) -> None:
-    if isinstance(x, Optimizer):
-        _set_numbers(x, state[_NUMBERS])
-        state = {name: each for name, each in state.items() if name != _NUMBERS}
+    optimizer = _optimizer_of(x)
+    if optimizer is not None:
+        _set_numbers(optimizer, state[_NUMBERS])
+        for schedule, its in zip(_schedules_of(optimizer), state.get(_SCHEDULES, []), strict=True):
+            _load_state(schedule, its)
+        besides = _NUMBERS, _SCHEDULES
+        state = {name: each for name, each in state.items() if name not in besides}
     loader: Any = loader_of(x)
     loader(state)
+
+
+def _schedules_of(optimizer: Optimizer) -> list[Any]:
+    """The hyperparameters that are objects with a state, such as `optim.Plateau`, each once."""
+    options = [
+        x
+        for each in (optimizer, *optimizer.groups)
+        for name, x in vars(each).items()
+        if name in optimizer._options
+    ]
+    return [*{id(x): x for x in options if loader_of(x) is not None}.values()]
 
 
 def _numbers_of(optimizer: Optimizer) -> list[Values]:

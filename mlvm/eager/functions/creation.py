@@ -19,7 +19,7 @@ from mlvm.core.types import DType, TensorType, f32, i64
 from mlvm.eager.functions.arguments import Ints, integer, integers, type_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
-from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant
+from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, scalar_kind
 from mlvm.eager.tensor.context import arena_on, current_arena
 from mlvm.eager.tensor.operands import tensor_of
 from mlvm.eager.tensor.reading import values_of
@@ -145,8 +145,8 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
-    kind = value.__class__  # of a `Number`, that of the number it stands for
-    if kind not in DEFAULTS:
+    kind = scalar_kind(value.__class__)  # of a `Number`, that of the number it stands for
+    if kind is None:
         raise DTypeError(f"fill_value must be a number or scalar tensor, not {kind_of(value)}")
     target = wanted or DEFAULTS[kind]
     filling, type_ = constant(value, target), TensorType(target, lengths)
@@ -164,7 +164,7 @@ def zeros(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
         Tensor([[0, 0],
                 [0, 0]], i64[2,2])
     """
-    return _described("zeros", shape, 0, dtype, device)
+    return _described(shape, 0, dtype, device)
 
 
 @public
@@ -178,7 +178,7 @@ def ones(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor:
         Tensor([[1., 1.],
                 [1., 1.]], f32[2,2])
     """
-    return _described("ones", shape, 1, dtype, device)
+    return _described(shape, 1, dtype, device)
 
 
 @public
@@ -190,14 +190,11 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
         >>> ml.empty((2, 3)).shape
         (2, 3)
     """
-    return _described("empty", shape, 0, dtype, device)
+    return _described(shape, 0, dtype, device)
 
 
-def _described(name: str, shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
+def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
     """A tensor of zeros or ones of that dtype, f32 for None."""
-    if dtype.__class__ is int:  # the next length of the shape, as in other libraries
-        lengths = f"({', '.join(map(str, (*integers(shape, 'shape'), dtype)))})"
-        raise AttributeRefused(f"the shape is one argument: write {name}({lengths})")
     wanted = f32 if dtype is None else DType.of(dtype)
     number: Scalar = shown(cast(np.asarray(value), wanted)).item()
     return _filled(shape, number, wanted, device)
@@ -228,7 +225,7 @@ def zeros_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
         >>> ml.zeros_like(ml.ones(2))
         Tensor([0., 0.], f32[2])
     """
-    return _like("zeros_like", x, 0, dtype, device)
+    return _like(x, 0, dtype, device)
 
 
 @public
@@ -240,7 +237,7 @@ def ones_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> T
         >>> ml.ones_like(ml.zeros(2))
         Tensor([1., 1.], f32[2])
     """
-    return _like("ones_like", x, 1, dtype, device)
+    return _like(x, 1, dtype, device)
 
 
 @public
@@ -252,12 +249,12 @@ def empty_like(x: Tensor, /, dtype: object = None, *, device: Device = None) -> 
         >>> ml.empty_like(ml.ones(3)).type
         f32[3]
     """
-    return _like("empty_like", x, 0, dtype, device)
+    return _like(x, 0, dtype, device)
 
 
-def _like(name: str, x: Tensor, value: int, dtype: object, device: Device) -> Tensor:
+def _like(x: Tensor, value: int, dtype: object, device: Device) -> Tensor:
     type, where = type_of(x), x.arena.vm if device is None else device
-    return _described(name, type.shape, value, type.dtype if dtype is None else dtype, where)
+    return _described(type.shape, value, type.dtype if dtype is None else dtype, where)
 
 
 @public
@@ -357,3 +354,11 @@ e: Final = math.e
 inf: Final = math.inf
 nan: Final = math.nan
 newaxis: Final = None
+
+
+def _of_dtype(dtype: DType, values: object) -> Tensor:
+    """`ml.float32(values)`: `asarray(values, dtype=ml.float32)`."""
+    return asarray(values, dtype=dtype)
+
+
+DType.__call__ = _of_dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
@@ -11,8 +12,8 @@ from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, bool_, f32, i64
-from mlvm.eager.functions.arguments import axes_of, type_of
-from mlvm.eager.functions.creation import Device, asarray, full
+from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
+from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -160,7 +161,82 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
 
 
 @public
-def one_hot(x: Tensor, num_classes: int, /, *, dtype: object = f32) -> Tensor:
+def round(x: Tensor, /, decimals: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """The nearest number of so many decimals, of both parts of a complex number; halves go to the
+    even one.
+
+    x: [...], any dtype, or one of floats for other `decimals` than 0. The result: [...], in x's
+    dtype. Raises `DTypeError` for integers of other `decimals`, and bools.
+
+        >>> ml.round(ml.asarray([0.126, 2.5]), 2), ml.round(ml.asarray([0.126, 2.5]))
+        (Tensor([0.13, 2.5 ], f32[2]), Tensor([0., 2.], f32[2]))
+    """
+    places = integer(decimals, "decimals")
+    if not places:
+        return op.round(x, out=out)
+    if not type_of(x).dtype.is_inexact:
+        raise DTypeError(f"takes floats for decimals = {places}, not {x.dtype}")
+    scale = 10.0 ** abs(places)
+    found = op.round(x * scale) / scale if places > 0 else op.round(x / scale) * scale
+    return found if out is None else op.copy(found, out=out)
+
+
+@public
+def exp2(x: Tensor, /) -> Tensor:
+    """2^x, elementwise.
+
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    tensor, array or list.
+
+        >>> ml.exp2(ml.asarray([3.0, -1.0]))
+        Tensor([8. , 0.5], f32[2])
+    """
+    return op.pow(2.0, x)
+
+
+@public
+def deg2rad(x: Tensor, /) -> Tensor:
+    """Degrees in radians: pi / 180 x.
+
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    tensor, array or list.
+
+        >>> ml.deg2rad(ml.asarray([180.0]))
+        Tensor([3.1415927], f32[1])
+    """
+    return op.multiply(x, math.pi / 180)
+
+
+@public
+def rad2deg(x: Tensor, /) -> Tensor:
+    """Radians in degrees: 180 / pi x.
+
+    x: [...], any dtype -> [...], f32 of integers and bools. Raises `DTypeError` for what is no
+    tensor, array or list.
+
+        >>> ml.rad2deg(ml.asarray([3.1415927]))
+        Tensor([180.], f32[1])
+    """
+    return op.multiply(x, 180 / math.pi)
+
+
+@public
+def angle(x: Tensor, /) -> Tensor:
+    """The angle of complex numbers in the plane, in radians: `atan2(imag(x), real(x))`; of real
+    numbers 0, or pi where they are negative.
+
+    x: [...], any dtype -> [...], real. Raises `DTypeError` for what is no tensor, array or list.
+
+        >>> ml.angle(ml.asarray([1.0j, -1.0 + 0.0j]))
+        Tensor([1.5707964, 3.1415927], f32[2])
+    """
+    if type_of(x).dtype.kind == "complex":
+        return op.atan2(op.imag(x), op.real(x))
+    return op.atan2(zeros_like(x), x)
+
+
+@public
+def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
     x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `OperandValueError`
@@ -217,6 +293,24 @@ def flatnonzero(x: Tensor, /) -> Tensor:
     """
     type_of(x)
     return reshape(op.nonzero_indices(reshape(x, -1)), -1)
+
+
+@public
+def unravel_index(indices: Tensor, /, shape: Sequence[int]) -> tuple[Tensor, ...]:
+    """The positions, an index for each axis of a tensor of that shape, of elements that are counted
+    in row-major order, as `argmax(x)` does.
+
+    indices: i[...] -> i[...] for each axis. Raises `DTypeError` for indices that are no integers.
+
+        >>> ml.unravel_index(ml.asarray([0, 5]), (2, 3))
+        (Tensor([0, 1], i64[2]), Tensor([0, 2], i64[2]))
+    """
+    require("integer", type_of(indices))
+    found: list[Tensor] = []
+    for length in reversed(integers(shape, "shape")):
+        found.append(indices % length)
+        indices = indices // length
+    return tuple(reversed(found))
 
 
 @public

@@ -259,8 +259,8 @@ def softmax_cross_entropy(
         >>> ml.softmax_cross_entropy(ml.asarray([[0.0, 0.0], [9.0, 0.0]]), ml.asarray([1, 0]))
         Tensor([6.931472e-01, 1.233740e-04], f32[2])
     """
-    for x in (logits, labels):
-        type_of(x)
+    if type_of(logits).dtype.is_integer and type_of(labels).dtype.is_float:
+        raise DTypeError("takes the logits first and then the labels: they change places")
     if not isinstance(label_smoothing, (int, float)) or not 0 <= label_smoothing <= 1:
         raise AttributeRefused(
             f"label_smoothing is a number from 0 to 1, not {brief(label_smoothing)}"

@@ -2,22 +2,21 @@
 
 A method is here if numpy's ndarray has it, or PyTorch's or JAX's, and it means the same there; the
 name is theirs. Most are the functions themselves, so that a call costs no more. What means
-something else here has a hint in `interop/hints.py`.
+something else here, or has another name, has a hint in `interop/hints.py`.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, NoTranspose
 from mlvm.core.rules import Axis, normalize_axes
-from mlvm.eager.functions import elements, shapes, sums
+from mlvm.eager.functions import elements, shapes, sorting, sums
 from mlvm.eager.functions.arguments import integer
 from mlvm.eager.functions.indexing import At
 from mlvm.eager.functions.shapes import transposed
-from mlvm.eager.functions.sorting import argsort
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.tensor import Tensor
@@ -27,18 +26,6 @@ from mlvm.eager.tensor.wrapper import public
 def reshape(x: Tensor, /, *shape: int | Sequence[int], copy: bool | None = None) -> Tensor:
     """The elements in another shape, `x.reshape(2, -1)` or `x.reshape((2, -1))`."""
     return shapes.reshape(x, _one_tuple(shape), copy=copy)
-
-
-@public
-def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector."""
-    if not x.ndim:
-        return shapes.reshape(x, -1)
-    first, last = _axes(x, start_dim, end_dim)
-    if last < first:
-        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}")
-    length = math.prod(x.shape[first : last + 1])
-    return shapes.reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
 
 
 def ravel(x: Tensor, /) -> Tensor:
@@ -70,15 +57,6 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
             "in numpy's order these axes change nothing, in PyTorch's they change places: take "
             "x.T, or permute_dims(x, (0, 1))"
         ).at("transpose", (x.type, *axes))
-    return shapes.permute_dims(x, order)
-
-
-@public
-def swapaxes(x: Tensor, axis1: int, axis2: int, /) -> Tensor:
-    """x with these two axes in each other's place."""
-    order = list(range(x.ndim))
-    i, j = _axes(x, axis1, axis2)
-    order[i], order[j] = j, i
     return shapes.permute_dims(x, order)
 
 
@@ -158,13 +136,37 @@ def _one_tuple(given: tuple[Any, ...]) -> Any:
     return given[0] if len(given) == 1 else given
 
 
-_OF_OPS: Final = "abs all any argmax argmin conj copy max min prod round sum"
-_OF_TENSORS = reshape, flatten, ravel, permute, transpose, swapaxes, mean, var, std
-_OF_BOTH = elements.astype, elements.clip, elements.nonzero, elements.take
-METHODS: Final[dict[str, Callable[..., Any]]] = {
-    **{name: getattr(op, name) for name in _OF_OPS.split()},
-    **{each.__name__: each for each in (*_OF_TENSORS, *_OF_BOTH)},
-    **{each.__name__: each for each in (argsort, shapes.repeat, shapes.squeeze)},
+class _OfOp:
+    """The function of an op as a method. It is made when the method is first asked for."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, x: Tensor | None, owner: type | None = None) -> Callable[..., Tensor]:
+        function = getattr(op, self.name)
+        setattr(Methods, self.name, function)
+        return function if x is None else partial(function, x)
+
+
+_OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan atan2 atanh bitwise_and
+    bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor ceil conj copy copysign cos cosh
+    divide erf exp expm1 flip floor floor_divide greater greater_equal hypot isfinite isinf isnan
+    less less_equal log log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or
+    logical_xor logsumexp matmul max maximum min minimum multiply negative not_equal pow prod
+    reciprocal relu remainder rsqrt sigmoid sign signbit sin sinh softmax sqrt square subtract
+    sum tan tanh tril triu trunc"""
+_OF_FUNCTIONS: Final[dict[Any, str]] = {
+    elements: "astype clip count_nonzero nonzero round take",
+    shapes: "broadcast_to flatten moveaxis repeat roll squeeze swapaxes",
+    sorting: "argsort topk",
+    sums: "diff outer",
+}
+METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
+    **{name: _OfOp(name) for name in _OF_OPS.split()},
+    **{
+        name: getattr(room, name) for room, words in _OF_FUNCTIONS.items() for name in words.split()
+    },
+    **{each.__name__: each for each in (reshape, ravel, permute, transpose, mean, var, std)},
 }
 
 

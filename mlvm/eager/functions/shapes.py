@@ -29,7 +29,13 @@ from mlvm.eager.functions.arguments import (
 from mlvm.eager.functions.creation import arange, asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, alias_of, apply, one_op
-from mlvm.eager.tensor.operands import as_operand, is_array, is_whole, widest_of
+from mlvm.eager.tensor.operands import (
+    as_operand,
+    as_operands,
+    is_array,
+    is_whole,
+    widest_of,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -143,6 +149,25 @@ def transposed(x: Tensor) -> Tensor:
 
 
 @public
+def flatten(x: Tensor, /, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """The axes from `start_dim` to `end_dim` as one, as in PyTorch; without them a vector.
+
+    x: [..., m, n, ...] -> [..., m * n, ...]. Raises `AxisRefused` for an axis that x does not have,
+    `AttributeRefused` for an end before the start.
+
+        >>> ml.flatten(ml.zeros((2, 3, 4)), 1).shape
+        (2, 12)
+    """
+    if not type_of(x).ndim:
+        return reshape(x, -1)
+    [first], [last] = axes_of(start_dim, x), axes_of(end_dim, x)
+    if last < first:
+        raise AttributeRefused(f"axis {end_dim} is before axis {start_dim}")
+    length = math.prod(x.shape[first : last + 1])
+    return reshape(x, (*x.shape[:first], length, *x.shape[last + 1 :]))
+
+
+@public
 def moveaxis(
     x: Tensor, source: int | tuple[int, ...], destination: int | tuple[int, ...], /
 ) -> Tensor:
@@ -161,6 +186,20 @@ def moveaxis(
     for position, axis in sorted(zip(destinations, sources, strict=True)):
         order.insert(position, axis)
     return permute_dims(x, order)
+
+
+@public
+def swapaxes(x: Tensor, /, axis1: int, axis2: int) -> Tensor:
+    """x with these two axes in each other's place.
+
+    x: [..., m, ..., n, ...] -> [..., n, ..., m, ...]. Raises `AxisRefused` for an axis that x does
+    not have.
+
+        >>> ml.swapaxes(ml.zeros((2, 3, 4)), 0, 2).shape
+        (4, 3, 2)
+    """
+    [i], [j] = axes_of(axis1, x), axes_of(axis2, x)
+    return moveaxis(x, (i, j), (j, i)) if i != j else alias_of(x)
 
 
 @public
@@ -275,6 +314,45 @@ def stack(arrays: Iterable[Tensor], /, axis: int = 0) -> Tensor:
     beside, widest = next((x for x in given if isinstance(x, Tensor)), None), widest_of(given)
     xs = [as_operand(x, widest if is_whole(x) else beside) if is_array(x) else x for x in given]
     return concat([expand_dims(x, axis=axis) for x in xs], axis=axis)
+
+
+def _given(arrays: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    """The tensors. Raises `ShapeError` for none."""
+    xs = [*arrays]
+    if not xs:
+        raise ShapeError("takes one tensor, or more")
+    return as_operands(xs)
+
+
+@public
+def vstack(arrays: Iterable[Tensor], /) -> Tensor:
+    """The tensors below each other: along their first axis, vectors as rows.
+
+    The tensors: one shape [n], or [..., *rest]; the result: [k, n] for k vectors, else
+    [..., *rest]. Raises `ShapeError` for other shapes and for no tensors, `DTypeError` for dtypes
+    that do not promote.
+
+        >>> ml.vstack([ml.zeros(2), ml.ones(2)])
+        Tensor([[0., 0.],
+                [1., 1.]], f32[2,2])
+    """
+    xs = _given(arrays)
+    return concat([reshape(x, (1, -1)) if x.ndim < 2 else x for x in xs])
+
+
+@public
+def hstack(arrays: Iterable[Tensor], /) -> Tensor:
+    """The tensors beside each other: along their second axis, vectors along their only one.
+
+    The tensors: one shape but along that axis; and so is the result. Raises `ShapeError` for other
+    shapes and for no tensors, `DTypeError` for dtypes that do not promote.
+
+        >>> ml.hstack([ml.zeros((2, 1)), ml.ones((2, 1))])
+        Tensor([[0., 1.],
+                [0., 1.]], f32[2,2])
+    """
+    xs = [reshape(x, -1) if not x.ndim else x for x in _given(arrays)]
+    return concat(xs, axis=min(1, xs[0].ndim - 1))
 
 
 @public
@@ -458,7 +536,8 @@ def pad(
     pairs = tuple(pair(width, "widths", least=0) for width in widths)
     if mode != "constant":
         return _bordered(x, pairs, mode)
-    if not isinstance(value, complex):
+    large = isinstance(value, int) and abs(value) > 2**53  # which an f64 may not have
+    if not large and not isinstance(value, complex):
         return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
     return op.where(inside, op.pad(x, widths=pairs), as_operand(value, x))

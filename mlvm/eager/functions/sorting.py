@@ -75,7 +75,7 @@ def argsort(
 
 
 @public
-def topk(x: Tensor, k: int, /, axis: int = -1) -> tuple[Tensor, Tensor]:
+def topk(x: Tensor, /, k: int, axis: int = -1) -> tuple[Tensor, Tensor]:
     """The k largest elements along `axis`, the largest first, and their positions (i64).
 
     Of equal elements the first one comes first, and nan counts as the largest, as in

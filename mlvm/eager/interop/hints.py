@@ -7,15 +7,24 @@ names out.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from inspect import Parameter, getattr_static, signature
 from typing import Any, Final, NoReturn, TypeAlias
 
+from mlvm.core.types import TensorType, u64
 from mlvm.eager.tensor import wrapper
+from mlvm.eager.tensor.tensor import Tensor
+
+_KEY: Final = TensorType(u64, (2,))
 
 _GRADIENT: Final = "see ml.grad and ml.value_and_grad"
-_NO_TAPE: Final = "only ml.grad and its like record; within them, see ml.stop_gradient"
+_ANY: Final = "any tensor of floats may be differentiated by ml.grad: leave it out"
+_VALUES: Final = "gradients are values, of ml.value_and_grad: leave it out"
+_MEAN: Final = 'use ml.{}, with reduction="mean"'
+_NO_TAPE: Final = (
+    "only ml.grad and its like record: leave it out; within them, see ml.stop_gradient"
+)
 _ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
 _NO_DEVICE: Final = (
     "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
@@ -27,7 +36,7 @@ _MODEL_DEVICE: Final = (
 )
 _MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
 _WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
-_DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise: dtype=ml.float64"
+_DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise, as in ml.zeros(3, dtype=ml.float64)"
 _AUTOCAST: Final = "compute with model.astype(ml.bfloat16); see docs/dtypes.md"
 _GATES: Final = (
     "see model.named_parameters(): input_kernel, hidden_kernel and bias of each cell, kernels "
@@ -39,24 +48,26 @@ _AFFINE: Final = "scale and bias begin at 1 and 0, and layer.freeze() keeps them
 
 METHODS: Final = {
     "add_": "use x += y",
+    "addmm": "use c + x @ y",
     "backward": _GRADIENT,
-    "block_until_ready": "nothing is to be waited for: a call that returned has run",
+    "block_until_ready": "use x itself: a call that returned has run",
     "bfloat16": "use x.astype(ml.bfloat16)",
     "bmm": "use x @ y",
-    "bool": _ASTYPE,
+    "bool": "use x.astype(ml.bool)",
     "chunk": "use ml.split(x, n, axis=...)",
     "clamp": "use x.clip(min, max)",
     "clone": "use x.copy()",
     "conjugate": "use x.conj()",
-    "contiguous": "every tensor is",
-    "cpu": "use x.numpy()",
+    "contiguous": "use x itself: every tensor is",
+    "cpu": "use x itself, and x.numpy() for an array of numpy",
     "cuda": 'use x.to_device(vm), with vm = ml.VM(device="cuda:0"); see docs/gpu.md',
     "cumprod": "use ml.cumulative_prod(x, axis=...)",
     "cumsum": "use ml.cumulative_sum(x, axis=...)",
-    "data": "use x itself, or x.numpy()",
+    "data": "use x itself, and ml.stop_gradient(x) in a gradient",
     "detach": "use ml.stop_gradient(x)",
     "dim": "use x.ndim",
-    "double": _ASTYPE,
+    "div": "use x / y",
+    "double": "use x.astype(ml.float64)",
     "element_size": "use x.itemsize",
     "eq": "use x == y",
     "expand": "use ml.broadcast_to(x, shape)",
@@ -64,34 +75,56 @@ METHODS: Final = {
     "fill": "use x[...] = value, or ml.full_like(x, value)",
     "fill_": "use x[...] = value, or ml.full_like(x, value)",
     "flat": "use x.ravel()",
-    "float": _ASTYPE,
+    "float": "use x.astype(ml.float32)",
     "gather": "use ml.take_along_axis(x, indices, axis=...)",
+    "ge": "use x >= y",
     "grad": _GRADIENT,
+    "gt": "use x > y",
     "half": "use x.astype(ml.float16)",
     "index_add": "use x.at[i].add(y), for the i of x[i]",
-    "int": _ASTYPE,
+    "index_select": "use ml.take(x, i, axis=...)",
+    "indices": "use x.argmax(axis=...) for positions",
+    "int": "use x.astype(ml.int32)",
     "is_cuda": "see x.device",
     "is_floating_point": "use x.dtype.is_float",
-    "long": _ASTYPE,
+    "le": "use x <= y",
+    "long": "use x.astype(ml.int64)",
+    "lt": "use x < y",
     "masked_fill": "use ml.where(mask, value, x)",
+    "masked_select": "use x[mask]",
+    "median": "use ml.median(x), the mean of the two in the middle",
     "mm": "use x @ y",
+    "mul": "use x * y",
     "mul_": "use x *= y",
+    "mv": "use x @ y",
+    "narrow": "use a slice such as x[:, start:stop]",
+    "ne": "use x != y",
+    "neg": "use -x",
     "new_ones": "use ml.ones(shape, dtype=x.dtype)",
     "new_zeros": "use ml.zeros(shape, dtype=x.dtype)",
-    "norm": "use ml.linalg.vector_norm(x), or ml.linalg.matrix_norm(x)",
+    "norm": "use ml.linalg.norm(x), which takes axis=",
+    "normal_": "use x[...] = ml.random.normal(x.shape)",
     "numel": "use x.size",
-    "requires_grad": _GRADIENT,
-    "requires_grad_": _GRADIENT,
+    "random_": "use ml.random.randint",
+    "repeat_interleave": "use x.repeat(n)",
+    "requires_grad": _ANY,
+    "requires_grad_": _ANY,
     "resize": "use x.reshape(shape)",
     "scatter_add": "use x.at[i].add(y), for the i of x[i]",
-    "sort": "use ml.sort(x), a new tensor, and x.argsort() for the positions",
+    "select": "use an index such as x[:, i]",
+    "sort": "use ml.sort(x), and x.argsort() for the positions",
+    "split": "use ml.split(x, n, axis=...), into n parts",
     "strides": "elements lie in row-major order, without gaps",
+    "sub": "use x - y",
     "sub_": "use x -= y",
     "t": "use x.T",
-    "to": 'use x.astype(dtype), or x.to_device(vm) with vm = ml.VM(device="cuda:0")',
+    "to": "use x.astype(dtype); a device is a VM: x.to_device(vm)",
     "tobytes": "use x.numpy().tobytes()",
+    "type_as": "use x.astype(y.dtype)",
     "unbind": "use ml.unstack(x, axis=...)",
+    "uniform_": "use x[...] = ml.random.uniform(x.shape)",
     "unsqueeze": "use ml.expand_dims(x, axis=...)",
+    "values": "use x.max(axis=...) itself: it gives the values alone",
     "view": "use x.reshape(shape), which copies nothing; the bits are those of x.numpy()",
     "view_as": "use x.reshape(y.shape), which copies nothing",
     "zero_": "use x[...] = 0, or ml.zeros_like(x)",
@@ -144,11 +177,11 @@ OF_MODULES: Final = {
     "trainable_variables": "use model.named_parameters()",
     "trainable_weights": "use model.named_parameters()",
     "variables": "use model.state()",
-    "weight": "see model.named_parameters(): of a Linear it is kernel, the transpose of PyTorch's",
+    "weight": "of a Linear it is model.kernel.T; see model.named_parameters()",
     "weight_hh_l0": _GATES,
     "weight_ih_l0": _GATES,
     "weights": "use model.state()",
-    "zero_grad": "gradients are values, see ml.value_and_grad",
+    "zero_grad": _VALUES,
 }
 """What to write for methods and fields of other libraries' models."""
 
@@ -161,7 +194,7 @@ OF_OPTIMIZERS: Final = {
     "set_state": "use optimizer.load_state(arrays), or ml.load(file, into=optimizer)",
     "state_dict": "use optimizer.state()",
     "step": "use optimizer.update(gradients), with those of ml.value_and_grad",
-    "zero_grad": "gradients are values, see ml.value_and_grad",
+    "zero_grad": _VALUES,
 }
 """What to write for methods and fields of other libraries' optimizers."""
 
@@ -183,11 +216,15 @@ OF_DTYPES: Final = {
 """What to write for fields of other libraries' dtypes."""
 
 KEYWORDS: Final = {
+    "a_max": "max",
+    "a_min": "min",
     "attn_mask": "mask",
     "b_init": "bias_init",
     "causal": "is_causal",
+    "constant_values": "value",
     "d_model": "embed_dim",
     "ddof": "correction",
+    "diagonal": "k",
     "dim": "axis",
     "dim_feedforward": "hidden_dim",
     "dims": "axis",
@@ -201,11 +238,14 @@ KEYWORDS: Final = {
     "layer_norm_eps": "eps",
     "lr": "learning_rate",
     "max_val": "max",
+    "maxval": "high",
     "min_val": "min",
+    "minval": "low",
     "nhead": "num_heads",
     "nonlinearity": "negative_slope",
     "norm_first": "pre_norm",
     "normalized_shape": "features",
+    "num": "n",
     "num_channels": "channels",
     "num_features": "channels",
     "num_groups": "groups",
@@ -214,9 +254,12 @@ KEYWORDS: Final = {
     "p": "rate",
     "per_sample_weights": "weights",
     "scale_factor": "scale",
+    "shifts": "shift",
+    "size": "shape",
     "src_mask": "mask",
     "start_dim": "start",
     "stddev": "std",
+    "steps": "num",
     "tgt_mask": "mask",
     "unbiased": "correction",
     "upscale_factor": "factor",
@@ -227,6 +270,8 @@ KEYWORDS: Final = {
 
 _NO_KEYWORDS: Final = {
     "affine": _AFFINE,
+    "alpha": "write x + alpha * y",
+    "as_tuple": "a tuple is what it gives",
     "bias": 'a layer has one, which begins at 0; layer.freeze("bias") keeps it there',
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "dampening": "momentum takes each gradient whole",
@@ -234,10 +279,16 @@ _NO_KEYWORDS: Final = {
     "elementwise_affine": _AFFINE,
     "dtype": "convert with ml.astype; sums of halves are accumulated in f32 as it is",
     "inplace": "only what is assigned to changes: x[...] = y",
+    "loc": "write loc + scale * ml.random.normal(shape)",
     "maximize": "give the optimizer the gradients of the negative",
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",
-    "requires_grad": _GRADIENT,
+    "requires_grad": _ANY,
+    "return_counts": "use ml.unique_counts(x)",
+    "scale": "write loc + scale * ml.random.normal(shape)",
+    "upper": "lower= is its opposite",
+    "training": "a layer asks for it: ml.nn.Dropout(rate), and its eval()",
     "weight_decay": "use ml.optim.AdamW, which has one",
+    "weights": "write ml.sum(weights * x) / ml.sum(weights)",
 }
 """Keywords of other libraries that have no other name here, and what to write."""
 
@@ -249,7 +300,7 @@ _OTHER_NAMES: Final = {
     "adaptive_max_pool": "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d",
     "all": "alltrue",
     "any": "sometrue",
-    "asarray": "array as_tensor from_numpy tensor asanyarray ascontiguousarray frombuffer",
+    "asarray": "array as_tensor from_numpy tensor asanyarray ascontiguousarray",
     "asin": "arcsin",
     "asinh": "arcsinh",
     "astype": "cast",
@@ -262,14 +313,15 @@ _OTHER_NAMES: Final = {
     "bitwise_right_shift": "right_shift",
     "bool": "bool_ bool8",
     "broadcast_to": "expand broadcast",
-    "capture": "jit compile make_jaxpr",
+    "capture": "jit compile",
     "clip": "clamp",
-    "concat": "cat concatenate hstack vstack row_stack column_stack dstack append",
+    "concat": "cat concatenate dstack row_stack",
     "copy": "clone",
     "cosine_embedding": "cosine_embedding_loss",
     "ctc": "ctc_loss",
     "cumulative_prod": "cumprod",
     "cumulative_sum": "cumsum",
+    "deg2rad": "radians",
     "digamma": "psi",
     "divide": "div true_divide",
     "equal": "eq",
@@ -316,38 +368,37 @@ _OTHER_NAMES: Final = {
     "margin_ranking": "margin_ranking_loss",
     "matmul": "mm bmm mv",
     "max": "amax",
-    "mean_squared_error": "mse_loss",
     "min": "amin",
-    "moveaxis": "swapaxes movedim",
+    "moveaxis": "movedim",
     "multiply": "mul",
     "negative": "neg",
     "nll": "nll_loss",
     "not_equal": "ne",
-    "permute_dims": "permute transpose swapdims",
+    "permute_dims": "permute transpose",
     "poisson_nll": "poisson_nll_loss",
     "pow": "power float_power",
     "prod": "product",
+    "rad2deg": "degrees",
     "random.normal": "randn",
     "random.permutation": "randperm",
     "random.seed": "manual_seed",
     "random.uniform": "rand",
     "remainder": "mod",
-    "reshape": "ravel flatten view",
+    "reshape": "ravel view",
     "result_type": "promote_types",
-    "round": "rint round_",
+    "round": "rint around round_",
     "scatter_add": "index_add",
     "sigmoid": "expit",
     "silu": "swish",
     "smooth_l1": "smooth_l1_loss",
     "soft_sign": "softsign",
-    "softmax_cross_entropy": "cross_entropy",
-    "split": "chunk array_split tensor_split hsplit vsplit dsplit",
+    "softmax_cross_entropy": "softmax_cross_entropy_with_integer_labels",
+    "split": "chunk tensor_split hsplit vsplit dsplit",
     "stop_gradient": "detach",
     "subtract": "sub",
-    "take": "index_select",
+    "swapaxes": "swapdims",
     "take_along_axis": "gather",
     "trapezoid": "trapz",
-    "tree": "tree_util",
     "tree.map": "tree_map",
     "triplet_margin": "triplet_margin_loss",
     "trunc": "fix",
@@ -356,36 +407,116 @@ _OTHER_NAMES: Final = {
 """The name here, and what it is called elsewhere."""
 
 _NONE: Final = {
-    "angle": "ml.atan2(ml.imag(x), ml.real(x))",
+    "addmm": "c + x @ y",
+    "append": "ml.concat([x, ml.asarray([y])])",
     "atleast_1d": "x.reshape(-1) if x.ndim < 1 else x",
     "atleast_2d": "x.reshape(1, -1) if x.ndim < 2 else x",
-    "deg2rad": "x * (math.pi / 180)",
-    "exp2": "ml.pow(2.0, x)",
+    "bernoulli": "ml.random.bernoulli(p.shape, p)",
+    "cbrt": "ml.sign(x) * ml.abs(x) ** (1 / 3)",
+    "column_stack": "ml.stack(arrays, axis=1) of vectors, ml.concat(arrays, axis=1) of matrices",
+    "delete": "ml.concat([x[:i], x[i + 1 :]])",
+    "divmod": "x // y, x % y",
+    "embedding": "weight[i], or see ml.nn.Embedding",
+    "fliplr": "ml.flip(x, axis=1)",
+    "flipud": "ml.flip(x, axis=0)",
     "fmax": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.maximum(x, y)))",
     "fmin": "ml.where(ml.isnan(x), y, ml.where(ml.isnan(y), x, ml.minimum(x, y)))",
+    "frombuffer": "ml.asarray(numpy.frombuffer(...))",
+    "heaviside": "ml.where(x > 0, 1.0, ml.where(x == 0, y, 0.0))",
+    "hessian": "ml.stack([ml.grad(lambda x: ml.grad(fn)(x)[i])(x) for i in range(len(x))])",
     "hinge_embedding_loss": "ml.where(y > 0, x, ml.relu(margin - x))",
+    "insert": "ml.concat([x[:i], ml.asarray([y]), x[i:]])",
     "intersect1d": "ml.unique_values(x[ml.isin(x, y)])",
+    "is_tensor": "isinstance(x, ml.Tensor)",
+    "jacfwd": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
+    "jacobian": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
+    "jacrev": "ml.stack([ml.grad(lambda x: fn(x)[i])(x) for i in range(m)])",
     "lexsort": "i[ml.argsort(major[i])], with i = ml.argsort(minor)",
-    "normalize": "x / ml.linalg.vector_norm(x, axis=-1, keepdims=True)",
+    "linear": "x @ weight.T + bias, or see ml.nn.Linear",
+    "loadtxt": "ml.asarray(numpy.loadtxt(...))",
+    "logspace": "ml.pow(10.0, ml.linspace(start, stop, num))",
+    "masked_select": "x[mask]",
+    "mgrid": "ml.meshgrid(ml.arange(n), ml.arange(m), indexing='ij')",
+    "multinomial": "ml.random.categorical(ml.log(p), shape=(n,))",
+    "normal": "mean + std * ml.random.normal(shape)",
+    "normalize": "x / ml.linalg.norm(x, axis=-1, keepdims=True)",
     "pairwise_distance": "ml.linalg.vector_norm(x - y, axis=-1)",
-    "rad2deg": "x * (180 / math.pi)",
+    "polyfit": "numpy.polyfit(x.numpy(), y.numpy(), degree)",
+    "polyval": "sum(c * x**i for i, c in enumerate(reversed(p)))",
+    "rand_like": "ml.random.uniform(x.shape)",
+    "randn_like": "ml.random.normal(x.shape)",
+    "select": "ml.where(c1, x1, ml.where(c2, x2, default))",
+    "sinc": "ml.where(x == 0, 1.0, ml.sin(ml.pi * x) / (ml.pi * x))",
     "soft_margin_loss": "ml.softplus(-y * x)",
     "softmin": "ml.softmax(-x)",
     "threshold": "ml.where(x > t, x, value)",
+    "tri": "ml.tril(ml.ones((n, n)))",
 }
 """Functions that are not here under any name, and what to write."""
 
+_LOSSES: Final = {
+    "BCELoss": "binary_cross_entropy",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+    "CTCLoss": "ctc",
+    "CosineEmbeddingLoss": "cosine_embedding",
+    "CrossEntropyLoss": "softmax_cross_entropy",
+    "GaussianNLLLoss": "gaussian_nll",
+    "HuberLoss": "huber",
+    "KLDivLoss": "kl_divergence",
+    "L1Loss": "l1",
+    "MarginRankingLoss": "margin_ranking",
+    "NLLLoss": "nll",
+    "PoissonNLLLoss": "poisson_nll",
+    "SmoothL1Loss": "smooth_l1",
+    "TripletMarginLoss": "triplet_margin",
+}
+"""PyTorch's losses, which are a mean unless told otherwise, and ours."""
+
 FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     "mlvm.eager": {
-        **{other: f"use ml.{n}" for n, others in _OTHER_NAMES.items() for other in others.split()},
+        **{
+            other: _MEAN.format(n) if other.endswith("_loss") else f"use ml.{n}"
+            for n, others in _OTHER_NAMES.items()
+            for other in others.split()
+        },
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
+        "__version__": "use mlvm.__version__",
+        "Array": "tensors are ml.Tensor",
+        "array_split": "use ml.split(x, n), or ml.split(x, [i, j]) for parts of other lengths",
+        "block_until_ready": "use x itself: a call that returned has run",
+        "config": "a dtype is an argument, dtype=ml.float64; debug_nans is ml.debug.nans",
+        "cross_entropy": _MEAN.format("softmax_cross_entropy"),
+        "custom_vjp": "see ml.call, whose vjp= is a gradient of your own, and docs/functions.md",
+        "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
+        "device_get": "use x.numpy()",
+        "devices": 'a device is a VM: ml.default_vm(), or ml.VM(device="cuda:0"), see docs/gpu.md',
+        "distributed": "see ml.parallel, and docs/parallel.md",
+        "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
+        "floating": 'use ml.isdtype(x.dtype, "real floating")',
+        "fromfunction": "call it with ml.arange(n)[:, None] and ml.arange(m)",
+        "func": "the functions are ml's own: ml.grad, ml.value_and_grad, ml.vjp",
+        "Generator": "use ml.random.key(seed), and give it to the draw",
+        "get_num_threads": "use ml.VM(threads=n); see docs/performance.md",
         "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
+        "index_select": "use ml.take(x, i, axis=...)",
+        "integer": 'use ml.isdtype(x.dtype, "integral")',
+        "issubdtype": 'use ml.isdtype(x.dtype, "real floating")',
+        "jvp": "there is none; of one number write ml.sum(ml.grad(fn)(x) * t)",
+        "make_jaxpr": "use ml.program_of(fn, *args), which ml.disassemble prints",
+        "numel": "use x.size",
+        "randint": "use ml.random.randint(shape, low=..., high=...)",
+        "savez": "use ml.save(file, {name: x})",
+        "scipy": "the functions are ml's own, such as ml.erf, ml.logsumexp and ml.linalg.solve",
+        "set_grad_enabled": _NO_TAPE,
+        "set_num_threads": "use ml.VM(threads=n); see docs/performance.md",
+        "set_printoptions": "use numpy.set_printoptions, which tensors follow",
+        "special": "the functions are ml's own, such as ml.erf and ml.logsumexp",
         "SummaryWriter": "use ml.ScalarLog",
         "amp": f"{_AUTOCAST}, and ml.optim.LossScale is its GradScaler",
         "autocast": _AUTOCAST,
         "backends": _NO_DEVICE,
-        "autograd": "see ml.grad; its detect_anomaly is ml.debug.nans",
+        "autograd": "use ml.grad; its detect_anomaly is ml.debug.nans",
         "checkify": "use ml.check",
         "bitcast_convert_type": "there is none; the bits are those of x.numpy(), f32 for bf16",
         "cuda": _NO_DEVICE,
@@ -400,7 +531,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "inference_mode": _NO_TAPE,
         "is_complex": 'use ml.isdtype(x.dtype, "complex floating")',
         "is_floating_point": 'use x.dtype.is_float, or ml.isdtype(x.dtype, "real floating")',
-        "lax": "ml.scan, ml.cond, ml.while_loop and the like are ml's own",
+        "lax": "the functions are ml's own, such as ml.scan, ml.cond and ml.stop_gradient",
+        "mse_loss": "use ml.mean_squared_error",
         "ndarray": "tensors are ml.Tensor, and ml.asarray makes one",
         "ndim": "use x.ndim",
         "no_grad": _NO_TAPE,
@@ -408,7 +540,10 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "set_default_dtype": _DEFAULT_DTYPE,
         "shape": "use x.shape",
         "size": "use x.size",
+        "tree_util": "use ml.tree.map, ml.tree.leaves",
+        "use_deterministic_algorithms": "a program gives the same bits each time: leave it out",
         "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
+        "vectorize": "use ml.map(fn, x), or give fn tensors",
     },
     "mlvm.eager.fft": {
         "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",
@@ -418,53 +553,41 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
     },
     "mlvm.eager.linalg": {
         "cho_solve": "use ml.linalg.cholesky_solve",
-        "cond": "use ml.linalg.svdvals(x), the largest over the smallest",
+        "cond": "there is none; write s[0] / s[-1], with s = ml.linalg.svdvals(x)",
         "inverse": "use ml.linalg.inv",
         "kron": "use ml.kron",
         "matrix_exp": "use ml.linalg.expm",
-        "multi_dot": "use x @ y @ z, or ml.einsum",
+        "multi_dot": "use x @ y @ z",
     },
     "mlvm.eager.nn": {
-        "BCELoss": "use ml.binary_cross_entropy",
-        "BCEWithLogitsLoss": "use ml.binary_cross_entropy_with_logits",
         "BatchNorm1d": "use ml.nn.BatchNorm",
         "BatchNorm2d": "use ml.nn.BatchNorm",
         "BatchNorm3d": "use ml.nn.BatchNorm",
-        "CTCLoss": "use ml.ctc",
-        "CosineEmbeddingLoss": "use ml.cosine_embedding",
         "CosineSimilarity": "use ml.cosine_similarity",
-        "CrossEntropyLoss": "use ml.softmax_cross_entropy",
+        "DataParallel": "see ml.parallel.data_parallel, and docs/parallel.md",
         "Dense": "use ml.nn.Linear",
         "Fold": "use ml.fold",
-        "GaussianNLLLoss": "use ml.gaussian_nll",
-        "HuberLoss": "use ml.huber",
-        "KLDivLoss": "use ml.kl_divergence",
-        "L1Loss": "use ml.l1",
         "MSELoss": "use ml.mean_squared_error",
-        "MarginRankingLoss": "use ml.margin_ranking",
         "ModuleDict": "a dict of Modules in a field is part of the tree",
         "ModuleList": "a list of Modules in a field is part of the tree",
-        "NLLLoss": "use ml.nll",
         "Parameter": "a tensor in a field of a Module is a parameter; see ml.nn.buffer for others",
-        "PoissonNLLLoss": "use ml.poisson_nll",
-        "SmoothL1Loss": "use ml.smooth_l1",
         "Softmin": "use lambda x: ml.softmax(-x)",
         "Transformer": "a list of ml.nn.TransformerEncoderLayer; see also models/transformer.py",
         "TransformerDecoder": "a list of ml.nn.TransformerDecoderLayer in a field of a Module",
         "TransformerEncoder": "a list of ml.nn.TransformerEncoderLayer in a field of a Module",
-        "TripletMarginLoss": "use ml.triplet_margin",
         "Unfold": "use ml.unfold",
         "UpsamplingBilinear2d": 'use ml.nn.Upsample(..., mode="bilinear", align_corners=True)',
         "UpsamplingNearest2d": "use ml.nn.Upsample",
         "ZeroPad2d": "use lambda x: ml.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)))",
-        "functional": "the functions are ml.relu, ml.softmax_cross_entropy and the like",
+        "functional": "the functions are ml's own: ml.relu, ml.softmax_cross_entropy and the like",
         "relu": "use ml.relu",
-        "utils": "see ml.optim.clip_by_global_norm, and lengths= of ml.nn.LSTM and its like",
+        "utils": "use ml.optim.clip_by_global_norm(gradients, most), and lengths= of ml.nn.LSTM",
         **{
             f"Adaptive{kind}Pool{n}d": f"use ml.nn.Adaptive{kind}Pool, of any number of axes"
             for kind in ("Avg", "Max")
             for n in (1, 2, 3)
         },
+        **{name: _MEAN.format(loss) for name, loss in _LOSSES.items()},
         **dict.fromkeys(
             ("InstanceNorm1d", "InstanceNorm2d", "InstanceNorm3d"), "use ml.nn.InstanceNorm"
         ),
@@ -510,10 +633,10 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "PRNGKey": "use ml.random.key",
         "default_rng": "use ml.random.key, and give it to the draw",
         "manual_seed": "use ml.random.seed",
-        "rand": "use ml.random.uniform",
-        "randn": "use ml.random.normal",
+        "rand": "use ml.random.uniform(shape)",
+        "randn": "use ml.random.normal(shape)",
         "random": "use ml.random.uniform",
-        "shuffle": "use ml.random.permutation",
+        "shuffle": "use ml.random.permutation(x), a new tensor",
         "standard_cauchy": "use ml.random.cauchy",
         "standard_exponential": "use ml.random.exponential",
         "standard_gamma": "use ml.random.gamma",
@@ -529,8 +652,9 @@ Hint: TypeAlias = str | Callable[[], Callable[..., Any]]
 
 
 class Elsewhere:
-    """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
-    the function that the hint gets. `help` lists it with the hint, too."""
+    """Stands in a class for a name of other libraries. Asking for it raises `AttributeError` with
+    the hint. A hint that is a function gives a function of `ml`, and the error shows a call of it.
+    `help` shows the hint, too."""
 
     def __init__(self, name: str, hint: Hint) -> None:
         self.name = name
@@ -548,7 +672,7 @@ class Elsewhere:
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
-    """A call with all arguments that the function must have."""
+    """The text of a call, with all arguments that the function requires."""
     given = []
     for each in signature(function).parameters.values():
         if each.kind is each.VAR_POSITIONAL:
@@ -559,32 +683,57 @@ def _call(name: str, function: Callable[..., Any]) -> str:
 
 
 def hint_at(owner: type, hints: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
-    """Give the class these hints, where it has no such name, and `dir` of its instances by
-    `listing`."""
+    """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
+    its instances."""
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
     owner.__dir__ = listing  # type: ignore[method-assign]
 
 
 def hint(
-    function: str, args: Sequence[object], keywords: Iterable[str], known: Container[str]
+    function: str, args: Sequence[object], keywords: Iterable[str], known: Collection[str]
 ) -> str | None:
-    """What to write, if the arguments are those of another library's function: for the first such
-    keyword what it is called here, if the function knows that."""
-    if function == "where" and len(args) == 1:
-        return "where() takes a condition, x and y; the places are ml.nonzero(c)"
-    if function == "randint" and len(args) > 1:
-        return "randint() takes low= and high= by name: randint(shape, low=..., high=...)"
+    """What to write where the arguments are meant for another library's function of that name. It
+    tells what means something else here by its position, and what each unknown keyword is called.
+    None where there is nothing to say."""
+    text = _of_places(function, args, {*keywords}, known)
+    told = [text] if text else []
     for name in keywords:
         if name in known:
             continue
-        if name in _NO_KEYWORDS:
-            return f"{function}(): there is no {name}=; {_NO_KEYWORDS[name]}"
         here = KEYWORDS.get(name)
-        if here in known:
+        if name in _NO_KEYWORDS:
+            told.append(f"there is no {name}=; {_NO_KEYWORDS[name]}")
+        elif here in known:
             also = ", 1 for True" if name == "unbiased" else ""
-            return f"{function}(): there is no {name}=; use {here}={also}"
+            told.append(f"there is no {name}=; use {here}={also}")
+    return f"{function}(): {'; '.join(told)}" if told else None
+
+
+def _of_places(
+    function: str, args: Sequence[object], keywords: set[str], known: Collection[str]
+) -> str | None:
+    first = next(iter(known), None)
+    bounds = ", low=..., high=..." if "low" in known else ""
+    ints = [x for x in args if isinstance(x, int)]
+    missing_bounds = function == "randint" and not keywords & {"low", "high"}
+    if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
+        return f"the shape is one argument: write {function}({(*ints,)})"
+    if function == "where" and len(args) == 1:
+        return "takes a condition, x and y; the places are ml.nonzero(c)"
+    if "key" in known and first != "key" and any(_is_key(x) for x in args):
+        return f"the key is given by name: {function}({first}{bounds}, key=key)"
+    if function == "layer_norm" and "eps" not in keywords:
+        return "takes scale, bias and eps: layer_norm(x, ml.ones(n), ml.zeros(n), eps=1e-5)"
+    if function == "normal" and len(args) > 1:
+        return "has mean 0 and variance 1: write loc + scale * ml.random.normal(shape)"
+    if missing_bounds or (function in ("randint", "uniform") and len(args) > 1):
+        return f"takes low= and high= by name: {function}({first}{bounds})"
     return None
+
+
+def _is_key(x: object) -> bool:
+    return isinstance(x, Tensor) and x.type is _KEY
 
 
 wrapper.hint = hint
@@ -595,7 +744,7 @@ _INNER: Final = {"prepare", "region", "root", "stale", "tape"}
 
 
 def existing(instance: object) -> list[str]:
-    """The names that an instance has."""
+    """The names that an instance has, without the hints."""
     names = object.__dir__(instance)
     return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
 
@@ -613,19 +762,38 @@ def of_users(instance: object) -> list[str]:
     ]
 
 
+def is_slip(name: str, meant: str) -> bool:
+    """Whether a name is another one, mistyped: in other case, or with one letter too few, too many
+    or another, or two in each other's place. That is inside a name of five letters or more: `glu`
+    is no gelu, `image` no imag and `savez` no save."""
+    if name.lower().replace("_", "") == meant.lower().replace("_", ""):
+        return True
+    start = _alike(name, meant)
+    x, y = name[start:], meant[start:]
+    end = _alike(x[::-1], y[::-1])
+    x, y = x[: len(x) - end], y[: len(y) - end]
+    swapped = len(x) == 2 and x == y[::-1]
+    one = max(len(x), len(y)) == 1 and (end > 0 or len(x) == len(y))
+    return min(len(name), len(meant)) >= 5 and start > 0 and (swapped or one)
+
+
+def _alike(x: str, y: str) -> int:
+    """With how many letters both begin."""
+    pairs = enumerate(zip(x, y, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(x), len(y)))
+
+
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__`: says for a name that it lacks what there is instead. `names` are
-    those that it has."""
+    """A module's `__getattr__`. For a name that the module lacks it says what to write instead.
+    `names` are those that the module has."""
     hints, names = FUNCTIONS.get(module, {}), list(names)
 
     @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
     def text(name: str) -> str:
         hint = hints.get(name)
-        if hint is None and not name.startswith("_"):
-            from difflib import get_close_matches  # which many programs do not use
-
-            found = get_close_matches(name, names, 1, 0.75)
-            hint = f"did you mean {found[0]}?" if found else None
+        if hint is None:
+            meant = next((each for each in names if is_slip(name, each)), None)
+            hint = f"did you mean {meant}?" if meant else None
         return f"{module} has no {name}" + (f"; {hint}" if hint else "")
 
     def __getattr__(name: str) -> NoReturn:

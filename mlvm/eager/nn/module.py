@@ -42,6 +42,26 @@ T = TypeVar("T")
 _TRAINING: Final = "training"
 
 
+class Name(str):
+    """The name of parameters. PyTorch's lists give tensors, or pairs: what is asked of those says
+    here where they are."""
+
+    __slots__ = ()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(
+            f"{self!r} is a name, and has no {name}: the parameters are "
+            f"model.named_parameters().values(), and model.num_parameters() counts their elements"
+        )
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        getattr(self, name)
+        raise AttributeError(f"{self!r} is a name: model.named_parameters().values() are tensors")
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError(f"{self!r} is a name: for pairs take model.named_parameters().items()")
+
+
 class Module(Node):
     """Base of all layers and models: a tree of parameters, and of buffers that `buffer` makes,
     with a `__call__`.
@@ -146,11 +166,11 @@ class Module(Node):
     def parameters(self) -> dict[str, Tree]:
         """The parameters as nested dicts by field name; a list field `Dense` as `Dense_0`, ..."""
         found: dict[str, Tree] = map_to_dicts(lambda x: x, self)
-        return found
+        return type(found)({Name(name): part for name, part in found.items()})
 
     def named_parameters(self) -> dict[str, Tensor]:
         """The parameters by path, `block_0/token_mixing/kernel`; a shared one occurs once."""
-        return _named_tensors(self)
+        return {Name(path): x for path, x in _named_tensors(self).items()}
 
     def named_buffers(self) -> dict[str, Tensor]:
         """The tensors of the buffers by path; a shared one occurs once."""

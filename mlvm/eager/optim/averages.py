@@ -199,14 +199,18 @@ class MultiSteps:
         return {path: (self._sums[first[id(leaves[path])]], g) for path, g in given.items()}
 
     def state(self) -> dict[str, Tensor]:
-        """The sums by path, as `gradients/Dense_0/kernel`, and `count`. The optimizer has a state
-        of its own."""
-        return dict(named_leaves({"count": self.count, "gradients": self._sums}))
+        """The state of the optimizer, and besides the sums by path, as `gradients/Dense_0/kernel`,
+        and how many gradients are in them, `num_gradients`."""
+        return self.optimizer._held.state(self._own_state())
+
+    def _own_state(self) -> dict[str, Tensor]:
+        own = dict(named_leaves({"num_gradients": self.count, "gradients": self._sums}))
+        return {**self.optimizer._own_state(), **own}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`. Raises as
         `Optimizer.load_state` does."""
-        load(self.state(), arrays, "state")
+        self.optimizer._held.load_state(self._own_state(), arrays)
 
     def __repr__(self) -> str:
         return f"<MultiSteps: {self.every} of {self.optimizer!r}>"

@@ -92,10 +92,14 @@ def _constant_of_call(value: Number, dtype: DType, pool: Constants) -> Tensor:
     return numbers.tensors[key]  # type: ignore[no-any-return]
 
 
+def scalar_kind(kind: type) -> type | None:
+    """The one of Python's numbers that a class is, such as an IntEnum; None for no number's."""
+    return kind if kind in DEFAULTS else next((x for x in DEFAULTS if issubclass(kind, x)), None)
+
+
 def dtype_beside(kind: type, dtype: DType) -> DType:
     """The dtype of a Python scalar of that class beside a tensor of that dtype. It is the tensor's,
     unless the scalar is of a higher kind: 1.5 beside i64 is f32, 1j beside f64 is c128."""
-    if kind not in DEFAULTS:  # such as an IntEnum
-        kind = next(each for each in DEFAULTS if issubclass(kind, each))
+    kind = scalar_kind(kind) or kind
     adopted = dtype.is_integer if kind is int else kind is float and dtype.is_float
     return dtype if adopted else promote(DEFAULTS[kind], dtype)

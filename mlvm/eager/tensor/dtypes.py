@@ -12,7 +12,7 @@ import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError
 from mlvm.core.types import DType, bf16, promote
-from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside
+from mlvm.eager.tensor.constants import DEFAULTS, dtype_beside, scalar_kind
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -80,14 +80,15 @@ def result_type(*arrays_and_dtypes: object) -> DType:
     """
     if not arrays_and_dtypes:
         raise DTypeError("result_type takes 1 tensor or dtype, or more")
-    numbers = [x.__class__ for x in arrays_and_dtypes if x.__class__ in DEFAULTS]
+    kinds = [scalar_kind(x.__class__) for x in arrays_and_dtypes]
+    numbers = [kind for kind in kinds if kind]
     widest = widest_of(arrays_and_dtypes)
     dtypes = [
         array_beside(_dtype_of(x), widest.dtype)
         if widest is not None and isinstance(x, (np.ndarray, np.generic))
         else _dtype_of(x)
-        for x in arrays_and_dtypes
-        if x.__class__ not in DEFAULTS
+        for x, kind in zip(arrays_and_dtypes, kinds, strict=True)
+        if kind is None
     ]
     result = reduce(promote, dtypes or [DEFAULTS[kind] for kind in numbers])
     for kind in numbers:

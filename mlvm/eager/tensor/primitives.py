@@ -34,6 +34,8 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 *operands, axis = operands
                 if "axis" in attributes:
                     raise AttributeRefused("axis is given twice")
+                if isinstance(axis, Tensor):
+                    raise AttributeRefused("takes one tensor; of two see maximum and minimum")
                 attributes["axis"] = axis
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)

@@ -28,6 +28,15 @@ from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.reading import values_of, write
 
 
+class Size(int):
+    """How many elements a tensor has. PyTorch's size is a method: a call says what to write."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise TypeError("size is a number here; write x.shape, or x.shape[i] for one axis")
+
+
 class Tensor(Methods, Allocation):
     """An n-dimensional value on a VM, with the operators of the Array API standard.
 
@@ -43,9 +52,16 @@ class Tensor(Methods, Allocation):
     What it is: `shape dtype type ndim size nbytes itemsize device`, and where: `arena handle base
     views`. Its values here: `item tolist numpy`. Itself in another way: `T mT real imag`,
     `to_device astype copy clip conj round abs`, `reshape flatten ravel permute transpose swapaxes
-    squeeze repeat take nonzero argsort`, with other elements `at`. What is left of it along an
-    axis: `sum mean var std prod min max argmin argmax all any`. All other functions are those of
-    `ml` alone.
+    squeeze repeat roll flip moveaxis broadcast_to tril triu`, `take nonzero argsort topk`, with
+    other elements `at`. What is left of it along an axis: `sum mean var std prod min max argmin
+    argmax all any logsumexp count_nonzero`. Its elements: `exp expm1 log log1p log2 log10 sqrt
+    rsqrt square reciprocal pow`, `sin cos tan asin acos atan atan2 sinh cosh tanh asinh acosh atanh
+    hypot`, `sigmoid relu softmax log_softmax erf logaddexp`, `floor ceil trunc sign signbit
+    copysign maximum minimum isnan isinf isfinite`. Operators by name: `add subtract multiply divide
+    floor_divide remainder negative matmul outer diff`, `less less_equal greater greater_equal
+    not_equal`, `logical_and logical_or logical_xor logical_not`, `bitwise_and bitwise_or
+    bitwise_xor bitwise_left_shift bitwise_right_shift`. All other functions are those of `ml`
+    alone.
 
         >>> x = ml.asarray([[1.0, 2.0]])
         >>> x.shape, x.dtype, x.sum()
@@ -57,8 +73,8 @@ class Tensor(Methods, Allocation):
     tape: Tape | None
     node: int
 
-    def __init__(self) -> None:  # an arena makes tensors with object.__new__
-        raise TypeError("a Tensor is made by asarray, zeros and the like, not by Tensor()")
+    def __init__(self, *_: object, **__: object) -> None:  # an arena makes tensors with __new__
+        raise TypeError("a Tensor is made by ml.asarray, ml.zeros and the like, not by Tensor()")
 
     def prepare(self) -> None:
         self.tape = None
@@ -86,7 +102,7 @@ class Tensor(Methods, Allocation):
     @property
     def size(self) -> int:
         """How many elements it has."""
-        return self.type.size
+        return Size(self.type.size)
 
     @property
     def nbytes(self) -> int:
@@ -128,7 +144,9 @@ class Tensor(Methods, Allocation):
 
     def _one(self) -> Array:
         if self.type.size != 1:
-            raise ShapeError("only a tensor of one element is a scalar").at("item", (self.type,))
+            raise ShapeError("only one element is a scalar; take x.tolist()").at(
+                "item", (self.type,)
+            )
         return self.numpy()
 
     def _require_untracked(self) -> None:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from mlvm.core.errors import MlvmError, OpError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import kind_of
@@ -24,7 +24,7 @@ def _no_hint(*_: object) -> None:
     return None
 
 
-hint: Callable[[str, Sequence[object], Iterable[str], Container[str]], str | None] = _no_hint
+hint: Callable[[str, Sequence[object], Iterable[str], Collection[str]], str | None] = _no_hint
 """What to write instead of the arguments of a call, or None: by the name of the function, what was
 given by position, the names of what was given by keyword, and those of its parameters.
 `mlvm.eager.interop.hints` puts its own here."""
@@ -83,6 +83,10 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
             return fn(*args, **keywords)
         except MlvmError as error:
+            text = hint(fn.__name__, args, keywords, signature.parameters)
+            if text is not None:
+                kind = DTypeError if isinstance(error, DTypeError) else AttributeRefused
+                raise kind(text) from None
             if not is_method:
                 if isinstance(error, OpError) and error.op != fn.__name__:
                     error.op = None  # of what it is composed of the caller knows nothing

@@ -328,6 +328,17 @@ def test_a_captured_function_loads_nothing(tmp_path: Path) -> None:
         ml.capture(lambda x: ml.save(file, {"x": x}))(ml.ones(2))
 
 
+def test_a_file_of_another_library_says_whose_it_is(tmp_path: Path) -> None:
+    for file, content, text in (
+        ("old.pt", b"\x80\x02}q\x00.", "torch.save, .*safetensors.torch.save_file"),
+        ("new.pt", b"PK\3\4" + bytes(26) + b"model/data.pkl", "torch.save"),
+        ("x.npy", b"\x93NUMPY\x01\x00", r"ml\.asarray\(numpy\.load\(file\)\)"),
+        ("x.npz", b"PK\3\4" + bytes(26) + b"x.npy", r"numpy\.load"),
+    ):
+        (tmp_path / file).write_bytes(content)
+        refuses(ml.errors.WeightsError, f"{file}: .*{text}", ml.load, tmp_path / file)
+
+
 @cases(
     "header, reason",
     ("[]", "no object"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -80,16 +81,65 @@ def test_methods_that_numpy_does_not_have() -> None:
     np.testing.assert_allclose(x.var(1, correction=1).numpy(), X.var(1, ddof=1), rtol=1e-6)
 
 
-def test_every_method_is_tried() -> None:
-    tried = {name.split()[0] for name in SAME} | {"abs", "at", "permute"}
-    assert tried == METHODS.keys() | PROPERTIES.keys()
+P, Q = X / 40 + 0.5, X[::-1] / 40 + 0.25
+OF_PYTORCH: dict[str, tuple[Callable[[Any], Any], np.ndarray[Any, Any]]] = {
+    "erf": (lambda x: x.erf(), np.vectorize(math.erf)(P)),
+    "log_softmax": (lambda x: x.log_softmax(1), P - np.log(np.exp(P).sum(1, keepdims=True))),
+    "logsumexp": (lambda x: x.logsumexp(1), np.log(np.exp(P).sum(1))),
+    "relu": (lambda x: (x - 0.5).relu(), np.maximum(P - 0.5, 0)),
+    "rsqrt": (lambda x: x.rsqrt(), P**-0.5),
+    "sigmoid": (lambda x: x.sigmoid(), 1 / (1 + np.exp(-P))),
+    "softmax": (lambda x: x.softmax(-1), np.exp(P) / np.exp(P).sum(-1, keepdims=True)),
+    "topk": (lambda x: x.topk(2)[0], np.sort(P)[..., :-3:-1]),
+}
+OF_TWO = """add atan2 copysign divide floor_divide greater greater_equal hypot less less_equal
+    logaddexp maximum minimum multiply not_equal pow remainder subtract"""
+OF_BOOLS = "logical_and logical_or logical_xor"
+OF_INTEGERS = "bitwise_and bitwise_left_shift bitwise_or bitwise_right_shift bitwise_xor"
+ARGUMENTS: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    **dict.fromkeys(OF_TWO.split(), ((Q,), (P, Q))),
+    **dict.fromkeys(OF_BOOLS.split(), ((Q > 0.5,), (P > 0.6, Q > 0.5))),
+    "logical_not": ((), (P > 0.6,)),
+    **{name: (([1, 2, 3, 0],), (X.astype(int), [1, 2, 3, 0])) for name in OF_INTEGERS.split()},
+    "acosh": ((), (P + 1,)),
+    "broadcast_to": (((2, 2, 3, 4),), (P, (2, 2, 3, 4))),
+    "flip": ((0,), (P, 0)),
+    "matmul": ((Q.mT,), (P, Q.mT)),
+    "moveaxis": ((0, -1), (P, 0, -1)),
+    "outer": ((Q[0, 0],), (P[0, 0], Q[0, 0])),
+    "roll": ((1, 2), (P, 1, 2)),
+}
+"""What a method is given, and what numpy's function of its name, unless that is P alone."""
+OTHERS = sorted(
+    METHODS.keys() - {name.split()[0] for name in SAME} - OF_PYTORCH.keys() - {"abs", "permute"}
+)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_method_does_what_the_function_of_its_name_does_in_numpy(name: str) -> None:
+    given, theirs = ARGUMENTS.get(name, ((), (P,)))
+    got = getattr(ml.asarray(theirs[0]), name)(*given)
+    wanted = getattr(np, name)(*theirs)
+    np.testing.assert_allclose(got.numpy(), wanted, rtol=2e-5, atol=1e-6)
+    assert got.shape == wanted.shape
+
+
+@pytest.mark.parametrize("name", OF_PYTORCH)
+def test_a_method_does_what_pytorchs_does(name: str) -> None:
+    call, wanted = OF_PYTORCH[name]
+    np.testing.assert_allclose(call(ml.asarray(P)).numpy(), wanted, rtol=1e-5)
+
+
+def test_every_property_is_tried() -> None:
+    assert {name.split()[0] for name in SAME} | {"at"} > PROPERTIES.keys()
 
 
 def test_most_methods_are_the_functions() -> None:
     """So that they cost no more, and take and say the same."""
     own = {"mean", "reshape", "std", "var"}  # take more than the functions do
-    for name, method in METHODS.items():
+    for name in METHODS:
         if hasattr(ml, name) and name not in own:
+            method = getattr(ml.Tensor, name)
             assert inspect.unwrap(getattr(ml, name)) is inspect.unwrap(method), name
             assert getattr(ml.ones(3), name).__doc__ == getattr(ml, name).__doc__
 

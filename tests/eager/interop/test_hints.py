@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlvm
 import mlvm.eager as ml
 from mlvm.eager.interop.hints import (
     FUNCTIONS,
@@ -22,7 +23,7 @@ from mlvm.eager.interop.hints import (
     OF_MODULES,
     OF_OPTIMIZERS,
 )
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
@@ -119,7 +120,7 @@ def test_a_device_by_name_is_told_of_vms() -> None:
         ml.errors.AttributeRefused, match=r'ml\.VM\(device="cuda:0"\), not \'cuda:0'
     ):
         x.to_device("cuda:0")
-    for hint in (METHODS["cuda"], METHODS["to"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
+    for hint in (METHODS["cuda"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
         assert 'ml.VM(device="cuda:0")' in hint
 
 
@@ -139,10 +140,8 @@ def test_a_module_with_forward_is_told_of_call() -> None:
 def test_a_functions_name_is_shown_with_all_that_it_takes() -> None:
     x: Any = ml.ones(2)
     for name, call in {
-        "pow": "ml.pow(x, y)",
-        "split": "ml.split(x, indices_or_sections)",
         "searchsorted": "ml.searchsorted(x1, x2)",
-        "exp": "ml.exp(x)",
+        "silu": "ml.silu(x)",
         "layer_norm": "ml.layer_norm(x, scale, bias, eps=...)",
     }.items():
         refuses(AttributeError, f"has no {name}; use {re.escape(call)}$", getattr, x, name)
@@ -166,15 +165,16 @@ def test_a_name_from_elsewhere_is_none_of_a_module() -> None:
 
 X, Y = np.array([3.0, 1.0, np.nan, 2.0]), np.array([[1.0, 2.0], [3.0, 5.0]])
 WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
-    ("angle", (Y + 1j,)),
     ("atleast_1d", (Y[0, 0],)),
     ("atleast_2d", (Y[0],)),
-    ("deg2rad", (Y,)),
-    ("exp2", (Y,)),
+    ("cbrt", (Y - 2,)),
+    ("fliplr", (Y,)),
+    ("flipud", (Y,)),
+    ("heaviside", (Y - 2, Y)),
+    ("sinc", (Y - 2,)),
     ("fmax", (X, X[::-1])),
     ("fmin", (X, X[::-1])),
     ("intersect1d", (X[:2], X[1:2])),
-    ("rad2deg", (Y,)),
 ]
 
 
@@ -196,6 +196,7 @@ def test_what_to_write_for_a_function_that_there_is_not(
 
 def test_keywords_from_elsewhere() -> None:
     x: Any = ml.ones((2, 2))
+    key = ml.random.key(0)
     untyped: Any = ml
     calls: dict[Callable[[], object], str] = {
         (lambda: untyped.sum(x, dim=0)): r"sum\(\): there is no dim=; use axis=$",
@@ -210,10 +211,57 @@ def test_keywords_from_elsewhere() -> None:
         (lambda: x.mean(dim=0)): r"mean\(\): there is no dim=; use axis=$",
         (lambda: x.std(unbiased=True)): r"std\(\): there is no unbiased=; use correction=",
         (lambda: x.squeeze(dim=0)): r"squeeze\(\): there is no dim=; use axis=$",
-        (lambda: untyped.where(x > 0)): r"where\(\) takes a condition.*ml\.nonzero\(c\)$",
+        (lambda: untyped.ones(2, 3, dtype=ml.int64)): r"^ones\(\): .*: write ones\(\(2, 3\)\)$",
+        (lambda: untyped.zeros(2, 3, 4)): r"write zeros\(\(2, 3, 4\)\)$",
+        (lambda: untyped.random.normal(key, (2,))): r"^normal\(\): .*: normal\(shape, key=key\)$",
+        (lambda: untyped.random.normal(key)): r"given by name: normal\(shape, key=key\)$",
+        (lambda: untyped.random.normal(0, 1, size=3)): r"loc \+ scale \* .*; use shape=$",
+        (lambda: untyped.random.uniform(key, minval=0, maxval=2)): r"use low=; .* use high=$",
+        (lambda: untyped.random.uniform(-1, 1)): r"uniform\(shape, low=\.\.\., high=\.\.\.\)$",
+        (lambda: untyped.random.randint(key, (3,), 0, 5)): r", low=\.\.\., high=\.\.\., key=key\)$",
+        (lambda: untyped.random.categorical(key, x)): r"categorical\(logits, key=key\)$",
+        (lambda: untyped.random.split(key, num=3)): r"^split\(\): there is no num=; use n=$",
+        (lambda: untyped.where(x > 0)): r"where\(\): takes a condition.*ml\.nonzero\(c\)$",
     }
     for call, text in calls.items():
         refuses(TypeError, text, call)
+
+
+def test_an_error_that_is_no_habit_is_told_as_it_is() -> None:
+    refuses(ml.errors.ShapeError, "-2", ml.zeros, -2)
+    refuses(ml.errors.AttributeRefused, "low = 5 must", ml.random.uniform, (2,), low=5, high=1)
+    refuses(ml.errors.OpError, "", lambda: ml.random.randint((2,), low=5, high=1))
+
+
+def test_a_call_of_size_says_what_to_write() -> None:
+    x: Any = ml.ones((2, 3))
+    for call in (lambda: x.size(), lambda: x.size(0)):
+        refuses(TypeError, r"write x\.shape, or x\.shape\[i\]", call)
+    assert (x.size, repr(x.size), x.size + 1, ml.zeros(x.size).shape) == (6, "6", 7, (6,))
+    assert (x * x.size).dtype is ml.float32
+    assert ml.full(2, x.size).dtype is ml.int64
+    assert ml.result_type(x.size, x) is ml.float32
+
+
+def test_the_name_of_a_parameter_says_where_that_is() -> None:
+    model: Any = ml.nn.Linear(2, 3)
+    refuses(
+        AttributeError, r"model\.num_parameters", lambda: [p.numel() for p in model.parameters()]
+    )
+    refuses(AttributeError, r"\.values\(\)", lambda: [p.shape for p in model.named_parameters()])
+    refuses(TypeError, r"\.items\(\)", lambda: {n: p.shape for n, p in model.named_parameters()})
+    [name, _] = model.parameters()
+    refuses(AttributeError, "is a name", setattr, name, "requires_grad", False)
+    assert (name, str(name), repr(name), f"{name}s") == ("kernel", "kernel", "'kernel'", "kernels")
+
+
+def test_a_dtype_makes_a_tensor() -> None:
+    assert ml.float32(1.5).type == ml.asarray(1.5).type
+    assert ml.int64([1, 2]).tolist() == [1, 2]
+
+
+def test_the_package_says_where_the_language_is() -> None:
+    refuses(AttributeError, "import mlvm.eager as ml, ml.zeros$", getattr, mlvm, "zeros")
 
 
 def test_a_mistyped_name() -> None:
@@ -226,6 +274,22 @@ def test_a_mistyped_name() -> None:
         untyped.nn.Liner  # noqa: B018
     with pytest.raises(AttributeError, match=r"^mlvm\.eager has no zzz$"):
         untyped.zzz  # noqa: B018
+    for slip, meant in {
+        "sigmod": "sigmoid",
+        "sofftmax": "softmax",
+        "cumulative_som": "cumulative_sum",
+        "eInsum": "einsum",
+        "log_soft_max": "log_softmax",
+    }.items():
+        refuses(AttributeError, f"no {slip}; did you mean {meant}\\?$", getattr, ml, slip)
+    refuses(AttributeError, "did you mean RMSProp", getattr, ml.optim, "RMSprop")
+
+
+@cases("name", "data", "image", "glus", "tanhh", "geluu", "sinx", "roundd", "linspacing", "maan")
+def test_another_word_is_no_slip(name: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(ml, name)
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["", *NAMESPACES])

@@ -252,7 +252,7 @@ def test_values_as_lists() -> None:
 
 @cases(
     "name, hint",
-    ("exp", "ml.exp"),
+    ("silu", "ml.silu"),
     ("view", "x.reshape"),
     ("backward", "ml.grad"),
     ("numel", "x.size"),
