@@ -279,6 +279,7 @@ def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
     samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
-    found = [(b.x.tolist(), b.y.tolist()) for b in ml.Pipeline(samples, batch, epochs=1)]
+    batches: Any = ml.Pipeline(samples, batch, epochs=1)
+    found = [(b.x.tolist(), b.y.tolist()) for b in batches]
     assert [each for x, _ in found for each in x] == [1.0, 2.0, 1.0, 2.0]
     assert [each for _, y in found for each in y] == [10.0, 20.0, 10.0, 20.0]

@@ -491,10 +491,11 @@ def test_a_count_that_the_dtype_does_not_hold_is_refused(dtype: Any) -> None:
 
 def test_more_trials_than_numpy_counts_are_refused() -> None:
     n = ml.asarray(np.array([2**63], np.uint64))
-    for draw in (
+    draws: list[Callable[[], Any]] = [
         lambda: ml.random.binomial(n, 0.5, key=ml.random.key(0)),
         lambda: ml.random.multinomial(n, ml.ones(2), key=ml.random.key(0)),
-    ):
+    ]
+    for draw in draws:
         with pytest.raises(ml.errors.OperandValueError, match="is no number of trials"):
             draw().numpy()
 
