@@ -282,6 +282,7 @@ def test_what_is_saved_goes_on_to_the_bit(tmp_path: Path, stop: int) -> None:
 
     def run(model: Net, optimizer: optim.MultiSteps, data: list[Any]) -> None:
         for x, y in data:
+            x, y = ml.asarray(x), ml.asarray(y)
             grads = ml.grad(lambda m, x=x, y=y: ml.mean_squared_error(m(x), y))(model)
             optimizer.update(grads)
 
