@@ -11,6 +11,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
+from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import array_of
@@ -35,6 +36,7 @@ _LOADERS: Final = "load_state", "restore", "set_state"
 _CONTAINERS: Final = (dict, list, tuple)
 _PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 _NUMBERS: Final = "hyperparameters"
+_RATES: Final = "learning_rates"
 
 
 class Structure:
@@ -130,7 +132,7 @@ class Structure:
         done: list[tuple[Any, Structure]] = []
         try:
             for x, inner in sorted(wanted, key=lambda each: bool(each[1].tensors)):
-                views = isinstance(x, (Node, Optimizer))  # which copy it themselves
+                views = isinstance(x, (Node, Optimizer, MultiSteps))  # which copy it themselves
                 _load_state(x, inner._with(tensors, plain, in_place=False, views=views))
                 done.append((x, inner))
         except Exception:
@@ -178,13 +180,33 @@ def _array(path: str, x: Any) -> Array:
 
 def _state_of(x: Any) -> Any:
     state = x.state()
-    return {**state, _NUMBERS: _numbers_of(x)} if isinstance(x, Optimizer) else state
+    optimizer = _optimizer_of(x)
+    if optimizer is None:
+        return state
+    rates = {name: rate.state() for name, rate in _remembering(optimizer).items()}
+    return {**state, _NUMBERS: _numbers_of(optimizer), **({_RATES: rates} if rates else {})}
+
+
+def _optimizer_of(x: Any) -> Optimizer | None:
+    """The optimizer whose hyperparameters are saved with the state of x."""
+    x = x.optimizer if isinstance(x, MultiSteps) else x
+    return x if isinstance(x, Optimizer) else None
+
+
+def _remembering(optimizer: Optimizer) -> Values:
+    """The learning rates that have a state of their own, such as a `Plateau`: the optimizer's by
+    the name 0, and those of its groups."""
+    found = (vars(each).get("learning_rate") for each in (optimizer, *optimizer.groups))
+    return {str(i): rate for i, rate in enumerate(found) if loader_of(rate) is not None}
 
 
 def _load_state(x: Any, state: Any) -> None:
-    if isinstance(x, Optimizer):
-        _set_numbers(x, state[_NUMBERS])
-        state = {name: each for name, each in state.items() if name != _NUMBERS}
+    optimizer = _optimizer_of(x)
+    if optimizer is not None:
+        _set_numbers(optimizer, state[_NUMBERS])
+        for name, rate in _remembering(optimizer).items():
+            _load_state(rate, state[_RATES][name])
+        state = {name: each for name, each in state.items() if name not in (_NUMBERS, _RATES)}
     loader: Any = loader_of(x)
     loader(state)
 

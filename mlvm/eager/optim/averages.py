@@ -19,6 +19,7 @@ from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tree import (
     Tree,
     flatten,
@@ -160,7 +161,7 @@ class MultiSteps:
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {optimizer!r}")
+            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
         self.optimizer = optimizer
         self.every = checked("MultiSteps", "every", every, Count)
         params, held = optimizer._params, optimizer._held
@@ -197,15 +198,26 @@ class MultiSteps:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
         return [(self._sums[first[id(leaves[path])]], g) for path, g in given]
 
+    @property
+    def rate(self) -> float:
+        """The learning rate of the optimizer's next update."""
+        return self.optimizer.rate
+
     def state(self) -> dict[str, Tensor]:
-        """The sums by path, as `gradients/Dense_0/kernel`, and `count`. The optimizer has a state
-        of its own."""
-        return dict(named_leaves({"count": self.count, "gradients": self._sums}))
+        """The sums by path, as `gradients/Dense_0/kernel`, `count`, and the state of the optimizer,
+        as `optimizer/momentum/Dense_0/kernel`. What is in parts is gathered, as by
+        `Optimizer.state`."""
+        return self.optimizer._held.state(self._own_state())
+
+    def _own_state(self) -> dict[str, Tensor]:
+        inner = self.optimizer._own_state()
+        own = {"count": self.count, "gradients": self._sums, "optimizer": inner}
+        return dict(named_leaves(own))
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`. Raises as
         `Optimizer.load_state` does."""
-        load(self.state(), arrays, "state")
+        self.optimizer._held.load_state(self._own_state(), arrays)
 
     def __repr__(self) -> str:
         return f"<MultiSteps: {self.every} of {self.optimizer!r}>"

@@ -209,6 +209,33 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
     refuses(PathError, "has 2 groups, and the file's has 1 groups", ml.load, file, into=grouped)
 
 
+def test_what_stands_around_an_optimizer_goes_on_to_the_last_bit(tmp_path: Path) -> None:
+    """Sums of several batches with the means of gradients beneath, a rate that remembers losses."""
+
+    def begun(seed: int) -> dict[str, Any]:
+        layer = nn.Linear(3, 2, key=ml.random.key(seed))
+        adam = ml.optim.Adam(layer, ml.optim.Plateau(0.1, factor=0.5, patience=1))
+        return {"layer": layer, "optimizer": ml.optim.MultiSteps(adam, 2)}
+
+    def run(state: dict[str, Any], losses: list[float]) -> list[object]:
+        layer, optimizer = state["layer"], state["optimizer"]
+        for loss in losses:
+            gradients = ml.grad(lambda layer, x: ml.sum(layer(x) ** 2))(layer, ml.ones(3) * loss)
+            optimizer.update(gradients)
+            optimizer.optimizer.learning_rate.update(loss)
+        return [layer.kernel.tolist(), optimizer.rate, optimizer.optimizer.count.item()]
+
+    file, state, again = tmp_path / "x", begun(0), begun(1)
+    run(state, [3.0, 4.0, 5.0, 6.0, 7.0])
+    state["optimizer"].optimizer.eps = 1e-6
+    ml.save(file, state)
+    assert ml.load(file, into=again) is again
+    assert again["optimizer"].optimizer.eps == 1e-6
+    assert again["optimizer"].rate == 0.025000000372529030
+    expected = run(state, [8.0, 1.0, 2.0])
+    assert run(again, [8.0, 1.0, 2.0]) == expected
+
+
 def test_global_keys_are_set_from_a_tensor(tmp_path: Path) -> None:
     ml.save(tmp_path / "keys", {"keys": ml.random.state()})
     x = ml.random.normal(3)

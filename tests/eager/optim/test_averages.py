@@ -168,6 +168,10 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
         (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
         (lambda: optim.MultiSteps(None, 1), "MultiSteps: it takes an optimizer, not None"),  # type: ignore[arg-type]
         (
+            lambda: optim.MultiSteps(nn.Linear(8, 8), 1),  # type: ignore[arg-type]
+            "MultiSteps: it takes an optimizer, not Linear",
+        ),
+        (
             lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
             "MultiSteps: every must be in [1, 16777216), given 0",
         ),
@@ -262,6 +266,7 @@ def test_sums_are_saved_and_forget_what_is_not_finite() -> None:
     assert {path: x.tolist() for path, x in saved.items()} == {
         "count": 1.0,
         "gradients/w": [0.5, 0.5],
+        "optimizer/count": 0.0,
     }
     other = ml.zeros(2)
     again = optim.MultiSteps(optim.SGD({"w": other}, 1.0), 2)

@@ -262,7 +262,9 @@ def test_gradients_of_several_batches_in_parts() -> None:
 
         def step(x: Tensor) -> dict[str, Any]:
             update(x)
-            return {path: x.numpy() for path, x in layer.state().items()}
+            saved = optimizer.state()  # of all members, and taken back by each
+            optimizer.load_state({path: x.numpy() for path, x in saved.items()})
+            return {path: x.numpy() for path, x in {**saved, **layer.state()}.items()}
 
         return step
 
