@@ -73,7 +73,7 @@ _LANGUAGES: Final = {".py": "python", ".c": "c", ".h": "c"}
 
 
 def write(folder: Path) -> None:
-    """Write all pages and pictures to that folder, in place of what it had."""
+    """Write all pages, pictures and styles to that folder, in place of what it had."""
     shutil.rmtree(folder, ignore_errors=True)
     left = ["README.md", *(f"docs/{each.name}" for each in (ROOT / "docs").glob("*.md"))]
     names = reference()
@@ -86,10 +86,11 @@ def write(folder: Path) -> None:
     for page, text in pages.items():
         (folder / page).parent.mkdir(parents=True, exist_ok=True)
         (folder / page).write_text(text, "utf-8")
-    for picture in [*(ROOT / "docs").rglob("*.svg"), *(ROOT / "docs").rglob("*.png")]:
-        to = folder / picture.relative_to(ROOT / "docs")
-        to.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(picture, to)
+    for file in (ROOT / "docs").rglob("*"):
+        if file.suffix in (".svg", ".png", ".css"):
+            to = folder / file.relative_to(ROOT / "docs")
+            to.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, to)
 
 
 def place(path: str) -> str:

@@ -77,14 +77,14 @@ BUDGET = {
     "mlvm/eager/control": 1_030,
     "mlvm/eager/nn": 1_940,
     "mlvm/eager/parallel": 510,
-    "mlvm/eager/optim": 1_190,
-    "mlvm/eager/files": 560,
+    "mlvm/eager/optim": 1_200,
+    "mlvm/eager/files": 580,
     "mlvm/eager/interop": 1_030,
     "mlvm/eager/capture": 1_720,
     "mlvm": 380,
     "models": 2_960,
     "bench": 2_990,
-    "tests": 57_430,
+    "tests": 57_760,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -63,6 +63,13 @@ def test_every_page_can_be_chosen(folder: Path) -> None:
     assert sorted(listed) == sorted(x for x in written if not x.startswith("repository/"))
 
 
+def test_guides_are_chosen_in_their_reading_order() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text("utf-8").partition("- guides.md\n")[2]
+    guides = navigation.partition("- Reference:")[0]
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs" / "README.md").read_text("utf-8"))
+    assert re.findall(r"- ([\w-]+\.md)$", guides, re.MULTILINE) == listed
+
+
 def test_it_builds_without_a_warning(folder: Path) -> None:
     pytest.importorskip("zensical")
     pytest.importorskip("mkdocstrings_handlers.python")
@@ -85,3 +92,11 @@ def test_it_builds_without_a_warning(folder: Path) -> None:
     assert functions.count("doc-contents first") > 150
     assert functions.count("&gt;&gt;&gt; ") > 150  # examples, those of ops too
     assert not re.search(r'(src|href)="?https?://[^" >]+\.(js|css|woff2?)', functions)
+    guides = (root / "build" / "site" / "guides.html").read_text("utf-8")
+    numbers = re.findall(r"^(\d+)\. ", (ROOT / "docs" / "README.md").read_text("utf-8"), re.M)
+    starts = [int(start or 1) for start in re.findall(r'<ol(?: start="?(\d+)"?)?>', guides)]
+    assert len(starts) == 3
+    assert set(map(str, starts)) < set(numbers)  # lists that go on keep their numbers
+    assert starts == sorted(set(starts))
+    assert re.search(r'<link[^>]* href="?(\./)?site\.css', guides)
+    assert (root / "build" / "site" / "site.css").is_file()

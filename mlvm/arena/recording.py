@@ -23,9 +23,8 @@ class Lifetime:
     `start` .. `end - 1`.
 
     `nbytes` is its size in the arena. `op` names what wrote it first, and `place` is where in
-    Python it was made, or that line as text, as far as they are known. `program` is that of the
-    launch that wrote it first, and `pc` where in its main the call that did so is, where programs
-    are kept.
+    Python it was made, or that line as text, as far as they are known. Where programs are kept,
+    `program` is the one whose launch wrote it first, and `pc` the place of that call in its main.
     """
 
     type: TensorType
@@ -54,8 +53,9 @@ class Recording:
     that it gave back. `capacity` is the most that the arena held of its VM at once. `times` are the
     seconds of `time.perf_counter` at which the moments since `first` began, if they were taken.
 
-    Of very many tensors the latest may be kept alone: so many are `forgotten`, and `high_before` is
-    the most bytes that were in use before `first`. `merged` recordings of several arenas are one.
+    Of very many tensors only the latest may be kept. `forgotten` is the number of the others, and
+    `high_before` the most bytes that were in use before `first`. `merged` recordings of several
+    arenas are one.
 
         >>> arena = ml.Arena(ml.VM("mine"), "batch")
         >>> with ml.record(arena) as recording, arena: y = ml.sum(ml.ones(16))
@@ -136,9 +136,9 @@ class Recording:
 
 
 def merged_if_many(recordings: Sequence[Recording], most: int) -> list[Recording]:
-    """These recordings; where more than `most` are of arenas of one name on VMs of one name, they
-    are one. Those that have forgotten something stay by themselves: their moments do not tell how
-    much was in use with others."""
+    """The recordings, with fewer of one name. Where more than `most` are of arenas of one name, on
+    VMs of one name, they become one. A recording that has forgotten something stays by itself, as
+    it does not tell how much was in use at the moments of others."""
     groups: dict[tuple[str, str], list[Recording]] = {}
     for each in recordings:
         if not each.forgotten and each.times:
@@ -156,7 +156,7 @@ def merged(recordings: Sequence[Recording]) -> Recording:
     """One recording of what several have, with the moments of all in the order of their `times`.
 
     All are complete, and none has forgotten anything. Arenas that have tensors at the same time lie
-    above each other, others may have the same offsets.
+    above each other. Others may have the same offsets.
     """
     order = sorted(
         (seconds, i, moment)
@@ -201,8 +201,8 @@ class _Stay(NamedTuple):
 
 
 def _lay_apart(stays: Sequence[_Stay]) -> int:
-    """Move what lives in each arena above what the others have that are there then. Returns the
-    most that the arenas held at once."""
+    """Move the tensors of each arena above those of arenas that are there at the same time. Returns
+    the most bytes that the arenas held at once."""
     capacity = 0
     there: list[tuple[int, int, _Stay]] = []  # from that offset to that, the lowest first
     for stay in sorted(stays, key=lambda each: each.first):

@@ -190,6 +190,8 @@ def children(tree: Tree, path: str = "", *, buffers: bool = False) -> dict[str, 
         hint = ""
         if isinstance(tree, Buffer):
             hint = "; a field is one, or a Module in a list; a tensor in a list is kept by freeze"
+        elif isinstance(tree, (float, int)) or hasattr(tree, "__array__"):
+            hint = "; make a tensor of it, ml.asarray(...)"
         raise DTypeError(f"a tree has tensors as leaves, not a {given}{_at(path)}{hint}")
     found = [(str(name), child) for name, child in _items(tree, buffers)]
     named = dict(found)

@@ -137,8 +137,10 @@ class Recipe:
             try:
                 types.append(TensorType(self._entering(x), x.shape))
             except DTypeError as error:
+                texts = "; texts are numbered by np.unique(texts, return_inverse=True)[1]"
+                hint = texts if x.dtype.kind in "OSTU" else ""
                 raise PipelineError(
-                    f"samples are what no tensor holds, in column {name!r}: {error}"
+                    f"samples are what no tensor holds, in column {name!r}: {error}{hint}"
                 ) from None
         return with_parts(made, types)
 

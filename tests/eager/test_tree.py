@@ -103,8 +103,11 @@ def test_two_tensors_of_one_path() -> None:
 
 @cases(
     "tree, message",
-    ({"a": [tensor(), 3]}, "a tree has tensors as leaves, not a int at a/1"),
-    (np.zeros(2), "a tree has tensors as leaves, not a ndarray"),
+    (
+        {"a": [tensor(), 3]},
+        "a tree has tensors as leaves, not a int at a/1; make a tensor of it, .*",
+    ),
+    (np.zeros(2), "a tree has tensors as leaves, not a ndarray; make a tensor of it, .*"),
     ({"a": {1: tensor(), "1": tensor()}}, "a name occurs twice among 1, 1 at a"),
 )
 def test_what_is_no_tree(tree: Any, message: str) -> None:

@@ -151,8 +151,13 @@ def test_what_is_no_batch_is_refused(returned: Any, reason: str) -> None:
 
 
 def test_samples_that_no_tensor_holds_are_refused() -> None:
-    with pytest.raises(PipelineError, match=r"what no tensor holds, in column 0: .*<U1"):
-        recipe(Numbers(), lambda arrays, random: (np.array(["a"]),)).types()
+    for texts in (np.array(["a"]), np.array(["a"], object), np.array([b"a"])):
+        with pytest.raises(
+            PipelineError, match=r"what no tensor holds, in column 0: .*; texts are"
+        ):
+            recipe(Numbers(), lambda arrays, random, texts=texts: (texts,)).types()
+    with pytest.raises(PipelineError, match=r"what no tensor holds, in column 0: (?!.*texts are)"):
+        recipe(Numbers(), lambda arrays, random: (np.array(["2026-01-01"], "M8[D]"),)).types()
 
 
 def test_a_length_that_lies_is_told_with_the_sample() -> None:

@@ -2,13 +2,14 @@
 
     python -m tests.opinfo
     python -m tests.opinfo --op linalg.det --dtype f32 --captured
-    python -m tests.opinfo --half 1/2 --samples 20 --json found.json
+    python -m tests.opinfo --part 1/2 --samples 20 --json found.json
 
 Takes PyTorch 2.13 with `expecttest`. For each operator that `names.txt` maps, in each of its
 dtypes, every sample is computed by both: values agree (in dtype and shape, in the places of nan
 and infinities, and within the dtype's rounding), and so do gradients; with `--captured` the same
 sample, captured, has the bits of the eager one. Input that is refused is refused with an error of
-`ml.errors`, for a reason in `refused.toml`. The exit status is 1 if anything is wrong or raw.
+`ml.errors`, for a reason in `refused.toml`; so is what PyTorch refuses, if no value comes of it.
+The exit status is 1 if anything is wrong or raw.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from tests.opinfo.names import COUNT, Entry, Refusals, entries
 
@@ -33,6 +35,13 @@ def names(known: dict[str, Entry]) -> str:
     ]
     lines += [f"    absent: {count:3} {reason}" for reason, count in absent.most_common()]
     return "\n".join(lines)
+
+
+def told(outcome: Any) -> str:
+    """What is wrong with which sample."""
+    name = f"{outcome.name}.{outcome.variant}".rstrip(".")
+    place = f"{outcome.verdict} {outcome.what}: {name} {outcome.dtype} #{outcome.number}"
+    return f"{place}: {outcome.text}\n    ({outcome.sample[:300]})"
 
 
 def main() -> int:
@@ -64,33 +73,25 @@ def main() -> int:
         entry = known[op.name]
         if entry.kind == "-":
             continue
-        for dtype in given.dtype or DTYPES:
+        found = [walk.of(op, entry, dtype) for dtype in given.dtype or DTYPES]
+        for outcomes in [*found, walk.errors(op, entry)]:
             shown = 0
-            for outcome in walk.of(op, entry, dtype):
+            for outcome in outcomes:
                 counts[outcome.what, outcome.verdict] += 1
-                if outcome.verdict == "refused":
-                    reasons[f"{outcome.what}: {outcome.text}"] += 1
-                if outcome.verdict == "skipped":
-                    reasons[f"{outcome.what}, skipped: {outcome.text[:60]}"] += 1
+                if outcome.verdict in ("refused", "skipped"):
+                    skipped = ", skipped" * (outcome.verdict == "skipped")
+                    reasons[f"{outcome.what}{skipped}: {outcome.text[:60]}"] += 1
                 if outcome.verdict in ("wrong", "raw"):
                     bad.append(outcome)
                     shown += 1
                     if shown <= given.shown:
-                        name = f"{op.name}.{op.variant_test_name}".rstrip(".")
-                        print(
-                            f"{outcome.verdict} {outcome.what}: {name} {dtype} "
-                            f"#{outcome.number}: {outcome.text}\n    ({outcome.sample[:300]})",
-                            flush=True,
-                        )
+                        print(told(outcome), flush=True)
     if given.json:
         given.json.write_text(json.dumps([asdict(each) for each in bad], indent=1))
     print(names(known))
-    for what in ("value", "gradient", "captured"):
-        told = [
-            f"{counts[what, each]} {each}"
-            for each in ("right", "refused", "skipped", "wrong", "raw")
-        ]
-        print(f"{what + 's' * (what != 'captured')}: {', '.join(told)}")
+    for what in ("value", "gradient", "captured", "error"):
+        verdicts = ("right", "refused", "skipped", "wrong", "raw")
+        print(f"{what}: {', '.join(f'{counts[what, each]} {each}' for each in verdicts)}")
     for reason, count in reasons.most_common():
         print(f"{count:7} {reason}")
     return 1 if bad else 0

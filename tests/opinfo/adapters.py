@@ -138,7 +138,7 @@ def corrected(dim: Any, unbiased: Any, correction: Any) -> float:
     return float(told) if told is not None else 1.0 if correction is None else float(correction)
 
 
-def from_end(x: Any, dim: int | None) -> int:
+def from_end(x: Any, dim: int | None) -> Any:
     """An axis counted from the last; without one, the first of length 3, as in `cross`."""
     return (x.shape.index(3) if dim is None else dim % max(x.ndim, 1)) - x.ndim
 
@@ -418,7 +418,7 @@ def batch_norm(
 def reduced(losses: Any, reduction: str) -> Any:
     if reduction == "batchmean":
         return ml.sum(losses) / losses.shape[0]
-    return losses if reduction == "none" else getattr(ml, reduction)(losses)
+    return {"none": lambda x: x, "mean": ml.mean, "sum": ml.sum}[reduction](losses)
 
 
 def ctc(

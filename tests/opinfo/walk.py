@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
+from traceback import walk_tb
 from typing import Any, Final
 
 import numpy as np
@@ -42,13 +44,15 @@ _CHOSEN: Final = ("chosen", "first")
 
 _FEW: Final = (torch.bool, torch.float16, torch.bfloat16)
 
+_PACKAGE: Final = str(Path(ml.__file__).parents[1])
+
 _NOT_OURS: Final = {"device", "layout", "memory_format", "pin_memory", "requires_grad"}
 
 
 @dataclass
 class Outcome:
-    """What became of a sample. `what` is "value", "gradient" or "captured"; `verdict` is "right",
-    "refused", "wrong", "raw" or "skipped"."""
+    """What became of a sample. `what` is "value", "gradient", "captured", or "error" of input that
+    PyTorch refuses; `verdict` is "right", "refused", "wrong", "raw" or "skipped"."""
 
     name: str
     variant: str
@@ -93,6 +97,18 @@ class Walk:
                 shown = "" if verdict in ("right", "refused") else _shown(sample)
                 head = (op.name, op.variant_test_name, dtype, number)
                 yield Outcome(*head, what, verdict, text, shown)
+
+    def errors(self, op: Any, entry: Entry) -> Iterator[Outcome]:
+        """The outcomes of what PyTorch refuses: a value, or an error of ours."""
+        if op.error_inputs_func is None:
+            return
+        _seed()
+        for number, each in enumerate(op.error_inputs("cpu")):
+            sample = each.sample_input
+            verdict, text = _refused(entry, (sample.input, sample.args, sample.kwargs))
+            shown = "" if verdict in ("right", "refused") else _shown(sample)
+            head = (op.name, op.variant_test_name, "", number)
+            yield Outcome(*head, "error", verdict, text, shown)
 
     def _one(
         self, op: Any, entry: Entry, dtype: str, sample: Any, differentiable: bool
@@ -191,6 +207,27 @@ class Walk:
                     text = ""
             verdict = "wrong" if text else "right"
         yield "gradient", verdict, text
+
+
+def _refused(entry: Entry, arguments: Any) -> tuple[str, str]:
+    """The verdict on arguments that PyTorch refuses, and its reason. What adapters and expressions
+    raise themselves is none of ours."""
+    try:
+        call = _Call(entry, arguments)
+    except Exception as error:
+        return "skipped", f"no arguments of ours: {type(error).__name__}"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            call(call.tensors)
+    except ml.errors.MlvmError:
+        return "refused", "PyTorch refuses it, too"
+    except Exception as error:
+        files = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+        if any(file.startswith(_PACKAGE) for file in files):
+            return "raw", _said(error)
+        return "skipped", "the adapter refuses it"
+    return "right", ""
 
 
 class _NoSuchType(Exception):
@@ -526,7 +563,7 @@ def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         dtype = _ALL.get(value.dtype, str(value.dtype))
         text = f"{dtype}[{','.join(map(str, value.shape))}]"
-        if 0 < value.numel() <= 6:
+        if 0 < value.numel() <= 6 and value.ndim < 7 and value.dtype in _ALL:
             text += f"={_numpy(value).tolist()}"
         return text
     if hasattr(value, "input"):

@@ -132,8 +132,9 @@ class _Feed(NamedTuple):
 
 
 class _ChangingNumbers(NamedTuple):
-    """What is known of the numbers of calls of one structure: which have `changed`, and of which of
-    these Python has seen the value, so that they are part of what a program is for."""
+    """What is known of the numbers in calls of one structure. `changed` are those that differed
+    between calls. `seen` are those whose value Python has looked at: a program is for that
+    value."""
 
     changed: set[int]
     seen: set[int]
@@ -141,8 +142,8 @@ class _ChangingNumbers(NamedTuple):
 
 class _RecordedCall(NamedTuple):
     """What a call of a function did. `tree` is what it returned, with leaves for `results`.
-    `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are those
-    of the call that a later call may have others of, and `free` which of its numbers these are."""
+    `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are the
+    Python numbers that may be others in a later call, and `free` are their places."""
 
     record: recorder.Recorder
     flow: Flow
@@ -187,8 +188,8 @@ class _KnownProgram:
         self.scratch: tuple[TensorHandle, ...] = ()
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
-        """See to it that nobody else needs the old values of the inputs and the state that a launch
-        updates. Whether one of them has moved: the call may have another signature then."""
+        """Have nobody else need the old value of an input or a state that a launch updates. Returns
+        whether one of them has moved. Then the call may have another signature."""
         moved = False
         for role, i in self.updates:
             x = (inputs if role == "input" else self.states)[i].root
@@ -211,8 +212,9 @@ class _KnownProgram:
         return [x for queue in self.ahead for x in queue.get(kind=Tensor)]
 
     def fits(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the program is for these inputs. The function reaches some of them by itself too:
-        the same as at the recording. A view by which it reached a state is one still."""
+        """Whether the program is for these inputs. For that, the function reaches by itself just
+        those of them that it reached at the recording, and a view by which it reached a state is a
+        view still."""
         return (
             all(inputs[i].root is x for i, x in self.same.items())
             and not any(id(x.root) in self.roots for x in inputs)
@@ -318,8 +320,8 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it again and again, until the queue that it takes an element from is closed and
-        drained, in a loop of the machine's own. The results are those of the last time.
+        """Call it again and again, in a loop of the machine's own, until its queue is closed and
+        drained. The results are those of the last call.
 
         Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
         begins by taking an element, and does so once.
@@ -368,7 +370,8 @@ class Captured(Generic[P, R]):
         return replace(tensor, (args, kwargs), _ARRAYS) if arrays else (args, kwargs)
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
-        """As a function in a class: a method, captured for each instance."""
+        """A method of the instance, where the function stands in a class: captured for each
+        instance."""
         return self if instance is None else types.MethodType(self, instance)
 
     @property
@@ -435,8 +438,8 @@ class Captured(Generic[P, R]):
         Path(path).write_bytes(step.to_bytes())
 
     def close(self) -> None:
-        """Give the scratch memory back, and forget the programs. A later call records anew, and
-        one that runs now is waited for."""
+        """Wait for a call that runs now, give the scratch memory back, and forget the programs. A
+        later call records anew."""
         with self._lock:
             scratches = dict(self._scratch)
             self._forget()
@@ -524,8 +527,8 @@ class Captured(Generic[P, R]):
         return known
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
-        """What changed between calls of this structure, and the numbers that are to be free: those
-        that changed, but not those of which Python has seen the value."""
+        """What changed between calls of this structure, and the numbers that shall be free: those
+        that changed and whose value Python has not seen."""
         with self._lock:
             changes = self._changes.setdefault(key, _ChangingNumbers(set(), set()))
             for known in self._programs.get(key, ())[-1:]:

@@ -36,13 +36,14 @@ _LOADERS: Final = "load_state", "restore", "set_state"
 _CONTAINERS: Final = (dict, list, tuple)
 _PLAIN: Final = frozenset({bool, int, float, str, type(None)})
 _NUMBERS: Final = "hyperparameters"
-_RATES: Final = "learning_rates"
+_SCHEDULES: Final = "schedules"
 
 
 class Structure:
     """A tree: its `tensors`, and arrays, by path, and its `plain` values, which are numbers, texts,
     None, and lists and dicts of these. Of an object with `state()` and `load_state`, `restore` or
-    `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, too.
+    `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, and the
+    state of schedules that have one, too.
 
     Raises `DTypeError` for a part that is none of these, and `PathError` for two of one path.
     """
@@ -178,37 +179,42 @@ def _array(path: str, x: Any) -> Array:
         raise DTypeError(f"{path}: {error.reason}") from None
 
 
+def _optimizer_of(x: Any) -> Optimizer | None:
+    """The optimizer that has hyperparameters, of what is one or stands around one."""
+    inner = x.optimizer if isinstance(x, MultiSteps) else x
+    return inner if isinstance(inner, Optimizer) else None
+
+
 def _state_of(x: Any) -> Any:
-    state = x.state()
-    optimizer = _optimizer_of(x)
+    state, optimizer = x.state(), _optimizer_of(x)
     if optimizer is None:
         return state
-    rates = {name: rate.state() for name, rate in _remembering(optimizer).items()}
-    return {**state, _NUMBERS: _numbers_of(optimizer), **({_RATES: rates} if rates else {})}
-
-
-def _optimizer_of(x: Any) -> Optimizer | None:
-    """The optimizer whose hyperparameters are saved with the state of x."""
-    x = x.optimizer if isinstance(x, MultiSteps) else x
-    return x if isinstance(x, Optimizer) else None
-
-
-def _remembering(optimizer: Optimizer) -> Values:
-    """The learning rates that have a state of their own, such as a `Plateau`: the optimizer's by
-    the name 0, and those of its groups."""
-    found = (vars(each).get("learning_rate") for each in (optimizer, *optimizer.groups))
-    return {str(i): rate for i, rate in enumerate(found) if loader_of(rate) is not None}
+    schedules = [each.state() for each in _schedules_of(optimizer)]
+    besides = {_SCHEDULES: schedules} if schedules else {}
+    return {**state, _NUMBERS: _numbers_of(optimizer), **besides}
 
 
 def _load_state(x: Any, state: Any) -> None:
     optimizer = _optimizer_of(x)
     if optimizer is not None:
         _set_numbers(optimizer, state[_NUMBERS])
-        for name, rate in _remembering(optimizer).items():
-            _load_state(rate, state[_RATES][name])
-        state = {name: each for name, each in state.items() if name not in (_NUMBERS, _RATES)}
+        for schedule, its in zip(_schedules_of(optimizer), state.get(_SCHEDULES, []), strict=True):
+            _load_state(schedule, its)
+        besides = _NUMBERS, _SCHEDULES
+        state = {name: each for name, each in state.items() if name not in besides}
     loader: Any = loader_of(x)
     loader(state)
+
+
+def _schedules_of(optimizer: Optimizer) -> list[Any]:
+    """The hyperparameters that are objects with a state, such as `optim.Plateau`, each once."""
+    options = [
+        x
+        for each in (optimizer, *optimizer.groups)
+        for name, x in vars(each).items()
+        if name in optimizer._options
+    ]
+    return [*{id(x): x for x in options if loader_of(x) is not None}.values()]
 
 
 def _numbers_of(optimizer: Optimizer) -> list[Values]:

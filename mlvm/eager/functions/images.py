@@ -174,8 +174,8 @@ def grid_sample(
     fits = grid.ndim == x.ndim == 4 and grid.shape[::3] == (x.shape[0], 2)
     if not fits or 0 in x.shape[1:3]:
         raise ShapeError(
-            f"x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], not {x.type} and "
-            f"{grid.type}"
+            f"x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], not {list(x.shape)} and "
+            f"{list(grid.shape)}"
         )
     if mode not in ("nearest", "bilinear", "bicubic"):
         raise AttributeRefused(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")

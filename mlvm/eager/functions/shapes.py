@@ -536,7 +536,8 @@ def pad(
     pairs = tuple(pair(width, "widths", least=0) for width in widths)
     if mode != "constant":
         return _bordered(x, pairs, mode)
-    if not isinstance(value, complex):
+    large = isinstance(value, int) and abs(value) > 2**53  # which an f64 may not have
+    if not large and not isinstance(value, complex):
         return op.pad(x, widths=pairs, value=float(value) if value.__class__ is bool else value)
     inside = op.pad(full(x.shape, True), widths=pairs)
     return op.where(inside, op.pad(x, widths=pairs), as_operand(value, x))

@@ -681,8 +681,9 @@ Hint: TypeAlias = str | Callable[[], Callable[..., Any]]
 
 
 class Elsewhere:
-    """A name that a class does not have. Raises `AttributeError` with the hint, or with a call of
-    the function that the hint gets. `help` lists it with the hint, too."""
+    """Stands in a class for a name of other libraries. Asking for it raises `AttributeError` with
+    the hint. A hint that is a function gives a function of `ml`, and the error shows a call of it.
+    `help` shows the hint, too."""
 
     def __init__(self, name: str, hint: Hint) -> None:
         self.name = name
@@ -700,7 +701,7 @@ class Elsewhere:
 
 
 def _call(name: str, function: Callable[..., Any]) -> str:
-    """A call with all arguments that the function must have."""
+    """The text of a call, with all arguments that the function requires."""
     given = []
     for each in signature(function).parameters.values():
         if each.kind is each.VAR_POSITIONAL:
@@ -711,8 +712,8 @@ def _call(name: str, function: Callable[..., Any]) -> str:
 
 
 def hint_at(owner: type, hints: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
-    """Give the class these hints, where it has no such name, and `dir` of its instances by
-    `listing`."""
+    """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
+    its instances."""
     for name in hints.keys() - set(dir(owner)):
         setattr(owner, name, Elsewhere(name, hints[name]))
     owner.__dir__ = listing  # type: ignore[method-assign]
@@ -721,8 +722,9 @@ def hint_at(owner: type, hints: Mapping[str, Hint], listing: Callable[..., list[
 def hint(
     function: str, args: Sequence[object], keywords: Iterable[str], known: Collection[str]
 ) -> str | None:
-    """What to write, if the arguments are those of another library's function: what by position
-    means something else here, and what each keyword is called that the function does not know."""
+    """What to write where the arguments are meant for another library's function of that name. It
+    tells what means something else here by its position, and what each unknown keyword is called.
+    None where there is nothing to say."""
     text = _of_places(function, args, {*keywords}, known)
     told = [text] if text else []
     for name in keywords:
@@ -771,7 +773,7 @@ _INNER: Final = {"prepare", "region", "root", "stale", "tape"}
 
 
 def existing(instance: object) -> list[str]:
-    """The names that an instance has."""
+    """The names that an instance has, without the hints."""
     names = object.__dir__(instance)
     return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
 
@@ -811,8 +813,8 @@ def _alike(x: str, y: str) -> int:
 
 
 def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
-    """A module's `__getattr__`: says for a name that it lacks what there is instead. `names` are
-    those that it has."""
+    """A module's `__getattr__`. For a name that the module lacks it says what to write instead.
+    `names` are those that the module has."""
     hints, names = FUNCTIONS.get(module, {}), list(names)
 
     @lru_cache(maxsize=1024)  # libraries ask for the same names again and again

@@ -204,15 +204,13 @@ class MultiSteps:
         return self.optimizer.rate
 
     def state(self) -> dict[str, Tensor]:
-        """The sums by path, as `gradients/Dense_0/kernel`, `count`, and the state of the optimizer,
-        as `optimizer/momentum/Dense_0/kernel`. What is in parts is gathered, as by
-        `Optimizer.state`."""
+        """The state of the optimizer, and besides the sums by path, as `gradients/Dense_0/kernel`,
+        and how many gradients are in them, `num_gradients`."""
         return self.optimizer._held.state(self._own_state())
 
     def _own_state(self) -> dict[str, Tensor]:
-        inner = self.optimizer._own_state()
-        own = {"count": self.count, "gradients": self._sums, "optimizer": inner}
-        return dict(named_leaves(own))
+        own = dict(named_leaves({"num_gradients": self.count, "gradients": self._sums}))
+        return {**self.optimizer._own_state(), **own}
 
     def load_state(self, arrays: Mapping[str, Any]) -> None:
         """Write arrays over the state, in place, by the paths of `state`. Raises as

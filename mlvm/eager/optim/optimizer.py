@@ -47,8 +47,8 @@ _SCALAR = TensorType(f32)
 
 
 class Group(SimpleNamespace):
-    """Parameters of these `paths`, and as fields the hyperparameters that they have of their own.
-    Another may be assigned later.
+    """Parameters of these `paths`. Its fields are the hyperparameters that they have of their own.
+    Others may be assigned later.
 
         >>> params, slowly = {"w": ml.ones(2), "b": ml.ones(1)}, {"learning_rate": 0.25}
         >>> first, rest = ml.optim.SGD(params, 0.5, groups=[("b", slowly)]).groups
@@ -107,9 +107,9 @@ def _argument(**how: Any) -> Any:
 
 @dataclass_transform(kw_only_default=True, field_specifiers=(_argument,))
 class _OfFields:
-    """A class whose fields are hyperparameters: their annotations say what each may be, as
-    `ranges.checked` takes it, and each is a keyword of the constructor. What a class without an
-    update rule of its own has beside that of its base is no hyperparameter."""
+    """A class whose fields are hyperparameters. Each is a keyword of the constructor. Its
+    annotation says what it may be, as `ranges.checked` reads it. A class without an update rule of
+    its own adds no hyperparameters to those of its base."""
 
     count: Tensor
     groups: tuple[Group, ...]
@@ -169,11 +169,11 @@ class Optimizer(_OfFields):
     In a step of `ml.parallel.data_parallel(..., shard=...)` each member's optimizer keeps the state
     of that member's part of the parameters. With "all" the member keeps only that part of them.
 
-    `groups` are given as pairs of which parameters are meant, and the hyperparameters that these
-    have of their own: `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the
-    paths of `named_parameters`, in which `*` matches "/" too, or a function of path and parameter,
-    as in `Module.freeze`. With `where`, one of these, the optimizer is for those parameters alone,
-    and the gradients of others are left alone.
+    A group is given as a pair: which parameters, and the hyperparameters that these have of their
+    own, `groups=[("*/bias", {"weight_decay": 0.0})]`. The first is a pattern of the paths of
+    `named_parameters`, in which `*` matches "/" too, or a function of path and parameter, as in
+    `Module.freeze`. `where` is such a pattern or function, too: the optimizer is for these
+    parameters alone, and ignores the gradients of others.
 
     Raises `AttributeRefused` for a hyperparameter that is unknown or out of range and for a group
     without parameters, `DTypeError` for parameters that are not f32 or f64 or none at all,
@@ -246,8 +246,9 @@ class Optimizer(_OfFields):
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:
-        """What this one has of the parameters. `ml.parallel` puts another function here, which
-        raises `AttributeRefused` for parts where an optimizer of that name needs all of them."""
+        """How the optimizer holds the parameters: whole, or in parts. `ml.parallel` puts another
+        function here. That one raises `AttributeRefused` where an optimizer of that name needs
+        whole parameters."""
         return Whole()
 
     def _read_tree(self) -> None:
@@ -498,8 +499,8 @@ def _unknown(where: str, name: str, known: Iterable[str]) -> AttributeRefused:
 
 
 def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
-    """What a hyperparameter is when this is assigned to it. A schedule is taken unseen; so are a
-    tensor and a number that is recorded, as a captured function is to see no value of them."""
+    """The hyperparameter for an assigned value. A schedule is not checked. Nor are a tensor and a
+    number that is recorded, as a captured function must not see their values."""
     if type(value) in (Number, Tensor) or (name == "learning_rate" and callable(value)):
         return value
     return checked(where, name, value, kind)

@@ -167,6 +167,9 @@ def warmup(
         rate = after(op.maximum(count - steps, 0.0))
         return op.where(count < steps, initial + (rate - initial) * (count / steps), rate)
 
+    for name in ("state", "load_state"):  # as of a `Plateau`, for who saves the optimizer
+        if hasattr(schedule, name):
+            setattr(warmed_up, name, getattr(schedule, name))
     return warmed_up
 
 

@@ -332,8 +332,7 @@ class _AllInParts(Whole):
 
     def _whole_state(self, paths: Iterable[str]) -> dict[str, TensorType]:
         """The types of the whole tensors of state that is in parts."""
-        # momentum/w is beside w, and so is optimizer/momentum/w, which is of a `MultiSteps`
-        of = {path: path.removeprefix("optimizer/").partition("/")[2] for path in paths}
+        of = {path: path.partition("/")[2] for path in paths}  # the state momentum/w is beside w
         return {path: self.wholes[of[path]] for path in of if of[path] in self.wholes}
 
 

@@ -54,9 +54,9 @@ _REPLACED: Final = ("launch", "read", "write", "alloc_tensor", "swap")
 
 
 class MustMove(BaseException):
-    """This tensor is updated, and somebody outside needs the old value: it must move first. The
-    recording is given up, and made again once the tensor has moved. That is the recording of the
-    captured function or, with a `depth`, that of the block inside of so many others."""
+    """This tensor is updated, and somebody outside needs the old value. So it must move first: the
+    recording is given up, and made again afterwards. With a `depth` it is the recording of the
+    block inside of so many others, without one that of the captured function."""
 
     def __init__(self, x: Allocation, depth: int | None = None) -> None:
         super().__init__()
@@ -258,8 +258,8 @@ class Recorder:
         return element
 
     def _take_ahead(self, queue: QueueTensor) -> tuple[Tensor, ...]:
-        """Stand-ins for an element that is taken in this process, ahead of each launch, whose input
-        it is. Raises `CaptureError` where that would not be the same."""
+        """Stand-ins for an element that this process takes before each launch, as an input of it.
+        Raises `CaptureError` where taking it there would not be the same."""
         homes = [use.value.home for call in self.calls for use in call.outs]
         updated = any(home is not None and home.role in ("input", "state") for home in homes)
         if self._open or updated:
@@ -329,7 +329,7 @@ class Recorder:
     def _give(
         self, old: Tensor, x: Tensor, views: Sequence[Allocation], tapes: Sequence[Tape]
     ) -> None:
-        """Give `old`, which has the value of x, to those who need that."""
+        """Give `old`, which has the old value of x, to those who need that value."""
         old.tape, old.node = x.tape, getattr(x, "node", 0)
         for view in views:
             rebase(view, old)
@@ -564,9 +564,9 @@ class Recorder:
         del self.arena, self.arguments  # their VM is the recorder: this breaks the cycle
 
     def _require_writable(self, op: Op, held: Sequence[_Held]) -> None:
-        """Raise `AttributeRefused` for an op that would write over an argument that it also reads,
-        as the function reaches it by itself. Eager code sees that the two are one; here one stands
-        in for the other, in other memory."""
+        """Raise `AttributeRefused` for an op that would write over a tensor that it also reads:
+        once as an argument, and once as the function reaches it by itself. Eager code sees that the
+        two are one tensor. Here they are two, in different memory."""
         (out, _), *others = held
         if id(out) in self._both and any(each is out for each, _ in others[op.in_place :]):
             raise AttributeRefused("out is an operand; only elementwise ops work in place").at(

@@ -1,8 +1,9 @@
 """`RemoteVM`: a VM on the other side of a connection.
 
-A call that has a result waits for it. The others are posts: they are gathered, and sent a few dozen
-at a time, or at once after a pause, and nobody waits. If one fails, the next call that waits raises
-the error, which names the line of Python that made the post; what was posted after it is not done.
+A call that has a result waits for it. The others are posts, for which nobody waits. They are
+gathered, and sent a few dozen at a time, or at once after a pause. If a post fails, what was posted
+after it is not done. The next call that waits raises the error, which names the line of Python that
+made the post.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ returned before there is one."""
 
 
 class _Posted(NamedTuple):
-    """Where a post came from, and who can say more of its error."""
+    """Where a post came from, and who can say more about its error."""
 
     place: Place | None
     explain: Callable[[Exception], object]
@@ -63,9 +64,9 @@ class _Sent(NamedTuple):
 class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
-    Any number of threads may use it. After `close`, or once the connection is lost, every call
-    raises `ConnectionLost`, but those that free. `where`: what that error calls the VM, if not by
-    its name alone. `shared`: others may make handles on it, too.
+    Any number of threads may use it. After `close`, or once the connection is lost, every call but
+    those that free raises `ConnectionLost`. `where` is what that error calls the VM, if not by its
+    name alone. `shared` says that others may make handles on it, too.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -206,7 +207,7 @@ class RemoteVM(WireVM):
             self.flush()
 
     def flush(self) -> None:
-        """Send what was posted, and wait for nothing, unless nothing was heard of thousands."""
+        """Send what was posted. This waits only after thousands of posts without an answer."""
         with self._sending:
             self._add_to_stream()
             self._flush()
@@ -222,8 +223,8 @@ class RemoteVM(WireVM):
     def _add_to_stream(
         self, message: Sequence[Buffer] = (), *places: Place | None, calls: int = 0
     ) -> None:
-        """Hand what was posted, and a message after it, to the stream. If that is a post, its place
-        is given. The lock for sending is held."""
+        """Hand what was posted to the stream, and then a message. `places` has that of the message,
+        if it is a post. The caller holds the lock for sending."""
         self._require_connection()
         sent: _Sent = self._stream.note
         if not self._outbox and not places:
@@ -256,8 +257,8 @@ class RemoteVM(WireVM):
             return self._result_of(name, kind, reader, sent)
 
     def _settle(self) -> None:
-        """Receive the answers to calls that were interrupted, and give up what they made. Raises
-        the error of a post that is among them: the server tells it once."""
+        """Receive the answers to calls that were interrupted, and give up what they made. An answer
+        may be the error of a post, which the server tells only once: it is raised."""
         self._require_connection()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
@@ -283,7 +284,7 @@ class RemoteVM(WireVM):
         return result
 
     def _forget_places(self, sent: _Sent) -> None:
-        """The server has said what there is to say of what was sent till then."""
+        """The server has answered for all that was sent until then: forget its places."""
         if not sent.places:
             return
         with self._sending:
@@ -292,8 +293,8 @@ class RemoteVM(WireVM):
             self._stream.add((), now._replace(places=now.places[len(now.places) - later :]))
 
     def _explained(self, error: Exception, sent: _Sent) -> Exception:
-        """The error of an answer to what was sent till then; it names the line here that led to it,
-        and none of the server's."""
+        """The error of an answer to what was sent until then. It names the line here that led to
+        it, and no line of the server's."""
         self._forget_places(sent)
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()

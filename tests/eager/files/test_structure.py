@@ -209,31 +209,29 @@ def test_an_optimizer_alone_is_saved_and_loaded(tmp_path: Path) -> None:
     refuses(PathError, "has 2 groups, and the file's has 1 groups", ml.load, file, into=grouped)
 
 
-def test_what_stands_around_an_optimizer_goes_on_to_the_last_bit(tmp_path: Path) -> None:
-    """Sums of several batches with the means of gradients beneath, a rate that remembers losses."""
+def test_a_rate_that_has_fallen_goes_on_with_its_optimizer(tmp_path: Path) -> None:
+    def start() -> tuple[list[ml.optim.Plateau], ml.optim.Optimizer]:
+        rates = [ml.optim.Plateau(0.1, factor=0.5, patience=1), ml.optim.Plateau(1.0, patience=0)]
+        groups: Any = [("a", {"learning_rate": ml.optim.warmup(rates[1], 2)})]
+        params = {"a": ml.ones(1), "b": ml.ones(1)}
+        return rates, ml.optim.SGD(params, rates[0], groups=groups)
 
-    def begun(seed: int) -> dict[str, Any]:
-        layer = nn.Linear(3, 2, key=ml.random.key(seed))
-        adam = ml.optim.Adam(layer, ml.optim.Plateau(0.1, factor=0.5, patience=1))
-        return {"layer": layer, "optimizer": ml.optim.MultiSteps(adam, 2)}
-
-    def run(state: dict[str, Any], losses: list[float]) -> list[object]:
-        layer, optimizer = state["layer"], state["optimizer"]
-        for loss in losses:
-            gradients = ml.grad(lambda layer, x: ml.sum(layer(x) ** 2))(layer, ml.ones(3) * loss)
-            optimizer.update(gradients)
-            optimizer.optimizer.learning_rate.update(loss)
-        return [layer.kernel.tolist(), optimizer.rate, optimizer.optimizer.count.item()]
-
-    file, state, again = tmp_path / "x", begun(0), begun(1)
-    run(state, [3.0, 4.0, 5.0, 6.0, 7.0])
-    state["optimizer"].optimizer.eps = 1e-6
-    ml.save(file, state)
-    assert ml.load(file, into=again) is again
-    assert again["optimizer"].optimizer.eps == 1e-6
-    assert again["optimizer"].rate == 0.025000000372529030
-    expected = run(state, [8.0, 1.0, 2.0])
-    assert run(again, [8.0, 1.0, 2.0]) == expected
+    rates, optimizer = start()
+    for loss in (1.0, 2.0, 3.0, 4.0):
+        rates[0].update(loss)
+    rates[1].update(1.0)
+    for wrapped in (
+        lambda optimizer: optimizer,
+        lambda optimizer: ml.optim.MultiSteps(optimizer, 2),
+    ):
+        ml.save(tmp_path / "file", {"optimizer": wrapped(optimizer)})
+        again, its = start()
+        ml.load(tmp_path / "file", into={"optimizer": wrapped(its)})
+        for found, expected in zip(again, rates, strict=True):
+            assert [*map(float, found.state().values())] == [*map(float, expected.state().values())]
+        assert its.rate == optimizer.rate == np.float32(0.05)
+        with pytest.raises(PathError, match=r"unknown tensors .*'optimizer/schedules/0/best'"):
+            ml.load(tmp_path / "file", into={"optimizer": wrapped(ml.optim.SGD(ml.ones(1), 0.1))})
 
 
 def test_global_keys_are_set_from_a_tensor(tmp_path: Path) -> None:

@@ -391,6 +391,7 @@ def test_topk() -> None:
 
 
 def test_a_border_is_of_bools_of_halves_and_captured() -> None:
+    assert ml.pad(ml.asarray([0]), 1, 2**60 + 1).tolist() == [2**60 + 1, 0, 2**60 + 1]
     mask = ml.pad(t([True, False]), 1, True)
     assert mask.tolist() == [True, True, False, True]
     captured = ml.capture(lambda x: ml.pad(x, (3, 2), mode="reflect"))

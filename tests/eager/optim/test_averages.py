@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -166,11 +167,7 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
     [
         (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: decay must be in [0, 1), given 1"),
         (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
-        (lambda: optim.MultiSteps(None, 1), "MultiSteps: it takes an optimizer, not None"),  # type: ignore[arg-type]
-        (
-            lambda: optim.MultiSteps(nn.Linear(8, 8), 1),  # type: ignore[arg-type]
-            "MultiSteps: it takes an optimizer, not Linear",
-        ),
+        (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "it takes an optimizer, not Linear"),  # type: ignore[arg-type]
         (
             lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
             "MultiSteps: every must be in [1, 16777216), given 0",
@@ -244,6 +241,7 @@ def test_parts_of_a_batch_are_the_batch(every: int, tied: bool) -> None:
 def test_all_parts_in_one_captured_step() -> None:
     model = Net()
     optimizer = optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 10)), 4)
+    assert optimizer.rate == optimizer.optimizer.rate == np.float32(0.1)
 
     @ml.capture
     def step(x: Tensor, y: Tensor) -> Tensor:
@@ -264,9 +262,9 @@ def test_sums_are_saved_and_forget_what_is_not_finite() -> None:
     optimizer.update({"w": ml.ones(2)})
     saved = values(optimizer.state())
     assert {path: x.tolist() for path, x in saved.items()} == {
-        "count": 1.0,
+        "count": 0.0,
+        "num_gradients": 1.0,
         "gradients/w": [0.5, 0.5],
-        "optimizer/count": 0.0,
     }
     other = ml.zeros(2)
     again = optim.MultiSteps(optim.SGD({"w": other}, 1.0), 2)
@@ -275,6 +273,43 @@ def test_sums_are_saved_and_forget_what_is_not_finite() -> None:
     assert other.tolist() == [-1.0, -1.0]
     optimizer.update({"w": ml.asarray([ml.inf, ml.nan])})
     assert optimizer.state()["gradients/w"].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("stop", [1, 2, 3])
+def test_what_is_saved_goes_on_to_the_bit(tmp_path: Path, stop: int) -> None:
+    def start() -> tuple[Net, optim.MultiSteps]:
+        model = Net()
+        return model, optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 4)), 2)
+
+    def run(model: Net, optimizer: optim.MultiSteps, data: list[Any]) -> None:
+        for x, y in data:
+            grads = ml.grad(lambda m, x=x, y=y: ml.mean_squared_error(m(x), y))(model)
+            optimizer.update(grads)
+
+    model, optimizer = start()
+    vars(optimizer.optimizer)["weight_decay"] = 0.5  # a number that the file has, too
+    run(model, optimizer, DATA[:stop])
+    ml.save(tmp_path / "file", {"model": model, "optimizer": optimizer})
+    run(model, optimizer, DATA[stop:])
+    again, its = start()
+    ml.load(tmp_path / "file", into={"model": again, "optimizer": its})
+    run(again, its, DATA[stop:])
+    assert same(values(again.state()), values(model.state()))
+    assert same(values(its.state()), values(optimizer.state()))
+    assert vars(its.optimizer)["weight_decay"] == 0.5
+
+
+def test_state_that_does_not_fit_changes_nothing() -> None:
+    optimizer = optim.MultiSteps(optim.Adam({"w": ml.zeros(2)}, 1.0), 2)
+    optimizer.update({"w": ml.ones(2)})
+    before = values(optimizer.state())
+    other = {path: x + 1 for path, x in before.items()}
+    for path in other:
+        with pytest.raises((PathError, ShapeError)):
+            optimizer.load_state({**other, path: np.ones(7, "f")})
+        with pytest.raises(PathError, match=f"missing state '{path}'"):
+            optimizer.load_state({each: x for each, x in other.items() if each != path})
+        assert same(values(optimizer.state()), before)
 
 
 @pytest.mark.parametrize(

@@ -262,9 +262,9 @@ def test_gradients_of_several_batches_in_parts() -> None:
 
         def step(x: Tensor) -> dict[str, Any]:
             update(x)
-            saved = optimizer.state()  # of all members, and taken back by each
-            optimizer.load_state({path: x.numpy() for path, x in saved.items()})
-            return {path: x.numpy() for path, x in {**saved, **layer.state()}.items()}
+            state = {path: x.numpy() for path, x in optimizer.state().items()}
+            optimizer.load_state(state)
+            return state | {path: x.numpy() for path, x in layer.state().items()}
 
         return step
 
@@ -276,6 +276,7 @@ def test_gradients_of_several_batches_in_parts() -> None:
             found.append([step(ml.asarray(x)) for x in xs])
     for steps in found[1:]:
         for state, expected in zip(steps, found[0], strict=True):
+            assert state.keys() == expected.keys()
             for path, x in expected.items():
                 np.testing.assert_array_equal(state[path], x, err_msg=path)
     assert found[0][0]["kernel"].tolist() == nn.Linear(5, 3, key=ml.random.key(1)).kernel.tolist()

@@ -77,6 +77,18 @@ def test_the_launch_that_makes_it_raises(make: Callable[[Tensor], Tensor], messa
     make(x)  # outside of the block it is as ever
 
 
+@pytest.mark.local(reason="it serves a VM itself")
+def test_bytes_that_are_no_bools_may_lie_where_a_result_is_made() -> None:
+    with (
+        Served() as server,
+        server.vm() as vm,
+        ml.debug.nans(vm),
+        ml.Arena(vm, "batch", capacity=128),
+    ):
+        ml.full((128,), 7, dtype=ml.uint8)
+        assert (ml.zeros(16) > 1.0).tolist() == [False] * 16
+
+
 def test_what_is_no_defect() -> None:
     x = ml.asarray([2.0, -1.0, 3.0])
     with ml.debug.nans():
