@@ -66,6 +66,7 @@ import numpy as np
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
+_NUMPY: Final = str(Path(np.__file__).parent)
 OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
@@ -573,13 +574,14 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place in Python outside of mlvm that led here. Takes half a microsecond."""
+    """The innermost place in Python outside of mlvm and numpy that led here, which are no lines of
+    the user. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         ours = OURS.get(code.co_filename)
         if ours is None:
-            ours = code.co_filename.startswith((_PACKAGE, "<frozen"))
+            ours = code.co_filename.startswith((_PACKAGE, _NUMPY, "<frozen"))
             OURS[code.co_filename] = ours
         if not ours:
             return code, frame.f_lasti
