@@ -559,14 +559,15 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 
 def brief(value: object) -> str:
-    """The value as text for a message: its `repr`, cut short."""
+    """The value as text for a message: the first line of its `repr`, cut short."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
     except Exception:  # a __repr__ of somebody else's
         text = f"<{type(value).__name__} that has no text>"
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+    first = text.partition("\n")[0][:_BRIEF]
+    return text if text == first else f"{first}..."
 
 
 Place: TypeAlias = tuple[CodeType, int]
