@@ -66,6 +66,7 @@ import numpy as np
 _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
+_NUMPY: Final = str(Path(np.__file__).parent)
 OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
@@ -558,14 +559,15 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 
 def brief(value: object) -> str:
-    """The value as text for a message: its `repr`, cut short."""
+    """The value as text for a message: the first line of its `repr`, cut short."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
         text = f"<{type(value).__name__} too long to write>"
     except Exception:  # a __repr__ of somebody else's
         text = f"<{type(value).__name__} that has no text>"
-    return text if len(text) <= _BRIEF else f"{text[:_BRIEF]}..."
+    first = text.partition("\n")[0][:_BRIEF]
+    return text if text == first else f"{first}..."
 
 
 Place: TypeAlias = tuple[CodeType, int]
@@ -573,13 +575,14 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place in Python outside of mlvm that led here. Takes half a microsecond."""
+    """The innermost place in Python outside of mlvm and numpy that led here, which are no lines of
+    the user. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         ours = OURS.get(code.co_filename)
         if ours is None:
-            ours = code.co_filename.startswith((_PACKAGE, "<frozen"))
+            ours = code.co_filename.startswith((_PACKAGE, _NUMPY, "<frozen"))
             OURS[code.co_filename] = ours
         if not ours:
             return code, frame.f_lasti

@@ -15,8 +15,10 @@ from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F40
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
 from mlvm.eager.interop.hints import (
+    OF_AVERAGES,
     OF_LOSS_SCALES,
     OF_MODULES,
+    OF_MULTI_STEPS,
     OF_OPTIMIZERS,
     existing,
     hint_at,
@@ -199,7 +201,12 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
 
 _HINTS: Final[dict[str, dict[str, Mapping[str, str]]]] = {
     "nn": {"Module": OF_MODULES},
-    "optim": {"Optimizer": OF_OPTIMIZERS, "LossScale": OF_LOSS_SCALES},
+    "optim": {
+        "EMA": OF_AVERAGES,
+        "LossScale": OF_LOSS_SCALES,
+        "MultiSteps": OF_MULTI_STEPS,
+        "Optimizer": OF_OPTIMIZERS,
+    },
 }
 """What to write for names of other libraries, by module and class."""
 

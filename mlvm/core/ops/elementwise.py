@@ -428,7 +428,8 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
 
 @pointwise(infer=_inexact)
 def sqrt(out: Array, x: Array) -> None:
-    """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0.
+    """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0. The
+    gradient at 0 is 0, so that a norm has one there; that of x ** 0.5 is infinite.
 
     >>> ml.sqrt([1.0, 2.0])
     Tensor([1.       , 1.4142135], f32[2])

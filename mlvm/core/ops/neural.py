@@ -526,7 +526,10 @@ def _conv2d(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -
         )
     grid = _grid(x.shape, (kernel.shape[0], kernel.shape[1]), stride, padding)
     if x.shape[3] != kernel.shape[2]:
-        raise ShapeError(f"x has {x.shape[3]} channels, but the kernel takes {kernel.shape[2]}")
+        text = f"x has {x.shape[3]} channels, but the kernel takes {kernel.shape[2]}"
+        if x.shape[1] == kernel.shape[2]:
+            text += "; the axis of channels is the last: moveaxis(x, 1, -1)"
+        raise ShapeError(text)
     return x.with_shape((x.shape[0], *grid, kernel.shape[3]))
 
 

@@ -222,6 +222,7 @@ def collecting(
 ) -> Callable[..., Any]:
     """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
     there is no gradient of these."""
+    _require_function(fn)
     several = isinstance(argnums, tuple)
     numbers: tuple[int, ...] = argnums if isinstance(argnums, tuple) else (argnums,)
     if not all(isinstance(i, int) and i >= 0 for i in numbers) or len(set(numbers)) < len(numbers):
@@ -312,6 +313,7 @@ def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Op
         >>> pull(ml.ones(1))
         (Tensor([1.], f32[1]),)
     """
+    _require_function(fn)
     session = _Session(primals)
     try:
         value = session.run(fn, *session.arguments)
@@ -356,8 +358,18 @@ def _scalar(result: object, has_aux: bool) -> Tensor:
             hint = "; take the real part, or the absolute value"
         elif isinstance(value, Tensor) and value.shape:
             hint = "; take ml.sum or ml.mean of it, or see ml.vjp"
+        elif isinstance(value, tuple) and not has_aux:
+            hint = "; a loss with other values is returned with has_aux=True"
         raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
+
+
+def _require_function(fn: object) -> None:
+    if not callable(fn):
+        raise GradientError(
+            f"a gradient is of a function, not of {_kind(fn)}: write ml.grad(loss_of)(model), "
+            f"where loss_of(model) computes it"
+        )
 
 
 def _kind(value: object) -> str:

@@ -133,7 +133,11 @@ def _require_mask(mask: Any, scores: Tensor) -> None:
         )
     fits = zip(mask.shape[::-1], scores.shape[::-1], strict=False)
     if mask.ndim > scores.ndim or any(n not in (1, length) for n, length in fits):
-        raise ShapeError(f"attention: a mask must broadcast to bool{shape}, given {given}")
+        text = f"attention: a mask must broadcast to bool{shape}, given {given}"
+        if len(shape) > 2 and mask.shape == (shape[0], shape[-1]):
+            hint = ", ".join(["None"] * (len(shape) - 2))
+            text += f"; one that says for each sequence which keys are seen is mask[:, {hint}, :]"
+        raise ShapeError(text)
 
 
 def seen_before(queries: int, keys: int, position: Tensor | int = 0) -> Tensor:

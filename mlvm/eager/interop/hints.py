@@ -46,6 +46,10 @@ _FIELDS: Final = "the parts of a model are its fields"
 _HOOKS: Final = "put a Module of your own in the place of the layer, which calls it"
 _AFFINE: Final = "scale and bias begin at 1 and 0, and layer.freeze() keeps them there"
 
+_PADDING: Final = (
+    "mask= is True where a key is seen: mask=ml.logical_not(padding)[:, None, None, :]"
+)
+
 METHODS: Final = {
     "add_": "use x += y",
     "addmm": "use c + x @ y",
@@ -198,6 +202,26 @@ OF_OPTIMIZERS: Final = {
 }
 """What to write for methods and fields of other libraries' optimizers."""
 
+OF_MULTI_STEPS: Final = {
+    **OF_OPTIMIZERS,
+    "learning_rate": "it is that of its .optimizer, and may be assigned there; .rate is the next",
+    "lr": "see .rate; the learning_rate of its .optimizer may be assigned",
+    "param_groups": "see the groups of its .optimizer",
+}
+"""What to write for methods and fields of optimizers, of one around another."""
+
+OF_AVERAGES: Final = {
+    "average": "use average.state(), or with average.swapped(): the model has the averages",
+    "load_state_dict": "use average.load_state(arrays)",
+    "model": "the model has the averages inside of: with average.swapped()",
+    "module": "the model has the averages inside of: with average.swapped()",
+    "shadow": "use average.state(), or with average.swapped(): the model has the averages",
+    "state_dict": "use average.state()",
+    "step": "use average.update()",
+    "update_parameters": "use average.update()",
+}
+"""What to write for methods and fields of other libraries' averages of weights."""
+
 OF_LOSS_SCALES: Final = {
     "get_scale": "use scale.value",
     "is_enabled": "it is whenever it is called",
@@ -281,11 +305,14 @@ _NO_KEYWORDS: Final = {
     "inplace": "only what is assigned to changes: x[...] = y",
     "loc": "write loc + scale * ml.random.normal(shape)",
     "maximize": "give the optimizer the gradients of the negative",
+    "key_padding_mask": _PADDING,
     "padding_idx": "multiply by a mask, or give losses an ignore_index=",
     "requires_grad": _ANY,
+    "src_key_padding_mask": _PADDING,
     "return_counts": "use ml.unique_counts(x)",
     "scale": "write loc + scale * ml.random.normal(shape)",
     "upper": "lower= is its opposite",
+    "tgt_key_padding_mask": _PADDING,
     "training": "a layer asks for it: ml.nn.Dropout(rate), and its eval()",
     "weight_decay": "use ml.optim.AdamW, which has one",
     "weights": "write ml.sum(weights * x) / ml.sum(weights)",
@@ -480,6 +507,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
             for other in others.split()
         },
         **{other: f"there is none; write {text}" for other, text in _NONE.items()},
+        "matrix_exp": "use ml.linalg.expm",
+        "triplet": "use ml.triplet_margin",
         "__version__": "use mlvm.__version__",
         "Array": "tensors are ml.Tensor",
         "array_split": "use ml.split(x, n), or ml.split(x, [i, j]) for parts of other lengths",

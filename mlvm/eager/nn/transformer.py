@@ -15,6 +15,7 @@ from mlvm.eager.nn.norm import LayerNorm
 from mlvm.eager.nn.parameters import Init, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
 
 
 class _TransformerLayer(Module):
@@ -113,6 +114,7 @@ class TransformerEncoderLayer(_TransformerLayer):
 
     _parts = 2
 
+    @public
     def __call__(
         self,
         x: Tensor,
@@ -149,6 +151,7 @@ class TransformerDecoderLayer(_TransformerLayer):
 
     memory_attention: MultiHeadAttention
 
+    @public
     def __call__(
         self,
         x: Tensor,

@@ -19,6 +19,7 @@ from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.context import current_tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.values import kind_of
 from mlvm.eager.tree import (
     Tree,
     flatten,
@@ -160,7 +161,7 @@ class MultiSteps:
 
     def __init__(self, optimizer: Optimizer, every: int) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {optimizer!r}")
+            raise AttributeRefused(f"MultiSteps: it takes an optimizer, not {kind_of(optimizer)}")
         self.optimizer = optimizer
         self.every = checked("MultiSteps", "every", every, Count)
         params, held = optimizer._params, optimizer._held
@@ -197,6 +198,11 @@ class MultiSteps:
         if current_tape.get() is not None:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
         return {path: (self._sums[first[id(leaves[path])]], g) for path, g in given.items()}
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the optimizer's next update."""
+        return self.optimizer.rate
 
     def state(self) -> dict[str, Tensor]:
         """The state of the optimizer, and besides the sums by path, as `gradients/Dense_0/kernel`,

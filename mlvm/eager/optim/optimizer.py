@@ -441,6 +441,11 @@ class Optimizer(_OfFields):
                 f"{self._name}: update takes gradients, a tree like the parameters, not one "
                 f"{grads.type}: of a loss take ml.grad(loss_of)(model)"
             )
+        if grads is self._tree and not isinstance(grads, Tensor):
+            raise PathError(
+                f"{self._name}: update takes gradients, not the parameters themselves: of a loss "
+                f"take ml.grad(loss_of)(model)"
+            )
         gradients = self._own(named_leaves(grads))
         types = self._held.given_types(grads, self._types)
         require_types(types, {path: g.type for path, g in gradients.items()}, "gradient")

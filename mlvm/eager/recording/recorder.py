@@ -184,7 +184,7 @@ class Recorder:
         raise CaptureError(
             f"{user_line()}: a value is read inside a captured function, and a later call would "
             f"not see its own; return the tensor, and read it outside, or let the program decide: "
-            f"where, cond, while_loop, fori_loop, logical_and"
+            f"where, cond, while_loop, fori_loop, logical_and, check"
         )
 
     def write(self, handle: TensorHandle, array: Array) -> None:

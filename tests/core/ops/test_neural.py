@@ -427,6 +427,13 @@ EPS = {"eps": 1e-6}
             {"padding": NONE},
         ),
         (
+            ShapeError,
+            "but the kernel takes 3; the axis of channels is the last: moveaxis",
+            "conv2d",
+            (np.zeros((2, 3, 4, 4), "f"), np.zeros((1, 1, 3, 4), "f")),
+            {"padding": NONE},
+        ),
+        (
             DTypeError,
             "f64, f32",
             "conv2d",

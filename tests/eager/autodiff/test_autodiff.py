@@ -686,3 +686,12 @@ def test_an_update_in_place_with_a_tracked_operand_is_tracked() -> None:
         return total
 
     assert lists(value_and_grad(accumulated)(ones((2,)))) == [4.0, [4.0, 4.0]]
+
+
+def test_a_gradient_is_of_a_function_to_a_loss() -> None:
+    x, untyped = ml.ones(2), ml  # type: Any, Any
+    for call in (untyped.grad, untyped.value_and_grad, lambda loss: untyped.vjp(loss, x)):
+        with pytest.raises(GradientError, match=r"of a function, not of f32\[\]: write ml\.grad"):
+            call(ml.sum(x))
+    with pytest.raises(GradientError, match=r"not of a tuple; .* with has_aux=True$"):
+        untyped.grad(lambda x: (ml.sum(x), x))(x)

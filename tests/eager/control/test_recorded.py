@@ -357,6 +357,11 @@ def test_values_are_not_read_in_bodies() -> None:
         ml.capture(step)(vector())
 
 
+def test_a_value_that_numpy_reads_is_told_with_the_line_that_called_numpy() -> None:
+    with pytest.raises(CaptureError, match=rf"{HERE}:\d+: a value is read inside.*, check$"):
+        ml.capture(lambda x: np.clip(x, 0, 1))(ml.ones(3))
+
+
 def test_a_body_that_raises_has_changed_nothing() -> None:
     total = ml.zeros((3,))
 

@@ -18,9 +18,11 @@ import mlvm.eager as ml
 from mlvm.eager.interop.hints import (
     FUNCTIONS,
     METHODS,
+    OF_AVERAGES,
     OF_DTYPES,
     OF_LOSS_SCALES,
     OF_MODULES,
+    OF_MULTI_STEPS,
     OF_OPTIMIZERS,
 )
 from tests.brief import cases, refuses
@@ -33,6 +35,7 @@ HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint
 HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
 HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
 HINTS += [(f"scale.{name}", hint) for name, hint in OF_LOSS_SCALES.items()]
+HINTS += [(f"average.{name}", hint) for name, hint in OF_AVERAGES.items()]
 HINTS += [(f"dtype.{name}", hint) for name, hint in OF_DTYPES.items()]
 
 
@@ -40,10 +43,13 @@ def test_what_a_hint_names_exists() -> None:
     x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
     starts = {"ml": ml, "x": x, "y": y, "model": model, "optimizer": ml.optim.Adam(model, 0.1)}
     starts |= {"scale": ml.optim.LossScale(), "dtype": ml.float32}
+    starts |= {"average": ml.optim.EMA(model)}
     named = 0
     for name, hint in HINTS:
         for start, path in re.findall(
-            r"\b(ml|x|y|model|optimizer|scale|dtype)\.([a-z_]\w*(?:\.\w+)*)", hint, re.IGNORECASE
+            r"\b(ml|x|y|model|optimizer|scale|average|dtype)\.([a-z_]\w*(?:\.\w+)*)",
+            hint,
+            re.IGNORECASE,
         ):
             found: Any = starts[start]
             for part in path.split("."):
@@ -74,6 +80,8 @@ def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
         (model, OF_MODULES, "a Linear"),
         (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS, "an Adam"),
         (ml.optim.SGD(model, 0.1), OF_OPTIMIZERS, "an SGD"),
+        (ml.optim.MultiSteps(ml.optim.SGD(model, 0.1), 2), OF_MULTI_STEPS, "a MultiSteps"),
+        (ml.optim.EMA(model), OF_AVERAGES, "an EMA"),
         (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
         (ml.float32, OF_DTYPES, "a DType"),
     ):
@@ -89,6 +97,11 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         untyped.optim.Adam(model, lr=0.1)
     with pytest.raises(TypeError, match=r"^GRU\(\): there is no batch_first=; x is \[time, batch"):
         untyped.nn.GRU(2, 3, batch_first=True)
+    layer, x = untyped.nn.TransformerEncoderLayer(2, 1), ml.ones((1, 3, 2))
+    with pytest.raises(TypeError, match="no src_key_padding_mask=; mask= is True where a key is"):
+        layer(x, src_key_padding_mask=x[..., 0] < 1)
+    padding = x[..., 0] < 1  # what the hint says is taken
+    assert layer(x, mask=ml.logical_not(padding)[:, None, None, :]).shape == (1, 3, 2)
     refuses(TypeError, r"^Dropout\(\): there is no p=; use rate=$", untyped.nn.Dropout, p=0.5)
     refuses(TypeError, "unexpected keyword argument 'other'", untyped.nn.Linear, 2, 3, other=1)
     calls: dict[Callable[[], object], str] = {

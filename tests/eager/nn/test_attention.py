@@ -340,6 +340,12 @@ real: Any = 1.0
         "a mask must broadcast to bool[1, 2, 3, 3], given bool[2,1,3,3]",
     ),
     (
+        lambda: nn.TransformerEncoderLayer(4, 2)(ml.ones((2, 3, 4)), mask=ml.ones((2, 3)) > 0),
+        ShapeError,
+        "given bool[2,3]; one that says for each sequence which keys are seen is "
+        "mask[:, None, None, :]",
+    ),
+    (
         lambda: ml.scaled_dot_product_attention(scores, scores, scores[:2]),
         ShapeError,
         "key and value equally many rows",

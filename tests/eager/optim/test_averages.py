@@ -167,7 +167,7 @@ def test_averages_are_saved_and_follow_a_replaced_parameter() -> None:
     [
         (lambda: optim.EMA({"w": ml.ones(1)}, 1), "EMA: decay must be in [0, 1), given 1"),
         (lambda: optim.EMA({}), "EMA: there are no parameters to average"),
-        (lambda: optim.MultiSteps(None, 1), "MultiSteps: it takes an optimizer, not None"),  # type: ignore[arg-type]
+        (lambda: optim.MultiSteps(nn.Linear(8, 8), 1), "it takes an optimizer, not Linear"),  # type: ignore[arg-type]
         (
             lambda: optim.MultiSteps(optim.SGD(ml.ones(1), 1), 0),
             "MultiSteps: every must be in [1, 16777216), given 0",
@@ -241,6 +241,7 @@ def test_parts_of_a_batch_are_the_batch(every: int, tied: bool) -> None:
 def test_all_parts_in_one_captured_step() -> None:
     model = Net()
     optimizer = optim.MultiSteps(optim.AdamW(model, optim.cosine(0.1, 10)), 4)
+    assert optimizer.rate == optimizer.optimizer.rate == np.float32(0.1)
 
     @ml.capture
     def step(x: Tensor, y: Tensor) -> Tensor:

@@ -1217,3 +1217,11 @@ def test_a_number_that_no_float_holds_is_refused_by_name(
 ) -> None:
     with pytest.raises(MlvmError, match=rf"\b{name}\b"):
         call(sign * HUGE)
+
+
+def test_parameters_are_no_gradients() -> None:
+    for tree in (nn.Linear(2, 3), {"w": ml.ones(2)}):
+        before = [x.tolist() for x in ml.tree.leaves(tree)]
+        with pytest.raises(PathError, match="takes gradients, not the parameters themselves"):
+            optim.SGD(tree, 0.1).update(tree)
+        assert [x.tolist() for x in ml.tree.leaves(tree)] == before

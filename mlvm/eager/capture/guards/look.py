@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import operator
 import os
+import random
 import sys
 import types
 import weakref
@@ -40,6 +41,8 @@ ASKS_CLASS: Final = "__class__"
 NUMBERS: Final = frozenset({int, float})
 _FEW: Final = 8
 _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
+_GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
+_DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
 _CACHED: Final = functools._lru_cache_wrapper
 _Way: TypeAlias = "Callable[[Look, Any], None]"
@@ -323,7 +326,8 @@ class Look:
         shown = layout_of(np.dtype if plain else kind)
         base = shown.base
         if shown.how == "hidden":
-            self._refuse(f"an object of {kind.__name__}, whose state is hidden", _OUTSIDE)
+            remedy = _DRAWS if issubclass(kind, _GENERATORS) else _OUTSIDE
+            self._refuse(f"an object of {kind.__name__}, whose state is hidden", remedy)
         if base in layout.MAPPINGS:
             self._mapping(value, base)
         elif base in layout.ARRAYS:

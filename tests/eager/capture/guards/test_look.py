@@ -1520,3 +1520,9 @@ def test_equal_slices_and_ranges_are_one_value(make: Any) -> None:
         assert captured(x, make(0, 2)).tolist() == [2, 4]
     assert captured(x, make(1, 2)).tolist() == [4]
     assert captured.signatures == 2
+
+
+@pytest.mark.parametrize("draw", [random.random, np.random.default_rng(0).random])
+def test_a_generator_of_random_numbers_says_how_to_draw(draw: Callable[[], float]) -> None:
+    with pytest.raises(CaptureError, match=r"whose state is hidden.*: draw with ml\.random"):
+        ml.capture(lambda x: x * draw())(ml.ones(2))
