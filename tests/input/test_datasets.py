@@ -270,3 +270,11 @@ def test_what_is_none_is_refused(given: Any, error: type[Exception], text: str) 
 )
 def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
     refuses(PipelineError, text, lambda: ml.Pipeline(samples, 3).get())
+
+
+def test_a_name_that_python_does_not_take_is_a_place() -> None:
+    with ml.Pipeline(
+        {"unit price": np.ones(3), "n": np.arange(3), "class": np.zeros(3)}, 3
+    ) as batches:
+        batch: Any = batches.get()
+    assert batch._fields == ("_0", "n", "_2")
