@@ -232,10 +232,9 @@ class Reuse(Placement):
         for chunk in self.chunks:
             run: list[Region] = []
             for region in self._inside(chunk):
-                if id(region) in free:
-                    run.append(region)
-                elif region.nbytes:  # an empty tensor is in nobody's way
-                    run = []
+                if not region.nbytes:  # in nobody's way, and maybe inside of a merged one
+                    continue
+                run = [*run, region] if id(region) in free else []
                 have = sum(region.nbytes for region in run)
                 at_end = bool(run) and region.offset + region.nbytes == chunk.carved
                 if at_end and have + chunk.nbytes - chunk.carved >= nbytes and self._drop(run):

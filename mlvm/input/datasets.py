@@ -7,7 +7,7 @@ from __future__ import annotations
 import operator
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -104,6 +104,8 @@ class _Columns:
 
     def __init__(self, columns: Any, names: tuple[str, ...] = ()) -> None:
         self._names = names
+        if len(set(names)) < len(names):
+            raise PipelineError(f"the dataset has columns of one name among {brief(list(names))}")
         self._columns = [_column(each) for each in columns]
         lengths = list(dict.fromkeys(map(len, self._columns)))
         if len(lengths) != 1:
@@ -119,6 +121,16 @@ class _Columns:
         return parts_of(dict(zip(self._names, taken, strict=True)) if self._names else tuple(taken))
 
 
+def _in_order(row: tuple[Any, ...], first: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The parts of a sample in the order of the first one's names."""
+    names, wanted = getattr(row, "_fields", None), getattr(first, "_fields", None)
+    if names == wanted:
+        return row
+    if names is None or wanted is None or {*names} != {*wanted}:
+        raise PipelineError(f"samples differ: they have parts {brief(wanted)} and {brief(names)}")
+    return with_parts(first, [getattr(row, name) for name in wanted])
+
+
 class _Samples:
     """Samples one by one, which are stacked: each is an array or a number, or several of them."""
 
@@ -128,10 +140,16 @@ class _Samples:
     def __len__(self) -> int:
         return len(self._samples)
 
+    @cached_property
+    def _first(self) -> tuple[Any, ...]:
+        return parts_of(self._samples[0])
+
     def __getitem__(self, indices: Indices) -> Arrays:
         rows = [parts_of(self._samples[int(i)]) for i in indices]
         if len({len(row) for row in rows}) > 1:
             raise PipelineError("samples differ: some have more parts than others")
+        if any(hasattr(row, "_fields") for row in rows):
+            rows = [_in_order(row, self._first) for row in rows]
         columns = [[_array(x) for x in column] for column in zip(*rows, strict=True)]
         for column in columns:
             shapes = list(dict.fromkeys(x.shape for x in column))
@@ -155,8 +173,10 @@ def _takes_arrays(dataset: Any) -> bool:
     except Exception as found:
         if together is None and isinstance(error, TypeError) and not isinstance(found, TypeError):
             raise
-    if one_by_one is None or any(x.dtype.hasobject for x in one_by_one):
+    if one_by_one is None:
         return True
+    if any(x.dtype.hasobject for x in one_by_one):
+        return together is not None
     return together is not None and (
         len(together) == len(one_by_one)
         and all(isinstance(x, np.ndarray) for x in together)
@@ -189,6 +209,8 @@ def _only(arrays: object) -> Array:
 
 
 def _array(x: Any) -> Array:
+    if isinstance(x, np.ma.MaskedArray):
+        raise PipelineError("a masked array has values that are none; fill them: x.filled(0)")
     try:
         return np.asarray(x)
     except Exception as error:

@@ -142,9 +142,13 @@ def _purge(file: Path, step: int) -> None:
     header, *rows = _rows(file) or [[]]
     if header[:1] == ["step"]:
         kept = [row for row in rows if row[0].isdecimal() and int(row[0]) < step]
-        file.unlink()
         if kept:
-            _append(file, header, *kept)
+            beside = file.with_name(f"{file.name}.{os.getpid()}")
+            beside.unlink(missing_ok=True)
+            _append(beside, header, *kept)
+            beside.replace(file)  # a process that ends before has lost nothing
+        else:
+            file.unlink()
 
 
 # --- protobuf ------------------------------------------------------------------------

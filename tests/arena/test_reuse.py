@@ -330,3 +330,24 @@ def test_an_overflow_names_the_largest_holders_and_their_lines() -> None:
         f"384; the largest holders are f32[96]: 384 bytes, {__file__}:{line}; "
         f"f32[32]: 128 bytes, {__file__}:{line}; f32[16]: 64 bytes, {__file__}:{line}"
     )
+
+
+def test_an_empty_tensor_inside_of_merged_memory_splits_nothing() -> None:
+    """It did: once it was free, a merge began at its place, inside of a tensor that lived."""
+    arena = ml.Arena(ml.VM("mine"), "fixed", capacity=256)
+
+    def of(n: int) -> Any:
+        return arena.alloc(ml.TensorType(ml.float32, (n,)))
+
+    first, empty, second, third, fourth = of(16), of(0), of(16), of(16), of(16)
+    for each in (first, second):
+        arena.free(each)
+    merged = of(32)  # where both were, around the empty one
+    arena.vm.write(merged.handle, np.ones(32, np.float32))
+    for each in (empty, third, fourth):
+        arena.free(each)
+    beside = of(32)
+    arena.vm.write(beside.handle, np.full(32, 2, np.float32))
+    assert arena.vm.read(merged.handle).tolist() == [1.0] * 32
+    arena.free(beside)
+    assert arena.vm.read(merged.handle).tolist() == [1.0] * 32

@@ -248,6 +248,9 @@ def no_file(i: Any) -> object:
     ((Reversed(), Y), PipelineError, "a column is one array, and this dataset in one gives 2"),
     (["a", "b"], PipelineError, "what no tensor holds, in column 0: .*<U1"),
     ({"x": X, "text": ["a"] * 11}, PipelineError, "what no tensor holds, in column 'text'"),
+    ([None, None], PipelineError, "what no tensor holds, in column 0"),
+    (np.ma.masked_array(X, X > 0), PipelineError, "a masked array"),
+    ({1: X, "1": Y}, PipelineError, "columns of one name"),
     (Missing(no_file), FileNotFoundError, "1.png"),
     (Missing(lambda i: {}[i]), KeyError, "1"),
     (Missing(lambda i: np.zeros(len(i))), PipelineError, "gives an array"),
@@ -267,6 +270,7 @@ def test_what_is_none_is_refused(given: Any, error: type[Exception], text: str) 
     ([np.ones(2), np.ones(3), np.ones(2)], r"samples differ: they have shapes \[\(3,\), \(2,\)\]"),
     ([(1, 2), (1, 2, 3), (1, 2)], "samples differ: some have more parts than others"),
     ([1, 2, 2.5], "samples differ: this batch has float64"),
+    ([{"a": 1.0}, {"b": 2.0}, {"a": 3.0}], "samples differ: they have parts"),
 )
 def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
     refuses(PipelineError, text, lambda: ml.Pipeline(samples, 3).get())
@@ -278,3 +282,12 @@ def test_a_name_that_python_does_not_take_is_a_place() -> None:
     ) as batches:
         batch: Any = batches.get()
     assert batch._fields == ("_0", "n", "_2")
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4])
+def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
+    samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
+    batches: Any = ml.Pipeline(samples, batch, epochs=1)
+    found = [(b.x.tolist(), b.y.tolist()) for b in batches]
+    assert [each for x, _ in found for each in x] == [1.0, 2.0, 1.0, 2.0]
+    assert [each for _, y in found for each in y] == [10.0, 20.0, 10.0, 20.0]

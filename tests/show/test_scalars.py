@@ -180,3 +180,20 @@ def test_tensorboard_reads_it(tmp_path: Path) -> None:
     assert found.Tags()["scalars"] == ["train/loss"]
     scalars = [(each.step, each.value) for each in found.Scalars("train/loss")]
     assert scalars == [(0, 0.0), (1, 1.0), (2, 2.5), (3, 3.5)]
+
+
+def test_a_log_that_ends_while_it_purges_has_lost_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ml.ScalarLog(tmp_path) as log:
+        for step in range(3):
+            log.add("train", step, loss=1.0)
+    before = rows(tmp_path / "train.csv")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(scalars, "_append", killed)
+    with pytest.raises(KeyboardInterrupt):
+        ml.ScalarLog(tmp_path, purge_step=2)
+    assert rows(tmp_path / "train.csv") == before

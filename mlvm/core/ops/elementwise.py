@@ -83,7 +83,10 @@ def multiply(out: Array, x: Array, y: Array) -> None:
     >>> ml.multiply([1.0, 2.0], 3.0)
     Tensor([3., 6.], f32[2])
     """
-    np.multiply(x, y, out, dtype=out.dtype)
+    if out.size == 1 and out.dtype.kind == "c":  # in place numpy would round it as a reduction
+        out[...] = np.multiply(x, y, dtype=out.dtype)
+    else:
+        np.multiply(x, y, out, dtype=out.dtype)
 
 
 @pointwise(infer=elementwise("inexact"), public=False)

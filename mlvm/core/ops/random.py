@@ -218,7 +218,7 @@ def poisson(
 ) -> None:
     """How many events of a rate there are, which broadcasts to `shape`. Needs 0 <= rate <= 1e18."""
     _require_all(rate, (rate >= 0) & (rate <= 1e18), "is no rate; it must be in 0 .. 1e18")
-    np.copyto(out, generator(key).poisson(rate, size=out.shape), casting="unsafe")
+    _write_counts(out, generator(key).poisson(rate, size=out.shape))
 
 
 def _binomial(
@@ -236,9 +236,9 @@ def binomial(
 ) -> None:
     """How many of n trials succeed, each with probability p; both broadcast to `shape`. Needs
     n >= 0 and 0 <= p <= 1."""
-    _require_all(n, n >= 0, "is no number of trials; n must be >= 0")
+    trials = _trials(n)
     _require_all(p, (p >= 0) & (p <= 1), "is not a probability; p must be in [0, 1]")
-    np.copyto(out, generator(key).binomial(n.astype(np.int64), p, size=out.shape), casting="unsafe")
+    _write_counts(out, generator(key).binomial(trials, p, size=out.shape))
 
 
 def _multinomial(
@@ -258,13 +258,26 @@ def multinomial(
 ) -> None:
     """How many of n trials end in each of the ways along the last axis of p, whose elements they
     are proportional to: [*shape, ways]. Needs n >= 0, and 0 <= p, finite and not all 0."""
-    _require_all(n, n >= 0, "is no number of trials; n must be >= 0")
+    trials = np.broadcast_to(_trials(n), out.shape[:-1])
     _require_all(p, (p >= 0) & np.isfinite(p), "is not proportional to a probability")
     p = p.astype(np.float64)
-    total = p.sum(-1, keepdims=True)
-    _require_all(total, total > 0, "is the sum of all p, which must be > 0")
-    trials = np.broadcast_to(n.astype(np.int64), out.shape[:-1])
-    drawn = generator(key).multinomial(trials, np.broadcast_to(p / total, out.shape))
+    largest = p.max(-1, keepdims=True)
+    _require_all(largest, largest > 0, "is the sum of all p, which must be > 0")
+    p /= largest  # of which the sum does not overflow
+    p /= p.sum(-1, keepdims=True)
+    _write_counts(out, generator(key).multinomial(trials, np.broadcast_to(p, out.shape)))
+
+
+def _trials(n: Array) -> Array:
+    """n as numpy takes it. Raises `OperandValueError` unless all are in 0 .. 2**63 - 1."""
+    good = (n >= 0) & (n <= np.iinfo(np.int64).max)
+    _require_all(n, good, "is no number of trials; n must be in 0 .. 2**63 - 1")
+    return n.astype(np.int64)
+
+
+def _write_counts(out: Array, drawn: Array) -> None:
+    """Raises `OperandValueError` where one is more than the dtype has."""
+    _require_all(drawn, drawn <= np.iinfo(out.dtype).max, f"was drawn, which no {out.dtype} holds")
     np.copyto(out, drawn, casting="unsafe")
 
 

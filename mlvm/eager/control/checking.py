@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import numpy as np
+
 from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import bool_
@@ -16,7 +18,7 @@ from mlvm.machines.checks import CHECK
 
 
 @public
-def check(condition: Tensor | bool, message: str) -> None:
+def check(condition: Tensor | bool | np.bool_, message: str) -> None:
     """Raise `CheckFailed` with the message where a condition is False: bool[...], or a bool.
 
     In a captured function, and in branches and loops there, the program checks in each call: it
@@ -35,7 +37,7 @@ def check(condition: Tensor | bool, message: str) -> None:
     """
     if not isinstance(message, str):
         raise AttributeRefused(f"check: a message is a str, not {brief(message)}")
-    if isinstance(condition, bool):
+    if isinstance(condition, (bool, np.bool_)):
         if not condition:
             raise CheckFailed(message)
         return

@@ -249,7 +249,10 @@ def _is_container(part: Any) -> bool:
 
 
 def _ends(part: Any) -> bool | None:
-    return None if _is_container(part) and not _is_plain(part) else True
+    try:
+        return None if _is_container(part) and not _is_plain(part) else True
+    except RecursionError:  # `flatten` says what contains itself
+        return None
 
 
 def _is_plain(part: Any) -> bool:

@@ -252,14 +252,14 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 @public
 @in_f32
 def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
-    """x where |x| > limit, else 0.
+    """x, but 0 where |x| <= limit.
 
     x: f[...] -> f[...]. Raises `DTypeError` for other than floats.
 
         >>> ml.hardshrink(ml.asarray([-2.0, 0.25, 1.0]))
         Tensor([-2.,  0.,  1.], f32[3])
     """
-    return where(op.greater(op.abs(_floats(x)), limit), x, 0.0)
+    return where(op.less_equal(op.abs(_floats(x)), limit), 0.0, x)
 
 
 def _floats(x: Tensor) -> Tensor:

@@ -24,6 +24,13 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
 
+def between(x: Tensor, y: Tensor, part: Tensor) -> Tensor:
+    """x + part (y - x), exactly x at 0 and y at 1, however far they are apart."""
+    away = y - x
+    far = op.logical_and(op.greater_equal(op.abs(part), 0.5), op.isfinite(away))
+    return op.where(far, y - away * (1.0 - part), x + away * part)
+
+
 @public
 def astype(x: Tensor, dtype: object, /, *, copy: bool = True, device: Device = None) -> Tensor:
     """x in another dtype, on its VM or on `device`. Floats are truncated to integers: one that the

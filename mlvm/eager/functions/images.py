@@ -207,7 +207,10 @@ def grid_sample(
     for row, down in sides[1]:
         for column, right in sides[0]:
             part = op.take(pixels, (image + row) * width + column, axis=0)
-            read.append(part * expand_dims(down * right, axis=-1))
+            weight = expand_dims(down * right, axis=-1)
+            if padding == "zeros":  # also where the pixel at the border is no number
+                part = where(op.equal(weight, 0.0), 0.0, part)
+            read.append(part * weight)
     return sum(read[1:], read[0])
 
 

@@ -27,6 +27,7 @@ from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.shapes import broadcast_to, concat, moveaxis, part, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -485,7 +486,8 @@ def combined(combine: Combine, x: Tensor, updates: Tensor, indices: Tensor) -> T
         own = part(rows, 0, behind)
         same = op.equal(part(places, 0, behind), part(places, 0, before))
         same = reshape(same, (total - step, *[1] * (rows.ndim - 1)))
-        both = op.where(same, combine(part(rows, 0, before), own), own)
+        others = op.where(same, part(rows, 0, before), constant(1, rows.dtype))  # else 0 nan = nan
+        both = op.where(same, combine(others, own), own)
         rows, step = concat([part(rows, 0, range(step)), both]), 2 * step
     ones = full(wanted.shape, 1, dtype=i64)
     counts = op.scatter_add(ones, wanted, axis=0, length=x.shape[0])

@@ -14,7 +14,7 @@ from mlvm.core.rules import require
 from mlvm.core.types import bool_, f32, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.elements import astype, take
+from mlvm.eager.functions.elements import astype, between, take
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.shapes import concat, moveaxis, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
@@ -390,7 +390,7 @@ def interp(
     x0, x1, f0, f1 = [op.take(each, at, axis=0) for each in (xp, fp) for at in (below, above)]
     wide = x1 - x0
     wide = op.where(op.equal(wide, 0.0), constant(1.0, wide.dtype), wide)
-    found = f0 + (f1 - f0) * ((x - x0) / wide)
+    found = between(f0, f1, (x - x0) / wide)
     ends = [(op.less, 0, left), (op.greater, n - 1, right)]
     for is_beyond, at, value in ends:
         end = part(fp, 0, range(at, at + 1)) if value is None else as_operand(value, found)

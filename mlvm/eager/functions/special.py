@@ -11,13 +11,13 @@ from mlvm.core.rules import require
 from mlvm.core.types import bool_
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.elements import astype, stop_gradient
+from mlvm.eager.functions.elements import astype, between, stop_gradient
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.matrices import floating
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.dtypes import finfo
+from mlvm.eager.tensor.dtypes import finfo, result_type
 from mlvm.eager.tensor.operands import Operand, as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -119,7 +119,7 @@ def nan_to_num(
 @public
 @in_f32
 def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
-    """x + weight (y - x), elementwise, with broadcasting: from x at 0 to y at 1.
+    """x + weight (y - x), elementwise, with broadcasting: exactly x at 0 and y at 1.
 
     x, y and weight: shapes that broadcast to [...], floats or complex numbers -> [...]. Raises
     `ShapeError` for other shapes, `DTypeError` for other dtypes.
@@ -128,7 +128,7 @@ def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
         Tensor([ 5. , 12.5], f32[2])
     """
     require("inexact", type_of(x))
-    return x + (as_operand(y, x) - x) * as_operand(weight, x)
+    return between(x, as_operand(y, x), as_operand(weight, x))
 
 
 @public
@@ -144,10 +144,13 @@ def fmod(x: Tensor, y: Operand, /) -> Tensor:
     """
     require("real", type_of(x))
     y = as_operand(y, x)
-    rest = op.remainder(op.abs(x), op.abs(y))
-    if rest.dtype.is_float:
-        return op.copysign(rest, stop_gradient(x))
-    return op.where(op.less(x, 0), -rest, rest)
+    dtype = result_type(x, y)
+    if dtype.is_float:
+        side = op.copysign(constant(1.0, dtype), stop_gradient(astype(x, dtype)))
+        return op.remainder(x * side, op.abs(y)) * side
+    rest = op.remainder(x, y)  # with the sign of y
+    differ = op.not_equal(op.less(x, 0), op.less(y, 0))
+    return op.where(op.logical_and(differ, op.not_equal(rest, 0)), rest - y, rest)
 
 
 # --- special functions ----------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import Axis, is_real, require
@@ -30,6 +30,7 @@ from mlvm.eager.functions.shapes import (
 from mlvm.eager.functions.sorting import searchsorted
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -441,7 +442,7 @@ def digitize(x: Tensor, bins: Tensor, *, right: bool = False) -> Tensor:
 @public
 def histogram(
     x: Tensor,
-    bins: int | Tensor = 10,
+    bins: int | Sequence[float] | Array | Tensor = 10,
     range: tuple[float, float] | None = None,
     weights: Tensor | None = None,
     density: bool = False,
@@ -465,6 +466,8 @@ def histogram(
     if weights is not None and type_of(weights).shape != x.shape:
         raise ShapeError(f"weights have the shape of x, {x.shape}")
     flat = reshape(x, -1)
+    if isinstance(bins, (list, tuple)) or is_array(bins):
+        bins = as_operand(bins, flat)
     edges = bins if isinstance(bins, Tensor) else _edges(floating(flat), bins, range)
     if edges.ndim != 1 or edges.size < 2:
         raise ShapeError(f"edges are a vector of 2 or more, not {edges.type}")
@@ -482,7 +485,7 @@ def histogram(
     return sums, edges
 
 
-def _edges(x: Tensor, bins: int, ends: tuple[float, float] | None) -> Tensor:
+def _edges(x: Tensor, bins: Any, ends: tuple[float, float] | None) -> Tensor:
     """The edges of so many equal bins, as `numpy.linspace` has them."""
     [count], dtype, x = counts_of(integer(bins, "bins"), "bins"), x.dtype, widened(x)
     if not count:
@@ -491,7 +494,8 @@ def _edges(x: Tensor, bins: int, ends: tuple[float, float] | None) -> Tensor:
         low, high = op.min(x), op.max(x)
     else:
         given = (0.0, 1.0) if ends is None else ends
-        if len(given) != 2 or not all(map(math.isfinite, given)) or given[0] > given[1]:
+        pair = isinstance(given, (tuple, list)) and len(given) == 2 and all(map(is_real, given))
+        if not pair or not all(map(math.isfinite, given)) or given[0] > given[1]:
             raise AttributeRefused(f"range is a finite low <= high, not {brief(ends)}")
         low, high = [constant(float(each), x.dtype) for each in given]
     one = op.equal(low, high)

@@ -172,11 +172,12 @@ class MultiSteps:
         """Add gradients to the sums; with the last of `every` ones update the parameters. Whether
         they were updated: bool[]. Raises what `Optimizer.update` does."""
         sums = self._sums_of(grads)
-        for total, g in {id(total): (total, g) for total, g in sums}.values():
+        for total, g in {id(total): (total, g) for total, g in sums.values()}.values():
             total += g * (1.0 / self.every)
         self.count += 1
         is_full: Tensor = self.count >= self.every
-        means = unflatten(flatten(grads)[1], [total for total, _ in sums])
+        leaves, structure = flatten(grads)
+        means = unflatten(structure, [sums[path][0] if path in sums else g for path, g in leaves])
 
         def improve() -> None:
             self.optimizer.update(means)
@@ -186,17 +187,17 @@ class MultiSteps:
         cond(is_full, improve, lambda: None)
         return is_full
 
-    def _sums_of(self, grads: Tree) -> list[tuple[Tensor, Tensor]]:
-        """For each gradient the sum that it is added to, and itself; those of a shared parameter
-        twice."""
-        given = named_leaves(grads)
+    def _sums_of(self, grads: Tree) -> dict[str, tuple[Tensor, Tensor]]:
+        """For each gradient that the optimizer takes the sum that it is added to, and itself; those
+        of a shared parameter twice."""
+        given = self.optimizer._own(named_leaves(grads))
         leaves = self.optimizer._leaves
         first = {id(x): path for path, x in self.optimizer._params.items()}
         types = {path: self._sums[first[id(x)]].type for path, x in leaves.items()}
-        require_types(types, {path: g.type for path, g in given}, "gradient")
+        require_types(types, {path: g.type for path, g in given.items()}, "gradient")
         if current_tape.get() is not None:
             raise GradientError("MultiSteps: call update outside of the differentiated function")
-        return [(self._sums[first[id(leaves[path])]], g) for path, g in given]
+        return {path: (self._sums[first[id(leaves[path])]], g) for path, g in given.items()}
 
     @property
     def rate(self) -> float:

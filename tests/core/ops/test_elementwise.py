@@ -208,3 +208,20 @@ def test_multiply_add_rounds_the_product_to_the_dtype_of_the_result() -> None:
     for n in (1, 3, 100_000):
         product = evaluate("multiply_add", np.full(n, x), np.full(n, x), np.full(n, z))
         np.testing.assert_array_equal(product, np.float64(x) ** 2)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (2,), (3, 2)])
+@pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
+def test_a_complex_product_in_place_has_the_same_bits(shape: tuple[int, ...], dtype: Any) -> None:
+    """numpy takes one of a single element for a reduction, which it rounds otherwise."""
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x, y = [
+            np.asarray(rng.standard_normal(shape) + 1j * rng.standard_normal(shape), dtype)
+            for _ in range(2)
+        ]
+        apart, first, second = np.empty(shape, dtype), x.copy(), y.copy()
+        OPS["multiply"].kernel(apart, x, y)
+        OPS["multiply"].kernel(first, first, y)
+        OPS["multiply"].kernel(second, x, second)
+        assert apart.tobytes() == first.tobytes() == second.tobytes()

@@ -223,3 +223,9 @@ def test_a_check_costs_one_call_and_nothing_is_pruned() -> None:
     step = ml.capture(lambda x: ml.check(x > 0.0, "positive"))
     step(ml.ones(3))
     assert "machine.check" in ml.disassemble(step.program)
+
+
+def test_a_bool_of_numpy_is_a_condition() -> None:
+    ml.check(np.all(np.ones(2) > 0), "positive")
+    with pytest.raises(ml.errors.CheckFailed, match="negative"):
+        ml.check(np.bool_(False), "negative")

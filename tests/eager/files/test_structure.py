@@ -365,3 +365,10 @@ def test_weights_in_parts_are_saved_whole(tmp_path: Path, shard: Any) -> None:
             for path in ("kernel", "bias")
         ),
     }
+
+
+def test_what_contains_itself_is_refused(tmp_path: Any) -> None:
+    values: list[Any] = [1]
+    values.append(values)
+    with pytest.raises(ml.errors.DTypeError, match="contains itself"):
+        ml.save(tmp_path / "a.safetensors", {"values": values})

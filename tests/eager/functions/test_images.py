@@ -333,3 +333,10 @@ untyped: Any = ml
 )
 def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     refuses(error, text, call)
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "nearest", "bicubic"])
+def test_outside_of_an_image_are_zeros_whatever_its_border_has(mode: Any) -> None:
+    x = ml.full((1, 2, 2, 1), math.inf)
+    outside = ml.asarray([[[[9.0, 9.0], [-9.0, 0.0]]]])
+    assert ml.grid_sample(x, outside, mode=mode).numpy().ravel().tolist() == [0.0, 0.0]

@@ -441,3 +441,8 @@ untyped: Any = ml
 )
 def test_refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
     refuses(error, text, call)
+
+
+@pytest.mark.parametrize("function", ["hardshrink", "softshrink", "tanhshrink", "hard_tanh"])
+def test_a_nan_is_not_shrunk_away(function: str) -> None:
+    assert np.isnan(getattr(ml, function)(ml.asarray([np.nan])).numpy()).all()

@@ -479,3 +479,41 @@ def test_a_gradient_flows_into_unique_rows() -> None:
 )
 def test_refused(call: Callable[[], object], error: type[Exception], text: str) -> None:
     refuses(error, text, call)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64", "uint8"])
+def test_fmod_has_the_ends_of_its_dtype(dtype: str) -> None:
+    ends = np.iinfo(dtype)
+    given = np.array([ends.min, ends.max, 5, 0, 1], dtype)
+    divisors = given[given != 0]
+    expected = np.fmod(given[:, None], divisors)
+    found = ml.fmod(ml.asarray(given[:, None]), ml.asarray(divisors))
+    np.testing.assert_array_equal(found.numpy(), expected)
+
+
+def test_fmod_has_a_gradient_at_zero() -> None:
+    x = ml.asarray([0.0, -0.0, 1.0, -1.0])
+    assert ml.grad(lambda x: ml.sum(ml.fmod(x, 3.0)))(x).tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert np.signbit(ml.fmod(x, 3.0).numpy()).tolist() == [False, True, False, True]
+
+
+def test_a_line_meets_both_of_its_ends() -> None:
+    for found in (ml.lerp(ml.asarray([1e20, 1.0]), ml.asarray([1.0, 1e20]), 1.0),):
+        assert found.tolist() == [1.0, float(np.float32(1e20))]
+    xp, fp = ml.asarray([0.0, 1.0]), ml.asarray([1e20, 1.0])
+    assert ml.interp(ml.asarray([1.0, 2.0]), xp, fp).tolist() == [1.0, 1.0]
+    x = ml.asarray([0.3, 0.7])
+    assert ml.lerp(x, x, ml.asarray([0.1, 0.9])).tolist() == x.tolist()
+    assert ml.grad(lambda x: ml.sum(ml.lerp(0.0 * x, 3.0, x)))(x).tolist() == [3.0, 3.0]
+
+
+def test_the_edges_of_a_histogram_may_be_an_array_or_a_list() -> None:
+    x = ml.asarray([0.5, 1.0, 2.5])
+    for edges in ([0.0, 1.0, 3.0], (0, 1, 3), np.array([0.0, 1.0, 3.0])):
+        counts, found = ml.histogram(x, edges)
+        assert (counts.tolist(), found.tolist()) == ([1, 2], [0.0, 1.0, 3.0])
+
+
+@pytest.mark.parametrize("ends", [5, ("a", 1), (0.0, 1.0, 2.0)])
+def test_a_range_that_is_none_is_refused(ends: Any) -> None:
+    refuses(ml.errors.AttributeRefused, "range is", ml.histogram, ml.ones(3), 2, ends)

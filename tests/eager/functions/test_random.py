@@ -472,3 +472,36 @@ def test_draws_refuse_bad_parameters() -> None:
     for call, error, text in bad:
         with pytest.raises(error, match=text):
             call()
+
+
+@pytest.mark.parametrize("dtype", [ml.int8, ml.uint8, ml.int16])
+def test_a_count_that_the_dtype_does_not_hold_is_refused(dtype: Any) -> None:
+    key = ml.random.key(0)
+    draws: list[Callable[[], Any]] = [
+        lambda: ml.random.poisson(1e6, 3, key=key, dtype=dtype),
+        lambda: ml.random.binomial(10**6, 0.5, 3, key=key, dtype=dtype),
+        lambda: ml.random.multinomial(10**6, ml.ones(2), key=key, dtype=dtype),
+    ]
+    for draw in draws:
+        with pytest.raises(
+            ml.errors.OperandValueError, match=r"was drawn, which no u?int\d+ holds"
+        ):
+            draw().numpy()
+
+
+def test_more_trials_than_numpy_counts_are_refused() -> None:
+    n = ml.asarray(np.array([2**63], np.uint64))
+    draws: list[Callable[[], Any]] = [
+        lambda: ml.random.binomial(n, 0.5, key=ml.random.key(0)),
+        lambda: ml.random.multinomial(n, ml.ones(2), key=ml.random.key(0)),
+    ]
+    for draw in draws:
+        with pytest.raises(ml.errors.OperandValueError, match="is no number of trials"):
+            draw().numpy()
+
+
+def test_huge_weights_of_a_multinomial_keep_their_proportion() -> None:
+    p = ml.asarray([1e308, 1e308], dtype=ml.float64)
+    drawn = ml.random.multinomial(1000, p, key=ml.random.key(0)).numpy()
+    assert drawn.sum() == 1000
+    assert 400 < drawn[0] < 600

@@ -193,3 +193,16 @@ def test_segments_refused() -> None:
         refuses(IndexError, "index -5", fn, rows, ids - 1, 4)  # elsewhere it is dropped
     refuses(ml.errors.ShapeError, "one id for each row", ml.segment_max, rows, ids[:2], 3)
     refuses(ml.errors.DTypeError, "f64", ml.segment_max, rows, t(ROWS[:, 0]), 3)
+
+
+def test_a_nan_in_one_product_is_in_no_other_gradient() -> None:
+    """It was: rows that do not meet were multiplied with each other, and left out afterwards."""
+    x, places = ml.asarray([1.0, 2.0, 3.0]), ml.asarray([1, 1, 2])
+    updates = ml.asarray([2.0, np.nan, 5.0])
+    of_x, of_updates = ml.grad(
+        lambda x, updates: ml.sum(x.at[places].multiply(updates)), argnums=(0, 1)
+    )(x, updates)
+    assert np.isnan(of_x.numpy()).tolist() == [False, True, False]
+    assert (of_x.numpy()[[0, 2]].tolist(), float(of_updates[2])) == ([1.0, 5.0], 3.0)
+    rows = ml.grad(lambda x: ml.sum(ml.segment_prod(x, places, 3)))(updates)
+    assert float(rows[2]) == 1.0

@@ -325,3 +325,18 @@ def test_gradients_that_do_not_fit_change_nothing(grads: Any, error: Any, messag
     with pytest.raises(error, match=message):
         optimizer.update(grads)
     assert optimizer.count.item() == 0
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_steps_of_a_part_take_gradients_of_the_whole(captured: bool) -> None:
+    """As the optimizer alone does: it leaves those of others alone."""
+    model = {"a": ml.ones(2), "b": ml.ones(3)}
+    steps = optim.MultiSteps(optim.SGD(model, 1.0, where="a"), 2)
+
+    def step(x: Tensor) -> None:
+        steps.update({"a": x[:2], "b": x})
+
+    run = ml.capture(step) if captured else step
+    for x in (ml.ones(3), 3.0 * ml.ones(3)):
+        run(x)
+    assert (model["a"].tolist(), model["b"].tolist()) == ([-1.0, -1.0], [1.0, 1.0, 1.0])
