@@ -276,6 +276,14 @@ def test_samples_that_differ_are_refused(samples: Any, text: str) -> None:
     refuses(PipelineError, text, lambda: ml.Pipeline(samples, 3).get())
 
 
+def test_a_name_that_python_does_not_take_is_a_place() -> None:
+    with ml.Pipeline(
+        {"unit price": np.ones(3), "n": np.arange(3), "class": np.zeros(3)}, 3
+    ) as batches:
+        batch: Any = batches.get()
+    assert batch._fields == ("_0", "n", "_2")
+
+
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_samples_that_are_dicts_may_have_their_parts_in_any_order(batch: int) -> None:
     samples = [{"x": 1.0, "y": 10.0}, {"y": 20.0, "x": 2.0}] * 2
