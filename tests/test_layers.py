@@ -60,7 +60,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 5_570,
+    "mlvm/core": 5_580,
     "mlvm/machines": 2_170,
     "mlvm/machines/native": 1_820,
     "mlvm/machines/remote": 2_120,
@@ -84,7 +84,7 @@ BUDGET = {
     "mlvm": 380,
     "models": 2_960,
     "bench": 2_990,
-    "tests": 57_960,
+    "tests": 57_970,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -30,6 +30,11 @@ def _wide(x: Array) -> Array:
     return x.astype(np.float64)
 
 
+def _put(out: Array, y: Array) -> None:
+    """Write the result. The sign of a nan that numpy makes depends on the place in the array."""
+    np.copyto(out, np.where(np.isnan(y), np.nan, y))
+
+
 # --- the error function's relatives --------------------------------------------------
 
 _TAIL_P: Final = (
@@ -60,7 +65,7 @@ def erfc(out: Array, x: Array) -> None:
     scaled = np.where(a > 4.0, far, _horner(FAR_P, a) / _horner(FAR_Q, a))
     upper = np.floor(16.0 * a) / 16.0  # of which the square is exact
     tail = np.exp(-upper * upper) * np.exp((upper - a) * (upper + a)) * scaled
-    np.copyto(out, np.where(a < 0.46875, near, np.where(x < 0, 2.0 - tail, tail)))
+    _put(out, np.where(a < 0.46875, near, np.where(x < 0, 2.0 - tail, tail)))
 
 
 _CENTRE: Final = (
@@ -114,7 +119,7 @@ def erfinv(out: Array, x: Array) -> None:
     end = _horner(_END[0], r - 5.0) / _horner(_END[1], r - 5.0)
     y = np.where(size <= 0.85, centre, np.where(r <= 5.0, middle, end)) * math.sqrt(0.5)
     y = np.where(size < 1.0, y, np.where(size == 1.0, np.inf, np.nan))
-    np.copyto(out, np.copysign(y, x))
+    _put(out, np.copysign(y, x))
 
 
 # --- the gamma function's ------------------------------------------------------------
@@ -167,7 +172,7 @@ def lgamma(out: Array, x: Array) -> None:
     between = (x < 0.0) & ~pole
     mirrored = np.log(math.pi / np.where(between, size * fraction, 1.0)) - result
     result = np.where(between, mirrored, result)
-    np.copyto(out, np.where(pole | np.isinf(x), np.inf, result))
+    _put(out, np.where(pole | np.isinf(x), np.inf, result))
 
 
 _ROOT: Final = 1.4616321449683622
@@ -210,7 +215,7 @@ def digamma(out: Array, x: Array) -> None:
     whole = x == np.round(x)
     away = np.tan(math.pi * np.where(whole, 0.25, x - np.round(x)))
     result = np.where(x < 0.0, np.where(whole, np.nan, result - math.pi / away), result)
-    np.copyto(out, np.where(x == 0.0, np.copysign(np.inf, -x), result))
+    _put(out, np.where(x == 0.0, np.copysign(np.inf, -x), result))
 
 
 def _order(x: TensorType, n: int) -> TensorType:
@@ -245,7 +250,7 @@ def polygamma(out: Array, x: Array, *, n: int) -> None:
     cotangent = 1.0 / np.tan(math.pi * np.where(whole, 0.25, x - np.round(x)))
     turned = math.pi ** (n + 1) * _horner(_cotangent_slope(n), cotangent)
     value = np.where(x < 0.0, -value - turned, value if n % 2 else -value)
-    np.copyto(out, np.where(whole & (x <= 0.0), np.inf if n % 2 else np.nan, value))
+    _put(out, np.where(whole & (x <= 0.0), np.inf if n % 2 else np.nan, value))
 
 
 def _cotangent_slope(n: int) -> Coefficients:

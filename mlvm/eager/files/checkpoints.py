@@ -145,11 +145,11 @@ def load(
     where: Where | None = None,
 ) -> Loaded: ...
 @overload
-def load(file: File, *, into: T, rename: Rename | None = None, where: Where | None = None) -> T: ...
+def load(file: File, into: T, *, rename: Rename | None = None, where: Where | None = None) -> T: ...
 def load(
     file: File,
-    *,
     into: Any = None,
+    *,
     rename: Rename | None = None,
     keep_halves: bool = False,
     where: Where | None = None,

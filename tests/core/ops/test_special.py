@@ -100,3 +100,10 @@ def test_erfinv_is_the_inverse() -> None:
     upper = evaluate("erfinv", evaluate("erf", x))
     slope = 2 / math.sqrt(math.pi) * np.exp(-(x**2))
     np.testing.assert_array_less(np.abs(upper - x), 1e-15 + 2 * EPS / slope)
+
+
+@cases("name", "erfc", "erfinv", "lgamma", "digamma")
+def test_a_nan_is_the_same_at_every_place(name: str) -> None:
+    for sign in (1.0, -1.0):
+        x = np.copysign(np.full(19, np.nan, np.float32), np.float32(sign))
+        assert {each.tobytes() for each in evaluate(name, x)} == {np.float32(np.nan).tobytes()}

@@ -110,7 +110,7 @@ def test_a_module_is_saved_by_path_and_loaded_into_another(tmp_path: Path) -> No
     }
     assert loaded.metadata == {"epoch": "3"}
     handles = {name: x.handle for name, x in two.state().items()}
-    assert ml.load(file, into=two) is two
+    assert ml.load(file, two) is two
     assert bits(two.state()) == bits(one.state())
     assert {name: x.handle for name, x in two.state().items()} == handles
 
