@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,30 +14,13 @@ from mlvm.core.errors import AttributeRefused, CheckFailed, DTypeError
 from mlvm.eager import Tensor
 from mlvm.machines.local import LocalVM
 from tests.brief import cases
-from tests.machines.remote.serving import Served
+from tests.machines.remote.serving import VM_KINDS, vm_of, waited
 
 
-@pytest.fixture(params=["local", "numpy", "workers", "remote"])
+@pytest.fixture(params=VM_KINDS)
 def vm(request: pytest.FixtureRequest) -> Iterator[Any]:
-    match request.param:
-        case "local":
-            yield LocalVM("here")
-        case "numpy":
-            yield LocalVM("here", native=False)
-        case "workers":
-            with_workers = LocalVM("here", workers=2)
-            yield with_workers
-            with_workers.close()
-        case _:
-            with Served() as server, server.vm() as remote:
-                yield remote
-
-
-@contextmanager
-def waited(vm: Any) -> Iterator[None]:
-    """What was posted to a VM elsewhere, or to workers, has run at the end of the block."""
-    yield
-    vm.synchronize()
+    with vm_of(request.param) as vm:
+        yield vm
 
 
 def place(text: str) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import io
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
+from mlvm.machines.local import LocalVM
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.limits import Limits
@@ -95,3 +97,26 @@ def is_launching(status: dict[str, Any]) -> bool:
 def limits(**given: Any) -> Limits:
     """Limits with a second for a launch."""
     return Limits(**{"launch_seconds": 1.0, **given})
+
+
+VM_KINDS: Final = "local", "numpy", "workers", "remote"
+
+
+@contextmanager
+def vm_of(kind: str) -> Iterator[Any]:
+    """A VM of that kind."""
+    if kind == "remote":
+        with Served() as server, server.vm() as remote:
+            yield remote
+    else:
+        workers = 2 * (kind == "workers")
+        vm = LocalVM("here", native=False) if kind == "numpy" else LocalVM("here", workers=workers)
+        yield vm
+        vm.close()
+
+
+@contextmanager
+def waited(vm: Any) -> Iterator[None]:
+    """What was posted to a VM elsewhere, or to workers, has run at the end of the block."""
+    yield
+    vm.synchronize()
