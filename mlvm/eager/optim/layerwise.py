@@ -13,7 +13,14 @@ from mlvm.core.types import TensorType
 from mlvm.eager.functions import creation, elements, linalg, shapes
 from mlvm.eager.optim.optimizer import Optimizer, Tensors, Update
 from mlvm.eager.optim.ranges import AtLeastOne, Count, Fraction, Positive
-from mlvm.eager.optim.rules import Adam, AdamW, multiply_add_into, scalars_like, sum_of_weights
+from mlvm.eager.optim.rules import (
+    Adam,
+    AdamW,
+    moments,
+    multiply_add_into,
+    scalars_like,
+    sum_of_weights,
+)
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.dtypes import result_type
@@ -52,11 +59,8 @@ class Lamb(Adam):
         return -rate, of_sum, hyper.eps * root, *numbers
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        gradient_sum, square_sum = state
-        minus_rate, of_sum, eps, beta1, beta2, weight_decay = scalars
-        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
-        square_sum *= beta2
-        multiply_add_into(square_sum, g, g, square_sum)
+        minus_rate, of_sum, eps, *betas, weight_decay = scalars
+        gradient_sum, square_sum = moments(g, state, betas)
         u = of_sum * gradient_sum / (op.sqrt(square_sum) + eps)
         if hyper.weight_decay:
             multiply_add_into(u, p, weight_decay, u)

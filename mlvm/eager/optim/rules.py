@@ -260,11 +260,8 @@ class Adam(Optimizer):
         return minus_rate, hyper.eps * root, *scalars_like(rate, beta1, beta2)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        gradient_sum, square_sum = state
-        minus_rate, eps, beta1, beta2 = scalars
-        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
-        square_sum *= beta2
-        multiply_add_into(square_sum, g, g, square_sum)
+        minus_rate, eps, *betas = scalars
+        gradient_sum, square_sum = moments(g, state, betas)
         step = op.sqrt(square_sum)
         step += eps
         op.divide(gradient_sum, step, out=step)
@@ -352,11 +349,8 @@ class NAdam(Adam):
         return of_sum, of_gradient, hyper.eps * root, *scalars_like(rate, beta1, beta2)
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        gradient_sum, square_sum = state
-        of_sum, of_gradient, eps, beta1, beta2 = scalars
-        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
-        square_sum *= beta2
-        multiply_add_into(square_sum, g, g, square_sum)
+        of_sum, of_gradient, eps, *betas = scalars
+        gradient_sum, square_sum = moments(g, state, betas)
         p += op.multiply_add(gradient_sum, of_sum, of_gradient * g) / (op.sqrt(square_sum) + eps)
 
 
@@ -401,13 +395,20 @@ class RAdam(Adam):
         )
 
     def _step(self, hyper: Any, p: Tensor, g: Tensor, state: Tensors, scalars: Tensors) -> None:
-        gradient_sum, square_sum = state
-        minus_rate, of_root, rest, beta1, beta2 = scalars
-        multiply_add_into(gradient_sum, gradient_sum, beta1, g)
-        square_sum *= beta2
-        multiply_add_into(square_sum, g, g, square_sum)
+        minus_rate, of_root, rest, *betas = scalars
+        gradient_sum, square_sum = moments(g, state, betas)
         divisor = op.multiply_add(op.sqrt(square_sum), of_root, rest)
         multiply_add_into(p, gradient_sum / divisor, minus_rate, p)
+
+
+def moments(g: Tensor, state: Tensors, betas: Tensors) -> Tensors:
+    """Adam's sums of g and of g^2, with this gradient in them."""
+    gradient_sum, square_sum = state
+    beta1, beta2 = betas
+    multiply_add_into(gradient_sum, gradient_sum, beta1, g)
+    square_sum *= beta2
+    multiply_add_into(square_sum, g, g, square_sum)
+    return gradient_sum, square_sum
 
 
 def scalars_like(rate: Tensor, *numbers: float) -> Tensors:
