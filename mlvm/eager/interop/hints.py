@@ -25,7 +25,6 @@ _MEAN: Final = 'use ml.{}, with reduction="mean"'
 _NO_TAPE: Final = (
     "only ml.grad and its like record: leave it out; within them, see ml.stop_gradient"
 )
-_ASTYPE: Final = "use x.astype(dtype), with ml.float32 and its like"
 _NO_DEVICE: Final = (
     "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
     'ml.VM(device="cuda:0"), see docs/gpu.md'
