@@ -43,6 +43,8 @@ _OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value 
 
 def _require_no_other(head: bytes) -> None:
     """Raise `WeightsError` for a file that PyTorch or numpy wrote."""
+    if head[8:9] == b"{":  # a header of 640 bytes begins as a pickle does
+        return
     if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
         raise WeightsError(_OF_PYTORCH)
     if head.startswith((b"\x93NUMPY", b"PK\3\4")):

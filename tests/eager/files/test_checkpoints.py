@@ -339,6 +339,16 @@ def test_a_file_of_another_library_says_whose_it_is(tmp_path: Path) -> None:
         refuses(ml.errors.WeightsError, f"{file}: .*{text}", ml.load, tmp_path / file)
 
 
+def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    for n in range(400, 640, 8):
+        ml.save(file, {"x": np.ones(2)}, {"text": "-" * n})
+        if file.read_bytes()[:2] == b"\x80\x02":
+            break
+    assert file.read_bytes()[:8] == (640).to_bytes(8, "little")
+    np.testing.assert_array_equal(ml.load(file)["x"], np.ones(2))
+
+
 @cases(
     "header, reason",
     ("[]", "no object"),
