@@ -72,6 +72,10 @@ def _add_serve(commands: Commands) -> None:
     text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
     add("--shared", **REPEATED, metavar="NAME", help=text)
     text = "a shared library with functions in C for all VMs; may be repeated"
+    text = "a process for each client, N at most, and for each shared VM: none can take another's "
+    text += "memory or time; 0 is one process for all. As many as --connections if not given, and "
+    text += "0 at a unix socket, whose clients are all yours"
+    add("--processes", type=_processes, default=None, metavar="N", help=text)
     add("--library", **REPEATED, metavar="SO", help=text)
     add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
     text = "seconds that launches have to finish when the server is told to stop"
@@ -93,6 +97,10 @@ def _count(text: str) -> int:
     if not digits.isascii() or not digits.isdigit() or not int(digits):
         raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, not {text!r}")
     return int(digits) * (_UNITS[unit] if digits != text else 1)
+
+
+def _processes(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _seconds(text: str) -> float:
@@ -122,7 +130,10 @@ def serve(options: argparse.Namespace, version: str) -> None:
     """Serve until a signal. Raises what `Server` raises."""
     log = Log(options.log)
     secret: str | bytes | None = find_secret(None, options.secret_file)
-    if secret is None and not isinstance(parse_address(options.listen), UnixAddress):
+    private = isinstance(parse_address(options.listen), UnixAddress)
+    if options.processes is None:
+        options.processes = 0 if private else options.connections
+    if secret is None and not private:
         secret = make_secret()
         print(f"secret: {secret}", flush=True)  # on stdout: no log ever has it
     came: list[int] = []  # no Event: the thread that a signal interrupts may be holding its lock
@@ -144,6 +155,7 @@ def serve(options: argparse.Namespace, version: str) -> None:
             options={"threads": options.threads, "native": options.native},
             about={"version": version},
             log=log,
+            processes=options.processes,
         )
         while not came:
             time.sleep(_LOOK)

@@ -23,6 +23,7 @@ class Limits:
     message_bytes: int = _limit(_GIB, "a message, such as one array that is written")
     program_bytes: int = _limit(_GIB // 4, "all programs that a client has loaded, as bytes")
     held_bytes: int = _limit(16 * _GIB, "the tensors and storages of a VM")
+    process_bytes: int = _limit(24 * _GIB, "the process of a client, with --processes")
     handles: int = _limit(1 << 20, "the tensors and storages of a VM, by number")
     launch_bytes: int = _limit(4 * _GIB, "what a launch makes and holds at once, or returns")
     launch_steps: int = _limit(10**11, "the instructions of a launch")

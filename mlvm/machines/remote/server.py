@@ -25,6 +25,7 @@ from mlvm.machines.remote import handshake
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
+from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import server_context
@@ -43,6 +44,10 @@ _MOST_OBSERVERS: Final = 64
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
+def _unprepared(vm: LocalVM) -> None:
+    """What is done with each new VM if nobody says."""
+
+
 class Server:
     """Lends VMs at an address; `with` closes it at the end.
 
@@ -50,6 +55,9 @@ class Server:
     it ends, all that it has made is freed. A client proves that it knows the `secret`, but for one
     of the server's own user at a unix socket. `certificate` and `key` are PEM files, for TLS;
     without, an address that other hosts can reach has to be `insecure`.
+
+    With `processes`, each client has a process of its own, and each shared VM has one: so many at
+    most. They share neither memory nor the interpreter's lock, and may take `process_bytes` each.
 
     `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each VM
     that is made, as to register functions; `libraries` are shared libraries with functions in C.
@@ -67,7 +75,7 @@ class Server:
 
     def __init__(
         self,
-        address: str,
+        address: str | None,
         *,
         secret: str | bytes | None = None,
         certificate: str | None = None,
@@ -76,14 +84,15 @@ class Server:
         limits: Limits | None = None,
         shared: Sequence[str] = (),
         libraries: Sequence[str | os.PathLike[str]] = (),
-        prepare: Callable[[LocalVM], object] = lambda vm: None,
+        prepare: Callable[[LocalVM], object] = _unprepared,
         options: Mapping[str, Any] | None = None,
         about: Mapping[str, object] | None = None,
         log: Log | None = None,
+        processes: int = 0,
     ) -> None:
-        asked = addresses.parse_address(address)
+        asked = None if address is None else addresses.parse_address(address)
         self._secret = None if secret is None else handshake.check_secret(secret)
-        if self._secret is None and not isinstance(asked, addresses.UnixAddress):
+        if self._secret is None and isinstance(asked, addresses.TcpAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"the key {key} is of no use without its certificate")
@@ -103,15 +112,22 @@ class Server:
         self._draining = False
         self._launches = 0  # of clients that have gone
         self._admitted = self._refused = 0
-        self._shared: dict[str, BoundedVM] = {}
-        for name in shared:
-            if not name or name in self._shared:
-                raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
-            self._shared[name] = self._make_vm(name)
-        sample = self._make_vm("sample")  # what cannot be made is known now
+        if "" in shared or len({*shared}) < len(shared):
+            raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
+        self._processes: Processes | None = None
+        self._names = list(shared)
+        self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
+        if asked is None:  # in the process of a client
+            return
+        sample = self.make_vm("sample")  # what cannot be made is known now
         of_vm = {"native": sample.native, "threads": sample.threads}
         self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
         sample.close()
+        if processes:
+            if prepare is not _unprepared:
+                raise errors.MachineError("`prepare` is for VMs of this process: use libraries")
+            rest = self._limits, libraries, self._options, self._log.event
+            self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
         self._socket = addresses.listen(asked, public=insecure or self._context is not None)
         self.address: addresses.Address = addresses.address_of(self._socket, asked)
@@ -129,7 +145,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_vm(self, name: str) -> BoundedVM:
+    def make_vm(self, name: str) -> BoundedVM:
         vm = BoundedVM(name, self._limits, self._watchdog, **self._options)
         for library in self._libraries:
             vm.register_library(library)
@@ -143,17 +159,16 @@ class Server:
         connections. Idempotent."""
         with self._lock:
             first, self._draining = not self._draining, True
-            clients = list(self._clients.values())
+            count = len(self._clients)
         if first:
-            self._log.event("draining", clients=len(clients), grace=grace)
+            self._log.event("draining", clients=count, grace=grace)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._socket.close()
             self._remove_file()
-        for client in clients:
-            client.drain()
+        self.drain()
         self._wait(grace)
-        self._watchdog.stop("the server stops")
+        self.stop("the server stops")
         self._wait(0.5)  # they say so to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
@@ -162,9 +177,28 @@ class Server:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
         if first:
-            for vm in self._shared.values():
+            for vm in self.shared.values():
                 vm.close()
-            self._log.event("stopped", launches=self.status()["launches"])
+            launches = self.status()["launches"]
+            if self._processes is not None:
+                self._processes.close()
+            self._log.event("stopped", launches=launches)
+
+    def drain(self) -> None:
+        """End each connection once what has arrived is done."""
+        with self._lock:
+            self._draining = True
+            clients = list(self._clients.values())
+        for client in clients:
+            client.drain()
+        if self._processes is not None:
+            self._processes.tell("drain")
+
+    def stop(self, reason: str) -> None:
+        """End all launches, and those that come."""
+        self._watchdog.stop(reason)
+        if self._processes is not None:
+            self._processes.tell("stop", reason=reason)
 
     def _wait(self, seconds: float) -> None:
         """Wait till there are no clients, for so long at most."""
@@ -279,9 +313,8 @@ class Server:
             return self._about
         if hello.wants != "vm":
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
-        shared = self._shared.get(hello.vm)
-        if hello.vm and shared is None:
-            names = sorted(self._shared) or "none"
+        if hello.vm and hello.vm not in self._names:
+            names = sorted(self._names) or "none"
             raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
         with self._lock:
             if self._draining:
@@ -293,13 +326,20 @@ class Server:
             self._clients[client.number] = client
             self._strangers.pop(client.socket, None)
             self._admitted += 1
-        client.own = shared is None
-        client.vm = shared if shared is not None else self._make_vm(f"vm{client.number}")
-        return {**self._about, "vm": client.vm.name, "shared": not client.own}
+        client.own = not hello.vm
+        client.vm_name = hello.vm or f"vm{client.number}"
+        if self._processes is not None:
+            client.process = self._processes.of(hello.vm, client.vm_name)
+        else:
+            client.vm = self.shared[hello.vm] if hello.vm else self.make_vm(client.vm_name)
+        return {**self._about, "vm": client.vm_name, "shared": not client.own}
 
     def _serve(self, client: _Client) -> None:
         """Do what a client wants who has been let in."""
         try:
+            if client.process is not None:
+                self._hand_on(client, client.process)
+                return
             if client.vm is None:
                 self._tell_status(client.socket)
                 return
@@ -311,6 +351,37 @@ class Server:
         except Exception as error:
             client.reason = "an error of the server's"
             self._log_error(error, client.peer)
+
+    def _hand_on(self, client: _Client, process: Process) -> None:
+        """Have the process serve the client, and wait till it has."""
+        facts = {"peer": client.peer, "name": client.name}
+        if isinstance(client.socket, ssl.SSLSocket):
+            ours, theirs = socket.socketpair()
+            process.begin(client.number, theirs, facts)
+            theirs.close()
+            with ours:
+                relay(client.socket, ours)
+        else:
+            process.begin(client.number, client.socket, facts)
+        client.launches, ended = process.wait(client.number)
+        if ended is not None:
+            self._log.event("disconnected", client=client.number, reason=ended, left=0)
+            client.socket.settimeout(self._limits.send_seconds)
+            self._part_from(Stream(client.socket), ended)
+
+    def lend(self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str) -> int:
+        """Serve a client that another process has let in; how many launches it has made."""
+        lent = _Client(peer, sock)
+        lent.number, lent.name = client, name
+        lent.vm, lent.own = vm, vm.name not in self.shared
+        with self._lock:
+            self._clients[client] = lent
+        try:
+            self._serve(lent)
+        finally:
+            self._free(lent)
+            _part(sock)
+        return lent.launches
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
@@ -339,7 +410,8 @@ class Server:
 
     def _free(self, client: _Client) -> None:
         """Give up a client that has gone, and all that it had."""
-        launches = client.session.launches if client.session is not None else 0
+        if client.session is not None:
+            client.launches = client.session.launches
         own = client.vm if client.own else None
         try:
             if own is not None:
@@ -347,10 +419,14 @@ class Server:
         finally:
             with self._lock:
                 del self._clients[client.number]
-                self._launches += launches
+                self._launches += client.launches
+        if client.process is not None:  # which has logged it
+            if client.own:
+                client.process.channel.end()
+            return
         seconds, left = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
         facts = {"client": client.number, "reason": client.reason, "seconds": seconds}
-        self._log.event("disconnected", **facts, launches=launches, left=left)
+        self._log.event("disconnected", **facts, launches=client.launches, left=left)
 
     def _log_error(self, error: Exception, peer: str) -> None:
         """Log what should not have happened."""
@@ -364,13 +440,17 @@ class Server:
         """What `python -m mlvm top` shows: totals, and a dictionary for each client and each
         shared VM."""
         now = time.monotonic()
+        far = [] if self._processes is None else self._processes.statuses()
+        told = {each["client"]: each for status in far for each in status["clients"]}
         with self._lock:
-            clients = [each.status(now) for each in self._clients.values()]
+            living = self._clients.values()
+            clients = [{**each.status(now), **told.get(each.number, {})} for each in living]
             gone = self._launches
             strangers = len(self._strangers)
-        vms = self._shared.items()
+        vms = self.shared.items()
         shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
-        own = [each for each in clients if each["vm"] not in self._shared]
+        shared += [each for status in far for each in status["shared"]]
+        own = [each for each in clients if each["vm"] not in self._names]
         return {
             "seconds": now - self._started,
             "admitted": self._admitted,
@@ -406,6 +486,9 @@ class _Client:
         self.number = 0
         self.name = ""
         self.vm: BoundedVM | None = None
+        self.vm_name = ""
+        self.process: Process | None = None
+        self.launches = 0
         self.own = True
         self.session: Session | None = None
         self.since = time.monotonic()
@@ -416,7 +499,8 @@ class _Client:
     def drain(self) -> None:
         """End the connection once what has arrived is done."""
         self._draining = True
-        _shut(self.socket, socket.SHUT_RD)
+        if self.process is None:
+            _shut(self.socket, socket.SHUT_RD)
 
     def is_gone(self) -> bool:
         """Whether the client has hung up. A connection that is drained looks the same."""
@@ -426,9 +510,10 @@ class _Client:
         vm, session = self.vm, self.session
         return {
             "client": self.number,
+            "pid": os.getpid(),
             "peer": self.peer,
             "name": self.name,
-            "vm": vm.name if vm is not None else "",
+            "vm": vm.name if vm is not None else self.vm_name,
             "bytes": _nbytes(vm) if vm is not None else 0,
             "launches": session.launches if session is not None else 0,
             "messages": session.messages if session is not None else 0,
@@ -449,6 +534,13 @@ class _BoundedSession(Session):
         self._client = client
         self._arriving = 0
         self._sizes: dict[int, int] = {}
+
+    def heed(self, error: Exception) -> None:
+        """End the connection where not a limit but memory itself was at its end: the process may
+        be in no order, or has a process of its own to be."""
+        if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+            most = f"{self._limits.process_bytes:,}"
+            raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
 
     def run_known(self, stream: Stream) -> int:
         count = super().run_known(stream)

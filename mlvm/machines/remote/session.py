@@ -111,9 +111,14 @@ class Session(WireServer):
             CALLS[name].result.write(writer, result)
             return writer.parts(Kind.answer)
         except Exception as error:
+            self.heed(error)
             return [encode_error(error)]
 
+    def heed(self, error: Exception) -> None:
+        """What a call has raised, before it is told. If this raises, the connection ends."""
+
     def _fail(self, error: Exception) -> None:
+        self.heed(error)
         if self._failed is None:
             error.__traceback__ = None  # its frames hold arrays
             vars(error)[POSTED_AT] = self._posts - 1
