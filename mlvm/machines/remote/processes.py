@@ -18,7 +18,6 @@ import ssl
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -304,7 +303,7 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
             plain, (not outward.left) * select.POLLIN | bool(inward.left) * select.POLLOUT
         )
         for number, events in poll.poll():
-            if number == secure.fileno() and inward.left and events & (hung_up | select.POLLHUP):
+            if number == secure.fileno() and full and events & (hung_up | select.POLLHUP):
                 return
 
 

@@ -60,7 +60,7 @@ def main() -> None:
         if server.socket.fileno() not in ready:
             continue
         if not server.receive():
-            return _end(children)
+            break
         while server.has_message() and (asked := server.listen()) is not None:
             channel = Channel(asked.sockets[0])
             child = _fork(channel)
@@ -74,6 +74,7 @@ def main() -> None:
             os.close(woken)
             os.close(wakes)
             _be_process(channel, settings.facts, asked.facts)
+    _end(children)
 
 
 def _fork(channel: Channel) -> int | None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, LimitExceeded, MachineError, OutOfMemory
+from mlvm.core.program.assembly import assemble
 from mlvm.core.types import TensorType
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.client import RemoteVM
@@ -80,6 +81,8 @@ def test_each_client_has_a_process(server: Served) -> None:
     assert holds(two, 2)
     assert len({pid_of(server, "one"), pid_of(server, "two"), os.getpid()}) == 3
     refuses(LimitExceeded, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
+    two.launch(assemble(".func main 0 *\n    halt\n"))
+    two.synchronize()
     status = server.status()
     assert (status["bytes"], len(status["clients"])) == (24, 2)
     launches = status["launches"]
