@@ -297,11 +297,10 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
             return
         if moved:
             continue
-        from_client = (not inward.left) * select.POLLIN | bool(outward.left) * select.POLLOUT
-        poll.register(secure, from_client | (hung_up if inward.left else 0))
-        poll.register(
-            plain, (not outward.left) * select.POLLIN | bool(inward.left) * select.POLLOUT
-        )
+        full = bool(inward.left)
+        to_client = bool(outward.left) * select.POLLOUT
+        poll.register(secure, (hung_up if full else select.POLLIN) | to_client)
+        poll.register(plain, full * select.POLLOUT | (not to_client) * select.POLLIN)
         for number, events in poll.poll():
             if number == secure.fileno() and full and events & (hung_up | select.POLLHUP):
                 return
