@@ -290,7 +290,6 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
     hung_up = getattr(select, "POLLRDHUP", 0)
     rooms = bytearray(_ROOM), bytearray(_ROOM)
     inward, outward = _Direction(secure, plain, rooms[0]), _Direction(plain, secure, rooms[1])
-    poll = select.poll()
     while True:
         moved = inward.move() | outward.move()
         if inward.ended or (outward.ended and not outward.left):
@@ -299,11 +298,16 @@ def relay(secure: ssl.SSLSocket, plain: socket.socket) -> None:
             continue
         full = bool(inward.left)
         to_client = bool(outward.left) * select.POLLOUT
+        poll = select.poll()
         poll.register(secure, (hung_up if full else select.POLLIN) | to_client)
-        poll.register(plain, full * select.POLLOUT | (not to_client) * select.POLLIN)
+        if not outward.ended:  # it would always be ready
+            poll.register(plain, full * select.POLLOUT | (not to_client) * select.POLLIN)
         for number, events in poll.poll():
             if number == secure.fileno() and full and events & (hung_up | select.POLLHUP):
                 return
+
+
+_WAITS: Final = BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError
 
 
 class _Direction:
@@ -318,15 +322,26 @@ class _Direction:
 
     def move(self) -> bool:
         """Pass on what can be without waiting. Returns whether there was anything."""
-        try:
+        moved = False
+        with suppress(*_WAITS):
             if not self.left and not self.ended:
-                count = self._source.recv_into(self._room)
-                self.left, self.ended = self._room[:count], not count
-            if self.left:
-                self.left = self.left[self._sink.send(self.left) :]
-                return True
-        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
-            pass
+                try:
+                    count = self._source.recv_into(self._room)
+                except _WAITS:
+                    raise
+                except OSError:
+                    count = 0
+                self.left, self.ended, moved = self._room[:count], not count, True
+            while self.left:
+                self.left = self.left[self._send() :]
+                moved = True
+        return moved
+
+    def _send(self) -> int:
+        """How many bytes were taken: all, where nobody is there to take them."""
+        try:
+            return self._sink.send(self.left)
+        except _WAITS:
+            raise
         except OSError:
-            self.ended, self.left = True, memoryview(b"")
-        return False
+            return len(self.left)
