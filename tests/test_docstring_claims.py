@@ -679,6 +679,7 @@ DTypeError ml.tree.map(ml.add, [v], [v, v])
 """More wrong calls, and what they raise."""
 
 UNSEEN = {
+    ("connect", "CallTimeout"): "it takes a launch that goes on, see tests/machines/remote",
     ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtra"): "where the native machine was built",
     ("parallel.Group", "MissingExtra"): "where the package is installed",

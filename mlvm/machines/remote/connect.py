@@ -7,6 +7,7 @@ import os
 import socket
 import ssl
 import time
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
@@ -20,6 +21,7 @@ from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
 
 _MOST_STATUS: Final = 1 << 22
+_PATIENCE: Final = 2.0  # seconds in which a server hears that a launch is to end
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
 """Whether a connection is encrypted, and what is trusted then: see `connect`."""
@@ -34,6 +36,7 @@ def connect(
     vm: str | None = None,
     name: str | None = None,
     timeout: float = 10.0,
+    call_timeout: float | None = None,
 ) -> RemoteVM:
     """A VM of the server at `address`, which `python -m mlvm serve` has started; a VM like any
     other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
@@ -47,6 +50,8 @@ def connect(
 
     The VM is the client's own, and ends with the connection; `vm` names one that the server shares.
     `name` is what errors and the server's log call it. `timeout` is for connecting, in seconds.
+    A call that waits longer than `call_timeout` ends its launch and raises `CallTimeout`; so does
+    Ctrl-C, as `KeyboardInterrupt`. The VM can be used on.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
     there, or it is there no more, which each later call may raise, too.
@@ -57,46 +62,58 @@ def connect(
         ...         print(type(vm).__name__, ml.ones(2) + 1.0)
         RemoteVM Tensor([2., 2.], f32[2])
     """
-    hello = Hello("vm", vm or "", name or "")
-    connection, about = _open(address, secret, secret_file, tls, hello, timeout)
+    if call_timeout is not None and (not is_real(call_timeout) or not call_timeout > 0):
+        raise MachineError(f"a timeout is a number of seconds above 0, not {call_timeout!r}")
+    way = _Way(address, secret, secret_file, tls)
+    connection, about = way.open(Hello("vm", vm or "", name or ""), timeout)
+    key = str(about.get("key", ""))
+
+    def interrupt(last: int) -> None:
+        way.open(Hello("interrupt", key, str(last)), min(timeout, _PATIENCE))[0].close()
+
     with addresses.kept(connection) as sock:
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
-        return RemoteVM(Stream(sock), name or where, where=where, shared=shared)
+        stream = Stream(sock)
+        far = RemoteVM(stream, name or where, where=where, shared=shared, interrupt=interrupt)
+        far.call_timeout = call_timeout
+        return far
 
 
-def _open(
-    address: str,
-    secret: str | bytes | None,
-    secret_file: str | os.PathLike[str] | None,
-    tls: Tls,
-    hello: Hello,
-    timeout: float,
-) -> tuple[socket.socket, dict[str, Any]]:
-    """A connection that both sides have accepted, and what the server says of itself."""
-    if not is_real(timeout) or not timeout > 0:
-        raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
-    for text in (hello.vm, hello.name):
-        if not isinstance(text, str) or len(text) > 200:
-            raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
-    place = addresses.parse_address(address)
-    shared = find_secret(secret, secret_file)
-    deadline = time.monotonic() + timeout
-    try:
-        sock = addresses.connect(place, timeout)
-    except OSError as error:
-        why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
-        raise ConnectionLost(f"no server at {place}: {why or error}") from None
-    try:
-        addresses.tune(sock)
-        if tls is not False and tls is not None:
-            host = place.host if isinstance(place, addresses.TcpAddress) else "localhost"
-            sock = _secure(sock, host, tls, deadline)
-        return sock, greet(sock, shared, hello, deadline)
-    except BaseException:
-        sock.close()
-        raise
+@dataclass(frozen=True)
+class _Way:
+    """How to get to a server, any number of times."""
+
+    address: str
+    secret: str | bytes | None
+    secret_file: str | os.PathLike[str] | None
+    tls: Tls
+
+    def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
+        """A connection that both sides have accepted, and what the server says of itself."""
+        if not is_real(timeout) or not timeout > 0:
+            raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
+        for text in (hello.vm, hello.name):
+            if not isinstance(text, str) or len(text) > 200:
+                raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
+        place = addresses.parse_address(self.address)
+        shared = find_secret(self.secret, self.secret_file)
+        deadline = time.monotonic() + timeout
+        try:
+            sock = addresses.connect(place, timeout)
+        except OSError as error:
+            why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
+            raise ConnectionLost(f"no server at {place}: {why or error}") from None
+        try:
+            addresses.tune(sock)
+            if self.tls is not False and self.tls is not None:
+                host = place.host if isinstance(place, addresses.TcpAddress) else "localhost"
+                sock = _secure(sock, host, self.tls, deadline)
+            return sock, greet(sock, shared, hello, deadline)
+        except BaseException:
+            sock.close()
+            raise
 
 
 def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket.socket:
@@ -125,9 +142,9 @@ class Observer:
         tls: Tls = False,
         timeout: float = 10.0,
     ) -> None:
-        hello = Hello("status")
         self._timeout = timeout
-        self._socket, about = _open(address, secret, secret_file, tls, hello, timeout)
+        way = _Way(address, secret, secret_file, tls)
+        self._socket, about = way.open(Hello("status"), timeout)
         self.about = {"format": VERSION, **about}
 
     def ping(self) -> float:

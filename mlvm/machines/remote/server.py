@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import os
+import secrets
 import socket
 import ssl
 import threading
@@ -18,7 +19,7 @@ from typing import Any, Final, Self
 
 from mlvm.core import errors
 from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
-from mlvm.core.program.encoding import HEADER, VERSION
+from mlvm.core.program.encoding import HEADER, VERSION, Kind
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
@@ -27,7 +28,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
-from mlvm.machines.remote.stream import Stream
+from mlvm.machines.remote.stream import Buffer, Received, Stream
 from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
@@ -40,6 +41,8 @@ just now, so that many that come at once do not end each other."""
 _JUST_NOW: Final = 0.25  # seconds
 
 _MOST_OBSERVERS: Final = 64
+
+_INTERRUPTED: Final = "the client has ended this launch"
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -311,6 +314,8 @@ class Server:
                 self._strangers.pop(client.socket, None)
                 self._observers.add(client.socket)
             return self._about
+        if hello.wants == "interrupt":
+            return self._interrupt(hello)
         if hello.wants != "vm":
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
         if hello.vm and hello.vm not in self._names:
@@ -323,6 +328,7 @@ class Server:
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
             client.number, client.name = next(self._numbers), hello.name
+            client.key = secrets.token_hex(16)
             self._clients[client.number] = client
             self._strangers.pop(client.socket, None)
             self._admitted += 1
@@ -332,7 +338,23 @@ class Server:
             client.process = self._processes.of(hello.vm, client.vm_name)
         else:
             client.vm = self.shared[hello.vm] if hello.vm else self.make_vm(client.vm_name)
-        return {**self._about, "vm": client.vm_name, "shared": not client.own}
+        return {**self._about, "vm": client.vm_name, "shared": not client.own, "key": client.key}
+
+    def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
+        """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
+        with self._lock:
+            found = [each.number for each in self._clients.values() if each.key == hello.vm]
+        if not found or not hello.name.isdecimal():
+            raise AccessRefused("no client has that key")
+        self.interrupt(found[0], int(hello.name))
+        return self._about
+
+    def interrupt(self, client: int, last: int) -> None:
+        """End the launches of the client of that number, up to its message `last`."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is not None:
+            found.interrupt(last)
 
     def _serve(self, client: _Client) -> None:
         """Do what a client wants who has been let in."""
@@ -485,12 +507,14 @@ class _Client:
         self.socket = sock
         self.number = 0
         self.name = ""
+        self.key = ""
+        """What this client alone knows: who has it may end its launches."""
         self.vm: BoundedVM | None = None
         self.vm_name = ""
         self.process: Process | None = None
         self.launches = 0
         self.own = True
-        self.session: Session | None = None
+        self.session: _BoundedSession | None = None
         self.since = time.monotonic()
         self.program_bytes = 0
         self.reason = "it was never served"
@@ -502,8 +526,18 @@ class _Client:
         if self.process is None:
             _shut(self.socket, socket.SHUT_RD)
 
-    def is_gone(self) -> bool:
-        """Whether the client has hung up. A connection that is drained looks the same."""
+    def interrupt(self, last: int) -> None:
+        """End the launches of its messages up to that one."""
+        if self.process is not None:
+            self.process.tell("interrupt", client=self.number, last=last)
+        elif self.session is not None:
+            self.session.last = max(self.session.last, last)
+
+    def is_gone(self) -> bool | str:
+        """Whether the client has hung up, or why it wants no launch any more. A connection that is
+        drained looks as one that was hung up."""
+        if self.session is not None and self.session.is_interrupted():
+            return _INTERRUPTED
         return not self._draining and has_hung_up(self.socket)
 
     def status(self, now: float) -> dict[str, Any]:
@@ -532,6 +566,8 @@ class _BoundedSession(Session):
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
+        self.last = 0
+        """The message up to which launches are ended."""
         self._arriving = 0
         self._sizes: dict[int, int] = {}
 
@@ -542,7 +578,20 @@ class _BoundedSession(Session):
             most = f"{self._limits.process_bytes:,}"
             raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
 
+    def is_interrupted(self) -> bool:
+        """Whether the client wants no launch of the present message any more."""
+        return self.messages <= self.last
+
+    def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
+        if self.is_interrupted() and kind in (Kind.launch, Kind.post):
+            self._posts += 1  # as this message is one
+            self._fail(LimitExceeded(_INTERRUPTED))
+            self._posts -= 1
+        return super().handle(kind, reader)
+
     def run_known(self, stream: Stream) -> int:
+        if self.messages < self.last:
+            return 0
         count = super().run_known(stream)
         self._bounded.launches += count
         return count

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 import struct
@@ -61,10 +62,22 @@ class Stream:
         """How many messages `receive` has returned."""
         return self._at.messages
 
+    def is_coming(self, deadline: float) -> bool:
+        """Wait until something can be received, or until that time of `time.monotonic`; whether it
+        can."""
+        if self._at.incoming is not None or self.has_received():
+            return True
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3))
+
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Lose the connection when nothing comes, or nothing goes, for so many seconds."""
+        """Lose the connection when nothing comes, or nothing goes, for so many seconds; 0 is any
+        number."""
         if not self._spins:
-            self.socket.settimeout(max(receive, send))
+            self.socket.settimeout(max(receive, send) or None)
             return
         self.socket.settimeout(None)
         for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):

@@ -440,7 +440,7 @@ def test_the_status_says_who_does_what() -> None:
         assert (client["name"], client["bytes"]) == ("me", 1 << 20)
         assert status["shared"] == [{"vm": "s", "bytes": 0, "launches": 0}]
         with pytest.raises(AccessRefused, match="not 'x'"):
-            connect._open(str(server.address), SECRET, None, False, Hello("x"), 5.0)
+            connect._Way(str(server.address), SECRET, None, False).open(Hello("x"), 5.0)
 
 
 def test_too_few_file_descriptors_are_survived() -> None:
