@@ -40,6 +40,7 @@ class Kind(Enum):
     step = 5
     post = 6
     launch = 7
+    goodbye = 8
 
 
 def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Kind, Reader]:

@@ -28,6 +28,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
+from mlvm.machines.remote.watchdog import has_hung_up
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ class RemoteVM(WireVM):
         with self._sending:  # memory of the caller's, who may change it: it is sent now
             self._add_to_stream((first, *rest), user_place())
             self._flush()
+        self._confirm()
 
     def _post_freeing(self, name: str, handle: int) -> None:
         """A post that is not sent now: the garbage collector may have come in the middle of
@@ -220,7 +222,11 @@ class RemoteVM(WireVM):
         with self._sending:
             self._add_to_stream()
             self._flush()
-        if len(self._stream.note.places) > _MOST_UNCONFIRMED:
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Wait for the server, if very much was posted since it last said anything."""
+        if len(self._stream.note.places) > _MOST_UNCONFIRMED or self._stream.is_full:
             self.synchronize()
 
     def _flush(self) -> None:
@@ -291,7 +297,8 @@ class RemoteVM(WireVM):
         """Have the server end the launches of all that was sent, if it owes an answer. Raises
         `ConnectionLost` if it does not hear."""
         sent: _Sent = self._stream.note
-        if self._interrupt is not None and self._stream.received < sent.calls:
+        waits = self._stream.received < sent.calls and not has_hung_up(self._stream.socket)
+        if self._interrupt is not None and waits:
             try:
                 self._interrupt(sent.posts + sent.calls)
             except errors.AccessRefused as error:
@@ -360,6 +367,7 @@ class RemoteVM(WireVM):
 
     def _give_up(self, error: object) -> ConnectionLost:
         """The connection is lost: the error for whoever asks for anything now."""
+        self._stream.renounce()
         if self._lost is None:
             self._lost = self._farewell() or str(error)
             self._stream.close()

@@ -16,6 +16,7 @@ from mlvm.core.rules import is_real
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.handshake import Greeting, Hello, greet, pack, receive, send
+from mlvm.machines.remote.lease import LeasedStream
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
@@ -37,6 +38,7 @@ def connect(
     name: str | None = None,
     timeout: float = 10.0,
     call_timeout: float | None = None,
+    retry: float | None = None,
 ) -> RemoteVM:
     """A VM of the server at `address`, which `python -m mlvm serve` has started; a VM like any
     other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
@@ -51,7 +53,8 @@ def connect(
     The VM is the client's own, and ends with the connection; `vm` names one that the server shares.
     `name` is what errors and the server's log call it. `timeout` is for connecting, in seconds.
     A call that waits longer than `call_timeout` ends its launch and raises `CallTimeout`; so does
-    Ctrl-C, as `KeyboardInterrupt`. The VM can be used on.
+    Ctrl-C, as `KeyboardInterrupt`. The VM can be used on. A connection that is lost is tried again
+    for `retry` seconds, if given: the VM lives on, and each call is made once.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
     there, or it is there no more, which each later call may raise, too.
@@ -62,20 +65,26 @@ def connect(
         ...         print(type(vm).__name__, ml.ones(2) + 1.0)
         RemoteVM Tensor([2., 2.], f32[2])
     """
-    if call_timeout is not None and (not is_real(call_timeout) or not call_timeout > 0):
-        raise MachineError(f"a timeout is a number of seconds above 0, not {call_timeout!r}")
+    for seconds in (call_timeout, retry):
+        if seconds is not None and (not is_real(seconds) or not seconds > 0):
+            raise MachineError(f"a timeout is a number of seconds above 0, not {seconds!r}")
     way = _Way(address, secret, secret_file, tls)
-    connection, about = way.open(Hello("vm", vm or "", name or ""), timeout)
+    connection, about = way.open(Hello("lease" if retry else "vm", vm or "", name or ""), timeout)
     key = str(about.get("key", ""))
 
     def interrupt(last: int) -> None:
         way.open(Hello("interrupt", key, str(last)), min(timeout, _PATIENCE))[0].close()
 
+    def reconnect(left: float) -> socket.socket:
+        sock = way.open(Hello("resume", key), min(timeout, left))[0]
+        sock.settimeout(None)
+        return sock
+
     with addresses.kept(connection) as sock:
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
-        stream = Stream(sock)
+        stream = LeasedStream(sock, reconnect, retry) if retry else Stream(sock)
         far = RemoteVM(stream, name or where, where=where, shared=shared, interrupt=interrupt)
         far.call_timeout = call_timeout
         return far

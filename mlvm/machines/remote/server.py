@@ -263,7 +263,7 @@ class Server:
             sock = self._secure(sock, deadline)
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
-            client = _Client(peer, sock)
+            client = _Client(peer, sock, self._limits.lease_seconds)
             found = addresses.credentials(sock)
             trusted = found is not None and found[1] == os.getuid()  # a process of the same user's
             decide = partial(self._decide, client)
@@ -281,7 +281,8 @@ class Server:
             with self._lock:
                 self._strangers.pop(sock, None)
                 self._observers.discard(sock)
-            _part(sock)
+            if client is None or not client.resumes:  # else it is another's now
+                _part(sock if client is None else client.socket)
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """The connection, with TLS to be begun if that is what is spoken here. Raises
@@ -316,7 +317,10 @@ class Server:
             return self._about
         if hello.wants == "interrupt":
             return self._interrupt(hello)
-        if hello.wants != "vm":
+        if hello.wants == "resume":
+            client.resumes = self._number_of(hello.vm)
+            return self._about
+        if hello.wants not in ("vm", "lease"):
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
         if hello.vm and hello.vm not in self._names:
             names = sorted(self._names) or "none"
@@ -328,7 +332,7 @@ class Server:
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
             client.number, client.name = next(self._numbers), hello.name
-            client.key = secrets.token_hex(16)
+            client.key, client.leased = secrets.token_hex(16), hello.wants == "lease"
             self._clients[client.number] = client
             self._strangers.pop(client.socket, None)
             self._admitted += 1
@@ -342,12 +346,18 @@ class Server:
 
     def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
-        with self._lock:
-            found = [each.number for each in self._clients.values() if each.key == hello.vm]
-        if not found or not hello.name.isdecimal():
-            raise AccessRefused("no client has that key")
-        self.interrupt(found[0], int(hello.name))
+        if not hello.name.isdecimal():
+            raise AccessRefused(f"the number of a message is wanted, not {hello.name[:50]!r}")
+        self.interrupt(self._number_of(hello.vm), int(hello.name))
         return self._about
+
+    def _number_of(self, key: str) -> int:
+        """The client that has the key. Raises `AccessRefused`."""
+        with self._lock:
+            found = [each.number for each in self._clients.values() if each.key == key]
+        if not found:
+            raise AccessRefused("no client has that key (any more)")
+        return found[0]
 
     def interrupt(self, client: int, last: int) -> None:
         """End the launches of the client of that number, up to its message `last`."""
@@ -359,6 +369,9 @@ class Server:
     def _serve(self, client: _Client) -> None:
         """Do what a client wants who has been let in."""
         try:
+            if client.resumes:
+                self.resume(client.resumes, client.socket)
+                return
             if client.process is not None:
                 self._hand_on(client, client.process)
                 return
@@ -376,25 +389,30 @@ class Server:
 
     def _hand_on(self, client: _Client, process: Process) -> None:
         """Have the process serve the client, and wait till it has."""
-        facts = {"peer": client.peer, "name": client.name}
-        if isinstance(client.socket, ssl.SSLSocket):
-            ours, theirs = socket.socketpair()
-            process.begin(client.number, theirs, facts)
-            theirs.close()
-            with ours:
-                relay(client.socket, ours)
-        else:
-            process.begin(client.number, client.socket, facts)
+        facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
+        _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
         client.launches, ended = process.wait(client.number)
         if ended is not None:
             self._log.event("disconnected", client=client.number, reason=ended, left=0)
             client.socket.settimeout(self._limits.send_seconds)
             self._part_from(Stream(client.socket), ended)
 
-    def lend(self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str) -> int:
+    def resume(self, client: int, sock: socket.socket) -> None:
+        """Have the client of that number go on with another connection, if it is still there."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is None or not found.go_on_with(sock):
+            sock.close()
+        elif found.process is not None:
+            process = found.process
+            _pass_on(sock, lambda given: process.tell("resume", given, client=client))
+
+    def lend(
+        self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
+    ) -> int:
         """Serve a client that another process has let in; how many launches it has made."""
-        lent = _Client(peer, sock)
-        lent.number, lent.name = client, name
+        lent = _Client(peer, sock, self._limits.lease_seconds)
+        lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
         with self._lock:
             self._clients[client] = lent
@@ -402,19 +420,29 @@ class Server:
             self._serve(lent)
         finally:
             self._free(lent)
-            _part(sock)
+            _part(lent.socket)
         return lent.launches
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
-        stream = Stream(client.socket, limits.message_bytes)
-        stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
+        session.leased = client.leased
+        again = False
         try:
-            session.serve(stream, lambda: self._draining)
-            return self._part_from(stream, "the server stops")
+            while True:
+                stream = Stream(client.socket, limits.message_bytes)
+                stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
+                try:
+                    if again:
+                        session.resume(stream)
+                    session.serve(stream, lambda: self._draining)
+                    return self._part_from(stream, "the server stops")
+                except ConnectionLost:
+                    again = session.leased and client.comes_again()
+                    if not again:
+                        raise
         except ConnectionLost as error:
             return self._part_from(stream, "the server stops" if self._draining else str(error))
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
@@ -502,9 +530,18 @@ class Server:
 class _Client:
     """A connection; it has a number once it was let in, and a VM if it wants one."""
 
-    def __init__(self, peer: str, sock: socket.socket) -> None:
+    def __init__(self, peer: str, sock: socket.socket, lease_seconds: float) -> None:
         self.peer = peer
         self.socket = sock
+        self.leased = False
+        """Whether the client may come again, on another connection, within `lease_seconds`."""
+        self.resumes = 0
+        """The number of the client that goes on with this connection."""
+        self._lease_seconds = lease_seconds
+        self._change = threading.Condition()
+        self._fresh: socket.socket | None = None
+        self._lost: float | None = None  # since when
+        self._over = False
         self.number = 0
         self.name = ""
         self.key = ""
@@ -522,9 +559,40 @@ class _Client:
 
     def drain(self) -> None:
         """End the connection once what has arrived is done."""
-        self._draining = True
+        with self._change:
+            self._draining = True
+            self._change.notify_all()
         if self.process is None:
             _shut(self.socket, socket.SHUT_RD)
+
+    def go_on_with(self, sock: socket.socket) -> bool:
+        """Use another connection in place of the one that is lost, though nobody may have noticed
+        here. Returns whether anybody does."""
+        with self._change:
+            if self._over or not self.leased:
+                return False
+            _shut(self.socket, socket.SHUT_RDWR)
+            if self.process is not None:
+                self._take(sock)
+            else:
+                if self._fresh is not None:
+                    self._fresh.close()
+                self._fresh = sock
+                self._change.notify_all()
+            return True
+
+    def _take(self, sock: socket.socket) -> None:
+        self.socket.close()
+        self.socket, self._fresh, self._lost = sock, None, None
+
+    def comes_again(self) -> bool:
+        """Wait for another connection; whether one has come in time."""
+        with self._change:
+            self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
+            self._over = self._fresh is None
+            if self._fresh is not None:
+                self._take(self._fresh)
+            return not self._over
 
     def interrupt(self, last: int) -> None:
         """End the launches of its messages up to that one."""
@@ -538,7 +606,12 @@ class _Client:
         drained looks as one that was hung up."""
         if self.session is not None and self.session.is_interrupted():
             return _INTERRUPTED
-        return not self._draining and has_hung_up(self.socket)
+        if self._draining or not has_hung_up(self.socket):
+            return False
+        if not self.leased or self._lost is None:
+            self._lost = time.monotonic()
+            return not self.leased
+        return self._fresh is None and time.monotonic() - self._lost > self._lease_seconds
 
     def status(self, now: float) -> dict[str, Any]:
         vm, session = self.vm, self.session
@@ -575,6 +648,7 @@ class _BoundedSession(Session):
         """End the connection where not a limit but memory itself was at its end: the process may
         be in no order, or has a process of its own to be."""
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+            self.leased = False
             most = f"{self._limits.process_bytes:,}"
             raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
 
@@ -615,6 +689,19 @@ class _BoundedSession(Session):
             if self._arriving:
                 self._sizes[number] = self._arriving
         return result
+
+
+def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> None:
+    """Hand a connection to another process. What is encrypted is decrypted here till it ends."""
+    if not isinstance(sock, ssl.SSLSocket):
+        hand(sock)
+        return
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            hand(theirs)
+        with contextlib.suppress(ValueError):  # another connection has taken the place of this
+            relay(sock, ours)
 
 
 def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:

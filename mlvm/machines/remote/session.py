@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError, HandleError, LimitExceeded
+from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
 from mlvm.core.program.encoding import Kind
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
@@ -50,6 +50,10 @@ class Session(WireServer):
         self.launches = 0
         self.messages = 0
         self.busy = False
+        self.answers = 0
+        self.leased = False
+        """Whether the client may go on with another connection."""
+        self._last_answer: list[bytes] = []
         self._own = own
         self._tensors: set[int] = set()
         self._storages: set[int] = set()
@@ -65,14 +69,30 @@ class Session(WireServer):
             if self.run_known(stream):
                 continue
             kind, reader = stream.receive()
+            if kind is Kind.goodbye:
+                self.leased = False
+                raise ConnectionLost("the client has ended its lease")
+            if self.leased and isinstance(reader, Incoming):
+                reader = reader.arrived()  # half a message is none
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
             if answer is not None:
+                if self.leased:
+                    answer = self._last_answer = [bytes(part) for part in answer]
+                self.answers += 1
                 stream.send(answer)
                 if stops():
                     return
             self.busy = False
+
+    def resume(self, stream: Stream) -> None:
+        """Go on with another connection: say what has come and gone, and repeat the last answer,
+        which may have been lost. Raises `ConnectionLost`."""
+        writer = Outgoing()
+        writer.integer(self.messages)
+        writer.integer(self.answers)
+        stream.send([*writer.parts(Kind.answer), *self._last_answer])
 
     def run_known(self, stream: Stream) -> int:
         """Wait for messages, and run those at the beginning that are launches which were made

@@ -54,7 +54,7 @@ class Stream:
         self._buffer = memoryview(bytearray(_ROOM))
         self._end = deque((0,), 1)
         self._at = _At(0, 0, None)
-        self._sending = _Sending((), None)
+        self._sending = Sending((), None)
         self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
 
     @property
@@ -84,6 +84,12 @@ class Stream:
             whole, rest = divmod(round(seconds * 1e6), 1_000_000)
             self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, rest))
 
+    is_full = False
+    """Whether so much is kept to be sent again that the server should be asked what has come."""
+
+    def renounce(self) -> None:
+        """Ask for no other connection when this one is lost, as a `LeasedStream` does."""
+
     # --- send ---
 
     def send(self, parts: Sequence[Buffer]) -> None:
@@ -99,7 +105,7 @@ class Stream:
     def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
         """Have whole messages sent by the next `flush`. The note is changed in the same step."""
         before = self._sending.rest()
-        self._sending = _Sending([*before, *parts] if before else parts, note)
+        self._sending = Sending([*before, *parts] if before else parts, note)
 
     def flush(self) -> None:
         """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
@@ -229,7 +235,7 @@ class _At(NamedTuple):
     incoming: Incoming | None
 
 
-class _Sending:
+class Sending:
     """Pieces on their way, how many of their bytes are sent, and what the sender notes."""
 
     __slots__ = ("nbytes", "note", "parts", "sent")
@@ -305,6 +311,12 @@ class Incoming(Received):
         room = np.empty(min(self.left, _ROOM), np.uint8)
         while self.left:
             self.read_into(room[: self.left])
+
+    def arrived(self) -> Received:
+        """A reader of the whole message, once all of it has come."""
+        data = np.empty(self.left, np.uint8)
+        self.read_into(data)
+        return Received(data.data, 0)
 
     def read_into(self, out: Array) -> None:
         """Take so many bytes off as the u8 array has."""

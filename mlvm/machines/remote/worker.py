@@ -165,6 +165,8 @@ class _Process:
                     threading.Thread(target=self._serve, args=(told,), daemon=True).start()
                 case "status":
                     self._channel.tell({"status": self._server.status()})
+                case "resume":
+                    self._server.resume(told.facts["client"], told.sockets[0])
                 case "interrupt":
                     self._server.interrupt(**told.facts)
                 case "drain":
