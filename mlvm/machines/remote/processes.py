@@ -27,6 +27,7 @@ from typing import Any, Final
 from mlvm.core.errors import AccessRefused, MachineError
 from mlvm.machines.remote.channel import Channel
 from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.metrics import Metrics
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _PATIENCE: Final = 20.0  # seconds that the nursery may take to start
@@ -41,6 +42,7 @@ class Process:
         self.name = name
         self.channel = channel
         self.status: dict[str, Any] = {}
+        self.metrics: dict[str, Any] = {}
         self.asked = False
         self.ended: str | None = None
         self._lock = threading.Lock()
@@ -120,6 +122,7 @@ class Processes:
         self._log = log
         self._lock = threading.RLock()
         self._living: list[Process] = []
+        self._ended = Metrics()
         self._told = threading.Condition()
         self._selector = selectors.DefaultSelector()
         self._closed = False
@@ -213,10 +216,12 @@ class Processes:
         if "event" in facts:
             self._log(facts["event"], **facts["facts"])
         elif "gone" in facts:
+            process.metrics = facts["metrics"]
             process.served(facts["gone"], facts["launches"])
         elif "status" in facts:
             with self._told:
                 process.status, process.asked = facts["status"], False
+                process.metrics = process.status["metrics"]
                 self._told.notify_all()
         elif "ended" in facts:
             process.ended = how_it_ended(facts["ended"])
@@ -225,7 +230,18 @@ class Processes:
         self._selector.unregister(process.channel.socket)
         with self._lock:
             self._living.remove(process)
+            if process.metrics:
+                self._ended.add(process.metrics)
         process.end("its process has ended")
+
+    def metrics(self) -> dict[str, Any]:
+        """What happened in all processes, also in those that have ended."""
+        with self._lock:
+            metrics = Metrics()
+            for told in (self._ended.told(), *[each.metrics for each in self._living]):
+                if told:
+                    metrics.add(told)
+        return metrics.told()
 
     def statuses(self) -> list[dict[str, Any]]:
         """What each process is doing, as `Server.status` says it. One that is too busy to say has

@@ -18,7 +18,14 @@ from functools import partial
 from typing import Any, Final, Self
 
 from mlvm.core import errors
-from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
+from mlvm.core.errors import (
+    AccessRefused,
+    ConnectionLost,
+    EncodingError,
+    LimitExceeded,
+    MlvmError,
+    OutOfMemory,
+)
 from mlvm.core.program.encoding import HEADER, VERSION, Kind
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
@@ -26,6 +33,7 @@ from mlvm.machines.remote import handshake
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
+from mlvm.machines.remote.metrics import Metrics
 from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Buffer, Received, Stream
@@ -61,6 +69,7 @@ class Server:
 
     With `processes`, each client has a process of its own, and each shared VM has one: so many at
     most. They share neither memory nor the interpreter's lock, and may take `process_bytes` each.
+    `address` may also be a socket that listens already.
 
     `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each VM
     that is made, as to register functions; `libraries` are shared libraries with functions in C.
@@ -78,7 +87,7 @@ class Server:
 
     def __init__(
         self,
-        address: str | None,
+        address: str | socket.socket | None,
         *,
         secret: str | bytes | None = None,
         certificate: str | None = None,
@@ -93,12 +102,17 @@ class Server:
         log: Log | None = None,
         processes: int = 0,
     ) -> None:
-        asked = None if address is None else addresses.parse_address(address)
+        public = insecure or certificate is not None
+        if isinstance(address, socket.socket):
+            asked: addresses.Address | None = addresses.adopt(address, public=public)
+        else:
+            asked = None if address is None else addresses.parse_address(address)
         self._secret = None if secret is None else handshake.check_secret(secret)
         if self._secret is None and isinstance(asked, addresses.TcpAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"the key {key} is of no use without its certificate")
+        self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
         self._libraries = libraries
@@ -114,6 +128,7 @@ class Server:
         self._started = time.monotonic()
         self._draining = False
         self._launches = 0  # of clients that have gone
+        self._metrics = Metrics()  # of these, and of handshakes
         self._admitted = self._refused = 0
         if "" in shared or len({*shared}) < len(shared):
             raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
@@ -132,15 +147,28 @@ class Server:
             rest = self._limits, libraries, self._options, self._log.event
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
-        self._socket = addresses.listen(asked, public=insecure or self._context is not None)
+        opened = isinstance(address, socket.socket)
+        self._socket = address if opened else addresses.listen(asked, public=public)
         self.address: addresses.Address = addresses.address_of(self._socket, asked)
         """Where it listens, with the port that was free if 0 was asked for."""
-        if isinstance(asked, addresses.UnixAddress):
+        if isinstance(asked, addresses.UnixAddress) and not opened:
             found = os.stat(asked.path)
             self._inode = found.st_dev, found.st_ino
         tls = self._context is not None
         self._log.event("listening", address=self.address, tls=tls, **self._about)
-        _thread("accept", self._accept).start()
+        self._accepting = _thread("accept", self._accept)
+        self._accepting.start()
+
+    def reload(self, secret: str | bytes | None) -> None:
+        """Let clients in by this secret from now on, and by what is in the certificate's files now.
+        Those that are in stay. Raises `AccessRefused` and `AddressError`, and changes nothing."""
+        checked = None if secret is None else handshake.check_secret(secret)
+        if checked is None and isinstance(self.address, addresses.TcpAddress):
+            raise AccessRefused(f"a server at {self.address} needs a secret")
+        certificate, key = self._files
+        context = server_context(certificate, key) if certificate is not None else None
+        self._secret, self._context = checked, context
+        self._log.event("reloaded", tls=context is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -255,7 +283,7 @@ class Server:
 
     def _meet(self, sock: socket.socket) -> None:
         """Serve one connection, from its first byte to its end."""
-        peer, client = "unknown", None
+        peer, client, begun = "unknown", None, time.monotonic()
         try:
             peer = addresses.peer_of(sock)
             addresses.tune(sock)
@@ -274,6 +302,8 @@ class Server:
         except Exception as error:
             self._log_error(error, peer)
         else:
+            with self._lock:
+                self._metrics.took("handshake", time.monotonic() - begun)
             self._serve(client)
         finally:
             if client is not None and client.number:
@@ -470,6 +500,8 @@ class Server:
             with self._lock:
                 del self._clients[client.number]
                 self._launches += client.launches
+                if client.session is not None:
+                    self._metrics.add(client.session.metrics.told())
         if client.process is not None:  # which has logged it
             if client.own:
                 client.process.channel.end()
@@ -496,10 +528,15 @@ class Server:
             living = self._clients.values()
             clients = [{**each.status(now), **told.get(each.number, {})} for each in living]
             gone = self._launches
+            metrics = Metrics()
+            for each in (self._metrics, *[each.session.metrics for each in living if each.session]):
+                metrics.add(each.told())
             strangers = len(self._strangers)
         vms = self.shared.items()
         shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
         shared += [each for status in far for each in status["shared"]]
+        if self._processes is not None:
+            metrics.add(self._processes.metrics())
         own = [each for each in clients if each["vm"] not in self._names]
         return {
             "seconds": now - self._started,
@@ -510,7 +547,12 @@ class Server:
             "launches": gone + sum(each["launches"] for each in clients),
             "clients": clients,
             "shared": shared,
+            "metrics": metrics.told(),
         }
+
+    def lets_in(self) -> bool:
+        """Whether clients may come."""
+        return not self._draining and self._accepting.is_alive()
 
     def _tell_status(self, sock: socket.socket) -> None:
         """Answer each request with the status, or with the same bytes if it has some."""
@@ -639,14 +681,17 @@ class _BoundedSession(Session):
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
+        self.metrics = Metrics()
         self.last = 0
         """The message up to which launches are ended."""
         self._arriving = 0
         self._sizes: dict[int, int] = {}
 
     def heed(self, error: Exception) -> None:
-        """End the connection where not a limit but memory itself was at its end: the process may
-        be in no order, or has a process of its own to be."""
+        """Count limits that were hit. End the connection where not a limit but memory itself was at
+        its end: nobody knows what order the process is in."""
+        if isinstance(error, (LimitExceeded, OutOfMemory)):
+            self.metrics.limits[type(error).__name__] += 1
         if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
             self.leased = False
             most = f"{self._limits.process_bytes:,}"
@@ -661,7 +706,11 @@ class _BoundedSession(Session):
             self._posts += 1  # as this message is one
             self._fail(LimitExceeded(_INTERRUPTED))
             self._posts -= 1
-        return super().handle(kind, reader)
+        begun = time.perf_counter()
+        try:
+            return super().handle(kind, reader)
+        finally:
+            self.metrics.took(kind.name, time.perf_counter() - begun)
 
     def run_known(self, stream: Stream) -> int:
         if self.messages < self.last:

@@ -176,7 +176,8 @@ class _Process:
 
     def _serve(self, told: Told) -> None:
         launches = self._server.lend(told.sockets[0], self._vm, **told.facts)
-        self._channel.tell({"gone": told.facts["client"], "launches": launches})
+        metrics = self._server.status()["metrics"]
+        self._channel.tell({"gone": told.facts["client"], "launches": launches, "metrics": metrics})
         if not self._shared:
             os._exit(0)
 

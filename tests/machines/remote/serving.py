@@ -22,6 +22,7 @@ from mlvm.machines.remote.server import Server
 SECRET: Final = "correct horse battery"
 CERTIFICATE: Final = str(Path(__file__).parent / "localhost.pem")
 OTHER_CERTIFICATE: Final = str(Path(__file__).parent / "other.pem")
+RENEWED_CERTIFICATE: Final = str(Path(__file__).parent / "renewed.pem")
 F32X3: Final = TensorType("f32", (3,))
 
 FOR_EVER: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
