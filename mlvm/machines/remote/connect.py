@@ -20,6 +20,7 @@ from mlvm.machines.remote.lease import LeasedStream
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
+from mlvm.machines.remote.users import own_secret
 
 _MOST_STATUS: Final = 1 << 22
 _PATIENCE: Final = 2.0  # seconds in which a server hears that a launch is to end
@@ -107,7 +108,8 @@ class _Way:
             if not isinstance(text, str) or len(text) > 200:
                 raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
         place = addresses.parse_address(self.address)
-        shared = find_secret(self.secret, self.secret_file)
+        found = find_secret(self.secret, self.secret_file)
+        shared = None if found is None else own_secret(found)
         deadline = time.monotonic() + timeout
         try:
             sock = addresses.connect(place, timeout)

@@ -58,24 +58,25 @@ class Process:
             self._serving[number] = _Serving()
         self.tell("serve", sock, client=number, **facts)
 
-    def wait(self, number: int) -> tuple[int, str | None]:
-        """Wait till it has served that client. Returns how many launches there were, and why the
-        process has ended if it could not serve it to the end."""
+    def wait(self, number: int) -> tuple[int, float, str | None]:
+        """Wait till it has served that client. Returns how many launches there were, their seconds,
+        and why the process has ended if it could not serve it to the end."""
         with self._lock:
             serving = self._serving[number]
-            if self.ended is not None and serving.launches is None:
+            if self.ended is not None:
                 serving.over.set()
         serving.over.wait()
         with self._lock:
             del self._serving[number]
-        told = serving.launches
-        return (0, self.ended or "its process has ended") if told is None else (told, None)
+        if serving.told is None:
+            return 0, 0.0, self.ended or "its process has ended"
+        return (*serving.told, None)
 
-    def served(self, number: int, launches: int) -> None:
+    def served(self, number: int, launches: int, seconds: float) -> None:
         """A client has gone."""
         with self._lock:
             serving = self._serving[number]
-            serving.launches = launches
+            serving.told = launches, seconds
             serving.over.set()
 
     def end(self, reason: str) -> None:
@@ -88,11 +89,11 @@ class Process:
 
 
 class _Serving:
-    """A client that a process serves; how many launches it made, once it has gone."""
+    """A client that a process serves; its launches and their seconds, once it has gone."""
 
     def __init__(self) -> None:
         self.over = threading.Event()
-        self.launches: int | None = None
+        self.told: tuple[int, float] | None = None
 
 
 class Processes:
@@ -140,9 +141,9 @@ class Processes:
 
     # --- start ---
 
-    def of(self, shared: str, name: str) -> Process:
-        """The process of that shared VM, or a new one for a client whose VM has the `name`. Raises
-        `AccessRefused`."""
+    def of(self, shared: str, name: str, nice: int) -> Process:
+        """The process of that shared VM, or a new one for a client whose VM has the `name`, which
+        is so `nice` to others. Raises `AccessRefused`."""
         with self._lock:
             if shared:
                 if self._shared[shared].ended is not None:
@@ -152,11 +153,11 @@ class Processes:
             if count >= self._most:
                 raise AccessRefused(f"{count} processes of clients run, the most that may be")
             try:
-                return self._fork(name, shared=False)
+                return self._fork(name, shared=False, nice=nice)
             except MachineError as error:
                 raise AccessRefused(str(error)) from None
 
-    def _fork(self, name: str, *, shared: bool) -> Process:
+    def _fork(self, name: str, *, shared: bool, nice: int = 0) -> Process:
         ours, theirs = Channel.pair()
         process = Process(name, ours)
         with self._lock:
@@ -164,7 +165,8 @@ class Processes:
             assert self._to_nursery is not None
             self._living.append(process)
             self._selector.register(ours.socket, selectors.EVENT_READ, process)
-            self._to_nursery.tell({"name": name, "shared": shared}, theirs.socket)
+            asked = {"name": name, "shared": shared, "nice": nice}
+            self._to_nursery.tell(asked, theirs.socket)
         theirs.abandon()
         return process
 
@@ -217,7 +219,7 @@ class Processes:
             self._log(facts["event"], **facts["facts"])
         elif "gone" in facts:
             process.metrics = facts["metrics"]
-            process.served(facts["gone"], facts["launches"])
+            process.served(facts["gone"], facts["launches"], facts["seconds"])
         elif "status" in facts:
             with self._told:
                 process.status, process.asked = facts["status"], False

@@ -13,6 +13,7 @@ import ssl
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
@@ -38,6 +39,7 @@ from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Buffer, Received, Stream
 from mlvm.machines.remote.tls import server_context
+from mlvm.machines.remote.users import Accounts, niceness, users_of
 from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
 
@@ -49,6 +51,10 @@ just now, so that many that come at once do not end each other."""
 _JUST_NOW: Final = 0.25  # seconds
 
 _MOST_OBSERVERS: Final = 64
+
+_QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
+_MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
+_LOOK: Final = 0.5  # seconds between two looks at quotas
 
 _INTERRUPTED: Final = "the client has ended this launch"
 
@@ -107,8 +113,8 @@ class Server:
             asked: addresses.Address | None = addresses.adopt(address, public=public)
         else:
             asked = None if address is None else addresses.parse_address(address)
-        self._secret = None if secret is None else handshake.check_secret(secret)
-        if self._secret is None and isinstance(asked, addresses.TcpAddress):
+        self._users = None if secret is None else users_of(handshake.check_secret(secret))
+        if self._users is None and isinstance(asked, addresses.TcpAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"the key {key} is of no use without its certificate")
@@ -129,6 +135,7 @@ class Server:
         self._draining = False
         self._launches = 0  # of clients that have gone
         self._metrics = Metrics()  # of these, and of handshakes
+        self._accounts = Accounts(self._limits)
         self._admitted = self._refused = 0
         if "" in shared or len({*shared}) < len(shared):
             raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
@@ -156,18 +163,20 @@ class Server:
             self._inode = found.st_dev, found.st_ino
         tls = self._context is not None
         self._log.event("listening", address=self.address, tls=tls, **self._about)
+        if any(getattr(self._limits, name) < getattr(Limits(), name) for name in _QUOTAS):
+            _thread("quotas", self._watch_quotas).start()
         self._accepting = _thread("accept", self._accept)
         self._accepting.start()
 
     def reload(self, secret: str | bytes | None) -> None:
         """Let clients in by this secret from now on, and by what is in the certificate's files now.
         Those that are in stay. Raises `AccessRefused` and `AddressError`, and changes nothing."""
-        checked = None if secret is None else handshake.check_secret(secret)
-        if checked is None and isinstance(self.address, addresses.TcpAddress):
+        users = None if secret is None else users_of(handshake.check_secret(secret))
+        if users is None and isinstance(self.address, addresses.TcpAddress):
             raise AccessRefused(f"a server at {self.address} needs a secret")
         certificate, key = self._files
         context = server_context(certificate, key) if certificate is not None else None
-        self._secret, self._context = checked, context
+        self._users, self._context = users, context
         self._log.event("reloaded", tls=context is not None)
 
     def __enter__(self) -> Self:
@@ -295,7 +304,7 @@ class Server:
             found = addresses.credentials(sock)
             trusted = found is not None and found[1] == os.getuid()  # a process of the same user's
             decide = partial(self._decide, client)
-            handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
+            handshake.admit(sock, self._users, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
             self._refused += 1
             self._log.event("refused", peer=peer, reason=_text(error))
@@ -361,6 +370,12 @@ class Server:
             count = len(self._clients)
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
+            own = sum(each.user == hello.user for each in self._clients.values())
+            if own >= self._limits.user_connections:
+                raise AccessRefused(f"{own} clients of yours are connected, the most that may be")
+            if reason := self._accounts.over(hello.user):
+                raise AccessRefused(reason)
+            client.user = hello.user
             client.number, client.name = next(self._numbers), hello.name
             client.key, client.leased = secrets.token_hex(16), hello.wants == "lease"
             self._clients[client.number] = client
@@ -369,7 +384,8 @@ class Server:
         client.own = not hello.vm
         client.vm_name = hello.vm or f"vm{client.number}"
         if self._processes is not None:
-            client.process = self._processes.of(hello.vm, client.vm_name)
+            nice = niceness(own) if client.user else 0
+            client.process = self._processes.of(hello.vm, client.vm_name, nice)
         else:
             client.vm = self.shared[hello.vm] if hello.vm else self.make_vm(client.vm_name)
         return {**self._about, "vm": client.vm_name, "shared": not client.own, "key": client.key}
@@ -421,7 +437,7 @@ class Server:
         """Have the process serve the client, and wait till it has."""
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
-        client.launches, ended = process.wait(client.number)
+        client.launches, client.seconds, ended = process.wait(client.number)
         if ended is not None:
             self._log.event("disconnected", client=client.number, reason=ended, left=0)
             client.socket.settimeout(self._limits.send_seconds)
@@ -439,8 +455,9 @@ class Server:
 
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
-    ) -> int:
-        """Serve a client that another process has let in; how many launches it has made."""
+    ) -> tuple[int, float]:
+        """Serve a client that another process has let in; how many launches it has made, and the
+        seconds that these took of a processor."""
         lent = _Client(peer, sock, self._limits.lease_seconds)
         lent.number, lent.name, lent.leased = client, name, leased
         lent.vm, lent.own = vm, vm.name not in self.shared
@@ -451,7 +468,7 @@ class Server:
         finally:
             self._free(lent)
             _part(lent.socket)
-        return lent.launches
+        return lent.launches, lent.seconds
 
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
@@ -491,7 +508,7 @@ class Server:
     def _free(self, client: _Client) -> None:
         """Give up a client that has gone, and all that it had."""
         if client.session is not None:
-            client.launches = client.session.launches
+            client.launches, client.seconds = client.session.launches, client.session.seconds
         own = client.vm if client.own else None
         try:
             if own is not None:
@@ -500,6 +517,8 @@ class Server:
             with self._lock:
                 del self._clients[client.number]
                 self._launches += client.launches
+                self._accounts.spend(client.user, client.number, client.launches, client.seconds)
+                self._accounts.leave(client.number)
                 if client.session is not None:
                     self._metrics.add(client.session.metrics.told())
         if client.process is not None:  # which has logged it
@@ -526,7 +545,10 @@ class Server:
         told = {each["client"]: each for status in far for each in status["clients"]}
         with self._lock:
             living = self._clients.values()
-            clients = [{**each.status(now), **told.get(each.number, {})} for each in living]
+            clients = [
+                {**each.status(now), **told.get(each.number, {}), "user": each.user}
+                for each in living
+            ]
             gone = self._launches
             metrics = Metrics()
             for each in (self._metrics, *[each.session.metrics for each in living if each.session]):
@@ -549,6 +571,31 @@ class Server:
             "shared": shared,
             "metrics": metrics.told(),
         }
+
+    def _watch_quotas(self) -> None:
+        """Have clients whose user has taken too much do nothing more till that is over."""
+        while not self._draining:
+            status = self.status()
+            held: Counter[str] = Counter()
+            with self._lock:
+                for each in status["clients"]:
+                    held[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
+                    self._accounts.spend(
+                        each["user"], each["client"], each["launches"], each["cpu_seconds"]
+                    )
+                self._accounts.hold(held)
+                clients = list(self._clients.values())
+                reasons = {each.user: self._accounts.over(each.user) for each in clients}
+            for client in clients:
+                client.refuse(reasons[client.user])
+            time.sleep(_LOOK)
+
+    def refuse(self, client: int, reason: str | None) -> None:
+        """Let the client of that number make nothing more, for that reason, or go on."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is not None:
+            found.refuse(reason)
 
     def lets_in(self) -> bool:
         """Whether clients may come."""
@@ -583,6 +630,7 @@ class _Client:
         self._change = threading.Condition()
         self._fresh: socket.socket | None = None
         self._lost: float | None = None  # since when
+        self._refusal: str | None = None
         self._over = False
         self.number = 0
         self.name = ""
@@ -591,7 +639,9 @@ class _Client:
         self.vm: BoundedVM | None = None
         self.vm_name = ""
         self.process: Process | None = None
+        self.user = ""
         self.launches = 0
+        self.seconds = 0.0
         self.own = True
         self.session: _BoundedSession | None = None
         self.since = time.monotonic()
@@ -606,6 +656,16 @@ class _Client:
             self._change.notify_all()
         if self.process is None:
             _shut(self.socket, socket.SHUT_RD)
+
+    def refuse(self, reason: str | None) -> None:
+        """Let it make nothing more, for that reason, or go on."""
+        if reason == self._refusal:
+            return
+        self._refusal = reason
+        if self.process is not None:
+            self.process.tell("refuse", client=self.number, reason=reason)
+        elif self.session is not None:
+            self.session.refusal = reason
 
     def go_on_with(self, sock: socket.socket) -> bool:
         """Use another connection in place of the one that is lost, though nobody may have noticed
@@ -662,11 +722,13 @@ class _Client:
             "pid": os.getpid(),
             "peer": self.peer,
             "name": self.name,
+            "user": self.user,
             "vm": vm.name if vm is not None else self.vm_name,
             "bytes": _nbytes(vm) if vm is not None else 0,
             "launches": session.launches if session is not None else 0,
             "messages": session.messages if session is not None else 0,
             "program_bytes": self.program_bytes,
+            "cpu_seconds": session.seconds if session is not None else 0.0,
             "busy": session is not None and session.busy,
             "seconds": now - self.since,
         }
@@ -682,6 +744,10 @@ class _BoundedSession(Session):
         self._watchdog = watchdog
         self._client = client
         self.metrics = Metrics()
+        self.refusal: str | None = None
+        """Why the client may make nothing more."""
+        self.seconds = 0.0
+        """A processor's, of the thread that serves it."""
         self.last = 0
         """The message up to which launches are ended."""
         self._arriving = 0
@@ -702,24 +768,30 @@ class _BoundedSession(Session):
         return self.messages <= self.last
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        if self.is_interrupted() and kind in (Kind.launch, Kind.post):
+        refusal = _INTERRUPTED if self.is_interrupted() else self.refusal
+        if refusal is not None and kind in (Kind.launch, Kind.post):
             self._posts += 1  # as this message is one
-            self._fail(LimitExceeded(_INTERRUPTED))
+            self._fail(LimitExceeded(refusal))
             self._posts -= 1
         begun = time.perf_counter()
         try:
             return super().handle(kind, reader)
         finally:
             self.metrics.took(kind.name, time.perf_counter() - begun)
+            self.seconds = time.thread_time()
 
     def run_known(self, stream: Stream) -> int:
-        if self.messages < self.last:
+        if self.messages < self.last or self.refusal is not None:
             return 0
         count = super().run_known(stream)
+        if count:
+            self.seconds = time.thread_time()
         self._bounded.launches += count
         return count
 
     def _perform_from(self, reader: Any, name: str) -> Any:
+        if self.refusal is not None and name in _MAKING:
+            raise LimitExceeded(self.refusal)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
         self._arriving = size = reader.left if name == "load_program" else 0

@@ -175,6 +175,7 @@ class Session(WireServer):
         """Make the call, and remember what it made or ended."""
         if name in ("load_program", "drop_program") and self._known is not None:
             self._known.forget(args[0])
+        self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
             case "alloc_tensor":
@@ -187,8 +188,6 @@ class Session(WireServer):
                 self._tensors.discard(*args)
             case "dealloc_storage":
                 self._storages.discard(*args)
-            case "launch":
-                self.launches += 1
         return result
 
     def _write_from(self, reader: Incoming) -> None:

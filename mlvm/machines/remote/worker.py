@@ -115,6 +115,7 @@ def _be_process(channel: Channel, settings: dict[str, Any], asked: dict[str, Any
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         limits = Limits(**settings["limits"])
+        os.nice(asked["nice"])
         _bound_memory(limits.process_bytes)
         _Process(channel, limits, settings, asked).run()
         status = 0
@@ -167,6 +168,8 @@ class _Process:
                     self._channel.tell({"status": self._server.status()})
                 case "resume":
                     self._server.resume(told.facts["client"], told.sockets[0])
+                case "refuse":
+                    self._server.refuse(**told.facts)
                 case "interrupt":
                     self._server.interrupt(**told.facts)
                 case "drain":
@@ -175,9 +178,9 @@ class _Process:
                     self._server.stop(told.facts["reason"])
 
     def _serve(self, told: Told) -> None:
-        launches = self._server.lend(told.sockets[0], self._vm, **told.facts)
-        metrics = self._server.status()["metrics"]
-        self._channel.tell({"gone": told.facts["client"], "launches": launches, "metrics": metrics})
+        launches, seconds = self._server.lend(told.sockets[0], self._vm, **told.facts)
+        gone = {"gone": told.facts["client"], "launches": launches, "seconds": seconds}
+        self._channel.tell({**gone, "metrics": self._server.status()["metrics"]})
         if not self._shared:
             os._exit(0)
 

@@ -55,7 +55,8 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
 
     def serve() -> None:
         try:
-            admit(there, secret, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
+            users = None if secret is None else {"": secret}
+            admit(there, users, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
             End.said = "welcome"
         except MlvmError as error:
             End.said = error
