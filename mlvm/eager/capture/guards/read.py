@@ -83,10 +83,7 @@ class Checklist:
         self._held = list(chain.from_iterable(read.value for read in held))
         self._unread = [columns(kind) for kind in ("plain", "unread") if kind in rows]
         self._equal = rows.get("equal", ())
-        kinds = (*_FOLLOW, *_VIEWS, "plain", "unread", "equal")
-        self._native = (
-            None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(rows, kinds))
-        )
+        self._native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(rows))
         self._numbers, self._tensors = columns("number"), columns("tensor")
 
     def holds(self) -> bool:

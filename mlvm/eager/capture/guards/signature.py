@@ -111,7 +111,7 @@ class Signature:
 TENSOR, NUMBER, PLAIN_VALUE, LIST, TUPLE, DICT = range(6)
 """The kinds of parts of a pattern, as `language/guards.c` has them."""
 
-_CONTAINERS: Final = {list: LIST, tuple: TUPLE, dict: DICT}
+_CONTAINERS: Final[dict[type, int]] = {list: LIST, tuple: TUPLE, dict: DICT}
 
 
 class _Parts:
