@@ -273,7 +273,7 @@ class _KnownCall:
         if not self.checklist.holds():
             return None
         if look.numbers:
-            values = self.checklist.values()
+            values = look.values(checked=False)
             if values is None or not all(map(operator.is_, values[1], feed.given)):
                 return None
         found = self.pattern.match(args, kwargs, feed.given)

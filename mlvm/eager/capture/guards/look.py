@@ -115,8 +115,8 @@ class Look:
 
     @property
     def is_flat(self) -> bool:
-        """Whether `checklist` tells all of another look, with no fields but numbers."""
-        return not (self._blind or self._in_tuples or self.fields)
+        """Whether `checklist` tells all of another look, but for numbers."""
+        return not (self._blind or self.fields)
 
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
         """The present tensors of `fields`, and `numbers`. None if there is something else, or if
