@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Final, NamedTuple
 
+from mlvm.core.ops import half
 from mlvm.core.types import Array
 from mlvm.machines.native import extension
 from tests.invariance.walk import Sample, ran, reference
@@ -20,6 +21,7 @@ class Native(NamedTuple):
 
     def run(self, sample: Sample) -> Array:
         """The result by the op's native kernel; by the reference kernel if it has none."""
+        choose(self.simd)
         kernel = _kernels(self).get(sample.op)
         return reference(sample) if kernel is None else ran(kernel, sample)
 
@@ -38,6 +40,25 @@ class Reference(NamedTuple):
 
 
 Machine = Native | Reference
+
+
+def choose(simd: str) -> None:
+    """Have calls made from now on run on that instruction set."""
+    assert extension.EXTENSION is not None
+    assert extension.EXTENSION.choose_simd(simd)
+
+
+def outside(machine: Machine, sample: Sample) -> bool:
+    """Whether the contract does not hold there: numpy leaves products to BLAS, which goes other ways
+    for other numbers of rows. It makes the native machine's too where they are complex, or of
+    integers by floats."""
+    if sample.op not in ("matmul", "batch_contract", "conv2d"):
+        return False
+    kinds = {"f" if half.is_half(x) else x.dtype.kind for x in sample.inputs}
+    if isinstance(machine, Native) and "c" not in kinds:
+        wide = {x.dtype.kind for x in sample.inputs if not half.is_half(x)}
+        return "f" in wide and len(wide) > 1
+    return not kinds <= {*"biu"}
 
 
 def machines() -> list[Machine]:

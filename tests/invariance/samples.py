@@ -11,7 +11,7 @@ import numpy as np
 from mlvm.core.op import OPS
 from mlvm.core.types import Array
 from tests.core.ops.cases import CASES
-from tests.invariance.walk import DTYPES, Rows, Sample, rows_of
+from tests.invariance.walk import Sample, rows_of
 
 LENGTHS: Final = (1, 2, 3, 7, 16, 33, 100, 1025, 5000)
 _COLUMNS: Final = ((5, 3), (300, 16), (40, 129), (7, 1025), (300, 1), (1, 7))
@@ -54,9 +54,13 @@ def _rows() -> Iterator[Sample]:
             yield _of(op, (3, n))
         for op in ("cumulative_sum", "argmax", "argmin", *_REDUCTIONS):
             yield _of(op, (3, n), axis=1)
+        for op in ("sum", "prod", "cumulative_sum"):
+            yield _of(op, (3, n), axis=1, dtype="f64")
+        yield Sample("mean", (np.arange(3 * n).reshape(3, n),), {"axis": 1})
         yield _of("layer_norm", (3, n), (n,), (n,), eps=1e-5)
         yield _of("layer_norm_normalize", (3, n), eps=1e-5)
-        yield _of("layer_norm_vjp", (3, n), (3, n), (n,), eps=1e-5)
+        if n > 2:  # else all results are nearly 0
+            yield _of("layer_norm_vjp", (3, n), (3, n), (n,), eps=1e-5)
         logits, labels = _noise(3, n), np.arange(3) % n
         yield Sample("softmax_cross_entropy", (logits, labels))
         yield Sample("softmax_cross_entropy_vjp", (_noise(3), logits, labels))
@@ -98,11 +102,12 @@ def _matrices() -> Iterator[Sample]:
     for n in (1, 2, 5, 33):
         for op in _SQUARES:
             yield _of(op, (3, n, n))
-        for op in ("svdvals", "pinv"):
-            yield _of(op, (3, n, 4))
+        yield _of("svdvals", (3, n, 4))
+        yield Sample("pinv", (_noise(3, n, 4), np.full(3, 1e-6, np.float32)))
         yield _of("qr", (3, n, 4), mode="reduced")
         yield _of("svd", (3, n, 4), full_matrices=False)
-        yield _of("solve", (3, n, n), (3, n, 2))
+        if n > 1:
+            yield _of("solve", (3, n, n), (3, n, 2))
         x = _noise(3, n, n)
         yield Sample("cholesky", (x @ x.swapaxes(1, 2) + n * np.eye(n, dtype="f"),))
     for n in (1, 2, 7, 16, 60, 97, 1000):
@@ -126,10 +131,7 @@ def _cases() -> Iterator[Sample]:
                     yield rows.of(sample, np.arange(LENGTHS[i % len(LENGTHS)]))
 
 
-def samples(dtypes: tuple[str, ...] = DTYPES) -> Iterator[tuple[Sample, Rows]]:
-    """All samples that have rows, as they are and in other dtypes; and where the rows are."""
-    rooms = (_cases, _products, _rows, _reductions, _images, _matrices)
-    for sample in itertools.chain(*[room() for room in rooms]):
-        for each in (sample, *[sample.in_dtype(dtype) for dtype in dtypes]):
-            if each is not None:
-                yield from [(each, rows) for rows in rows_of(each)]
+def samples() -> Iterator[Sample]:
+    """All calls, in the dtypes of their cases, the others in f32."""
+    for room in (_cases, _products, _rows, _reductions, _images, _matrices):
+        yield from room()

@@ -9,9 +9,9 @@ that is no such one (the columns of a sum along axis 0) is no row of the contrac
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -23,6 +23,10 @@ from mlvm.core.types import Array, DType, TensorType, aligned_array, aligned_cop
 MOST: Final = 70
 """Rows at most."""
 DTYPES: Final = ("f32", "f64", "f16", "bf16", "i64")
+COUNTS: Final = tuple(range(1, MOST + 1))
+_FEW: Final = (1, 2, 3, 5, 8, 13, 34, 64, 69)
+"""Numbers of rows that are tried of many elements."""
+_MANY: Final = 50_000
 _SHAPES: Final = ("shape", "length")
 """Attributes that have the lengths of axes."""
 _PRODUCTS: Final = ("matmul", "batch_contract")
@@ -81,7 +85,7 @@ class Rows:
     def of(self, sample: Sample, numbers: Array) -> Sample:
         """The sample with these rows of its own, which repeat."""
         inputs = [
-            x if axis is None else np.take(x, numbers % x.shape[axis], axis)
+            x if axis is None else _taken(x, numbers % x.shape[axis], axis)
             for x, axis in zip(sample.inputs, self.axes, strict=True)
         ]
         attributes = dict(sample.attributes)
@@ -97,7 +101,7 @@ def rows_of(sample: Sample) -> list[Rows]:
     given, operands = sample.type, range(len(sample.inputs))
     if given is None or not all(x.size for x in sample.inputs):
         return []
-    sized = tuple([n for n in _SHAPES if _has_each_axis(sample.attributes.get(n), given.ndim)])
+    sized = tuple([n for n in _SHAPES if _are_lengths(sample.attributes.get(n), given.ndim)])
     found = []
     for axes in itertools.product(*[(None, *range(x.ndim)) for x in sample.inputs]):
         lengths = [sample.inputs[i].shape[axis] for i in operands if (axis := axes[i]) is not None]
@@ -160,11 +164,32 @@ def ran(kernel: Any, sample: Sample) -> Array:
     return out
 
 
-def parts(start: int, counts: Sequence[int]) -> Iterator[Array]:
-    """Numbers of so many rows each: the first, the last, and some from `start` on."""
-    for m in counts:
-        for first in {0, MOST - m, start % (MOST - m + 1)}:
-            yield np.arange(first, first + m)
+class Runs(Protocol):
+    """What computes a sample."""
+
+    def run(self, sample: Sample) -> Array: ...
+
+
+def differing(
+    machine: Runs, sample: Sample, rows: Rows, counts: Iterable[int] = COUNTS
+) -> Iterator[tuple[int, int]]:
+    """From which row on how many give other bits than they do among all: of the first, the last,
+    and some between."""
+    whole = machine.run(rows.of(sample, np.arange(MOST)))
+    many = sum([x.size for x in rows.of(sample, np.arange(MOST)).inputs]) > _MANY
+    for m in [m for m in counts if not many or m in _FEW]:
+        for first in sorted({0, (MOST - m) // 3, MOST - m}):
+            numbers = np.arange(first, first + m)
+            part = machine.run(rows.of(sample, numbers))
+            if not same_bits(part, _taken(whole, numbers, rows.axis)):
+                yield first, m
+
+
+def _taken(x: Array, numbers: Array, axis: int) -> Array:
+    """Some rows of x; numpy alone takes no bf16."""
+    if not half.is_half(x):
+        return np.take(x, numbers, axis)
+    return np.take(x.view(np.uint16), numbers, axis).view(x.dtype)
 
 
 def same_bits(x: Array, y: Array) -> bool:
@@ -180,5 +205,6 @@ def same_bits(x: Array, y: Array) -> bool:
     return bool((equal | (nan[0] & nan[1])).all())
 
 
-def _has_each_axis(value: object, ndim: int) -> bool:
+def _are_lengths(value: object, ndim: int) -> bool:
+    """Whether an attribute has the length of each axis of a result."""
     return isinstance(value, (tuple, list)) and len(value) == ndim
