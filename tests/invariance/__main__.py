@@ -4,11 +4,11 @@
     python -m tests.invariance --op matmul --op sum --rows 1 2 33
     python -m tests.invariance --part 1/2 --dtype bf16
 
-Each op with rows is called with 70 of them and with 1 to 70: the first, the last, and some between. The
-same rows must have the same bits: on numpy's kernels, and on the native ones with each instruction set
-of this processor, on 1, 2, 3 and 5 threads. Calls are the cases of all ops, and shapes that take the
-loops of kernels to their ends, in f32, f64, f16, bf16 and i64. Prints what differs; the exit status is
-then 1.
+Each op with rows is called with 70 of them and with 1 to 70: the first, the last, and some
+between. The same rows must have the same bits: on numpy's kernels, and on the native ones with each
+instruction set of this processor, on 1, 2, 3 and 5 threads. Calls are the cases of all ops, and
+shapes that take the loops of kernels to their ends, in f32, f64, f16, bf16 and i64; of many
+elements, some numbers of rows are tried. Prints what differs; the exit status is then 1.
 """
 
 from __future__ import annotations

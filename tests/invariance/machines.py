@@ -1,4 +1,4 @@
-"""What computes an op: the native kernels of an instruction set, on so many threads, and numpy's."""
+"""What computes an op: numpy, and the native kernels of an instruction set on so many threads."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def choose(simd: str) -> None:
 
 
 def outside(machine: Machine, sample: Sample) -> bool:
-    """Whether the contract does not hold there: numpy leaves products to BLAS, which goes other ways
-    for other numbers of rows. It makes the native machine's too where they are complex, or of
+    """Whether the contract does not hold there: numpy leaves products to BLAS, which goes another
+    way for each number of rows. It makes the native machine's too where they are complex, or of
     integers by floats."""
     if sample.op not in ("matmul", "batch_contract", "conv2d"):
         return False

@@ -1,4 +1,4 @@
-"""What the walk calls: the cases of all ops, and shapes that take the kernels' loops to their ends."""
+"""What the walk calls: the cases of all ops, and shapes that take kernels' loops to their ends."""
 
 from __future__ import annotations
 

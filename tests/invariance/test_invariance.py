@@ -1,4 +1,4 @@
-"""A part of `python -m tests.invariance`, functions of several ops, and what docs/determinism.md says."""
+"""A part of `python -m tests.invariance`, functions of several ops, and docs/determinism.md."""
 
 from __future__ import annotations
 
@@ -133,7 +133,13 @@ def _weights(*shape: int) -> Array:
     return np.random.default_rng(shape).standard_normal(shape).astype("f")
 
 
-_WEIGHTS: Final = [_weights(24, 40), _weights(40), _weights(40, 1), _weights(8), _weights(2, 2, 4, 5)]
+_WEIGHTS: Final = [
+    _weights(24, 40),
+    _weights(40),
+    _weights(40, 1),
+    _weights(8),
+    _weights(2, 2, 4, 5),
+]
 
 
 def _perceptron(x: Any, w: list[Any]) -> Any:
@@ -180,16 +186,18 @@ def test_a_row_of_a_function_has_the_same_bits_eagerly_and_captured(of: Callable
 def test_members_that_share_rows_have_the_bits_of_one_that_has_all() -> None:
     x = _weights(MOST, 24)
 
-    def share(rank: int, vm: Any, *, size: int) -> Array:
+    def share(rank: int, vm: Any) -> Array:
         w = [ml.asarray(each) for each in _WEIGHTS]
-        rows = np.array_split(x, size)[rank]
-        found: Array = ml.concat([of(ml.asarray(rows), w) for of in (_perceptron, _attention)], axis=1)
+        rows = np.array_split(x, ml.parallel.size())[rank]
+        found: Array = ml.concat(
+            [of(ml.asarray(rows), w) for of in (_perceptron, _attention)], axis=1
+        )
         return found.numpy()
 
     made = []
     for size in (1, 3):
         with ml.parallel.Group([ml.VM(native=True) for _ in range(size)]) as group:
-            made.append(np.concatenate(group.run(lambda rank, vm: share(rank, vm, size=size))))
+            made.append(np.concatenate(group.run(share)))
     assert made[0].tobytes() == made[1].tobytes()
 
 

@@ -1,9 +1,9 @@
 """Rows of ops: where they are, and whether a row's bits depend on the rows beside it.
 
-An op's rows lie along an axis of some of its operands and of its result, where the rows a to b of the
-operands give the rows a to b of the result. Nobody says where: an axis that may have any length, by the
-type rule, and whose rows are independent, by the reference kernel, is found. What lies behind an axis
-that is no such one (the columns of a sum along axis 0) is no row of the contract, in docs/determinism.md.
+An op's rows lie along an axis of some operands and of the result, where rows a to b of the operands
+give rows a to b of the result. Nobody says where: an axis is found that may have any length, by the
+type rule, and whose rows are independent, by the reference kernel. What lies behind an axis without
+rows (the columns of a sum along axis 0) is outside of the contract in docs/determinism.md.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _LONGEST: Final = 1 << 20
-"""Elements of a row. Longer ones are left to numpy: each thread has memory for twice a row's keys and
-positions, and keeps it."""
+"""Elements of a row. Longer ones are left to numpy: each thread keeps memory for the keys and
+positions of two rows."""
 
 
 @planner("sort", "argsort")
