@@ -58,9 +58,11 @@ def reduction(
     scratch: int,
     shared: int,
     ns: float = 1,
+    exact: bool = False,
 ) -> KernelCall | None:
     """A call of reduction.c. `scratch` bytes are for a column of a block, `shared` bytes for a
-    result of a part. An element takes `ns` times as long as in a sum."""
+    result of a part. An element takes `ns` times as long as in a sum. `exact`: a result has the
+    same bits, however it is divided; if not, what else there is must not decide about that."""
     out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))
     if axes is None or not x.size or axes.length >= 2**31:
@@ -69,9 +71,9 @@ def reduction(
     width = min(inner, REDUCTION_WIDEST)
     blocks = -(-inner // width)
     part_rows, part_length = rows, length
-    # How a result is divided must not depend on how many others there are.
-    parts_wanted = _UNITS // (middle * blocks)
-    if parts_wanted > 1 and rows * middle * length * inner >= 2 * _PART:
+    others = 1 if exact else outer
+    parts_wanted = _UNITS * others // (outer * middle * blocks)
+    if parts_wanted > 1 and x.size >= 2 * _PART * others:
         size = max(-(-_PART // width), -(-rows * length // parts_wanted))
         if size >= length:
             part_rows = -(-size // length)
@@ -145,7 +147,7 @@ def extreme(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def position(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, size = _bytes(types[1].dtype), types[1].dtype.itemsize
     kernel, axis = f"{op}_{dtype}", attributes["axis"]
-    return reduction(kernel, types, axis, scratch=size + 4, shared=8, ns=2)
+    return reduction(kernel, types, axis, scratch=size + 4, shared=8, ns=2, exact=True)
 
 
 @planner("all", "any")

@@ -7,13 +7,12 @@ from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axis
-from mlvm.core.types import bool_, u8
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _LONGEST: Final = 1 << 20
-"""Elements of a row. Longer ones are left to numpy: each thread has memory for twice a row's keys and
-positions, and keeps it."""
+"""Elements of a row. Longer ones are left to numpy: each thread keeps memory for the keys and
+positions of two rows."""
 
 
 @planner("sort", "argsort")
@@ -25,6 +24,5 @@ def sort(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         return None
     record = 16 if x.dtype.itemsize == 8 else 8
     integers = {"length": length, "inner": inner, "descending": attributes["descending"]}
-    kernel = f"{op}_{u8 if x.dtype is bool_ else x.dtype}"
-    work, scratch = 2.0 * record * x.size, 2 * record * length
-    return kernel_call(kernel, 2, x.size // length, work, integers, scratch=scratch)
+    work, scratch = 1.5 * record * x.size, 2 * record * length
+    return kernel_call(f"{op}_{x.dtype}", 2, x.size // length, work, integers, scratch=scratch)

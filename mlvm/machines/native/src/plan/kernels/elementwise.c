@@ -194,8 +194,8 @@ BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 #endif
 
 /* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
- * the C library's. */
-#define TURNING(name, t, T, s)                                                           \
+ * the C library's, of a longer type: the last digits of its own are not always right. */
+#define TURNING(name, t, T, longer)                                                      \
     static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
     {                                                                                    \
         (void)a;                                                                         \
@@ -205,22 +205,22 @@ BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
             const T *xs = (const T *)p[1] + at;                                          \
             int others = 0;                                                              \
             for (int64_t i = 0; i < count; i++) {                                        \
-                others |= !(fabs##s(xs[i]) <= (T)TURNS_MOST);                            \
+                others |= !(fabs((double)xs[i]) <= TURNS_MOST);                          \
                 block[i] = name##_##t(xs[i]);                                            \
             }                                                                            \
             for (int64_t i = 0; others && i < count; i++)                                \
-                if (!(fabs##s(xs[i]) <= (T)TURNS_MOST))                                  \
-                    block[i] = name##s(xs[i]);                                           \
+                if (!(fabs((double)xs[i]) <= TURNS_MOST))                                \
+                    block[i] = (T)longer(xs[i]);                                         \
             memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
         }                                                                                \
     }
 enum { TURNING_BLOCK = 256 };
-TURNING(sin, f32, float, f)
-TURNING(cos, f32, float, f)
-TURNING(tan, f32, float, f)
-TURNING(sin, f64, double, )
-TURNING(cos, f64, double, )
-TURNING(tan, f64, double, )
+TURNING(sin, f32, float, sin)
+TURNING(cos, f32, float, cos)
+TURNING(tan, f32, float, tan)
+TURNING(sin, f64, double, sinl)
+TURNING(cos, f64, double, cosl)
+TURNING(tan, f64, double, tanl)
 
 /* Of equal operands, which may be infinite, twice the exponential. */
 #define LOG_OF_SUM(t, T, s)                                                              \

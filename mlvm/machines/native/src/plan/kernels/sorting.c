@@ -28,12 +28,12 @@ enum { SHORT_ROW = 64, DIGITS = 256 };
     static const Record##bits *sorted_##bits(Record##bits *r, int64_t n)                 \
     {                                                                                    \
         enum { BYTES = bits / 8 };                                                       \
-        uint32_t counts[BYTES][DIGITS] = {{0}};                                          \
-        Record##bits *to = r + n;                                                        \
         if (n <= SHORT_ROW) {                                                            \
             insert_##bits(r, n);                                                         \
             return r;                                                                    \
         }                                                                                \
+        uint32_t counts[BYTES][DIGITS] = {{0}};                                          \
+        Record##bits *to = r + n;                                                        \
         for (int64_t i = 0; i < n; i++)                                                  \
             for (int byte = 0; byte < BYTES; byte++)                                     \
                 counts[byte][r[i].key >> 8 * byte & 255]++;                              \

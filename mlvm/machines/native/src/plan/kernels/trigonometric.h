@@ -62,6 +62,12 @@ static inline double turned(double x, uint64_t quarter)
     return of_bits_f64(bits_f64(x) ^ (quarter & 2) << 62);
 }
 
+/* x where n is odd, else y. */
+static inline double where_odd(uint64_t quarter, double x, double y)
+{
+    return of_bits_f64(bits_f64(y) ^ ((bits_f64(x) ^ bits_f64(y)) & (0 - (quarter & 1))));
+}
+
 /* Of numbers this small the function is the number itself, also of -0. */
 #define TINY(x, y) (fabs(x) < 0x1p-27 ? (x) : (y))
 
@@ -69,21 +75,18 @@ static inline double turned(double x, uint64_t quarter)
     static inline T sin_##t(T x)                                                         \
     {                                                                                    \
         const Turn at = turn_##t(x);                                                     \
-        const double y = at.quarter & 1 ? at.cosine : at.sine;                           \
-        return (T)TINY(x, turned(y, at.quarter));                                        \
+        return (T)TINY(x, turned(where_odd(at.quarter, at.cosine, at.sine), at.quarter)); \
     }                                                                                    \
     static inline T cos_##t(T x)                                                         \
     {                                                                                    \
         const Turn at = turn_##t(x);                                                     \
-        const double y = at.quarter & 1 ? at.sine : at.cosine;                           \
-        return (T)turned(y, at.quarter + 1);                                             \
+        return (T)turned(where_odd(at.quarter, at.sine, at.cosine), at.quarter + 1);     \
     }                                                                                    \
     static inline T tan_##t(T x)                                                         \
     {                                                                                    \
         const Turn at = turn_##t(x);                                                     \
-        const double above = at.quarter & 1 ? -at.cosine : at.sine;                      \
-        const double below = at.quarter & 1 ? at.sine : at.cosine;                       \
-        return (T)TINY(x, above / below);                                                \
+        const double below = where_odd(at.quarter, at.sine, at.cosine);                  \
+        return (T)TINY(x, where_odd(at.quarter, -at.cosine, at.sine) / below);           \
     }
 TURNS(f32, float)
 TURNS(f64, double)
