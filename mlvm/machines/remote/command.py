@@ -139,12 +139,11 @@ _SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 def serve(options: argparse.Namespace, version: str) -> None:
     """Serve until a signal. Raises what `Server` raises."""
     log = Log(options.log)
-    listen: str | socket.socket = options.listen
-    if listen == LISTEN:
-        listen = inherited_socket()
-        private = listen.family == socket.AF_UNIX
+    given = inherited_socket() if options.listen == LISTEN else None
+    if given is not None:
+        private = given.family == socket.AF_UNIX
     else:
-        private = isinstance(parse_address(listen), UnixAddress)
+        private = isinstance(parse_address(options.listen), UnixAddress)
     secret: str | bytes | None = find_secret(None, options.secret_file)
     made = secret is None and not private
     if made:
@@ -163,7 +162,7 @@ def serve(options: argparse.Namespace, version: str) -> None:
         limits = Limits(**{each.name: getattr(options, each.name) for each in fields(Limits)})
         with ExitStack() as stack:
             server = Server(
-                listen,
+                given or options.listen,
                 secret=secret,
                 certificate=options.certificate,
                 key=options.key,

@@ -73,7 +73,6 @@ class LeasedStream(Stream):
 
     @property
     def is_full(self) -> bool:
-        """Whether so much is kept that the server should be asked what it has received."""
         sending = self._sending
         kept = sending.kept if isinstance(sending, _Leased) else []
         return sum(len(each) for entry in kept for each in entry.data) > _MOST_KEPT

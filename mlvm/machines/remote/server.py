@@ -154,11 +154,11 @@ class Server:
             rest = self._limits, libraries, self._options, self._log.event
             self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
-        opened = isinstance(address, socket.socket)
-        self._socket = address if opened else addresses.listen(asked, public=public)
+        opened = address if isinstance(address, socket.socket) else None
+        self._socket = opened or addresses.listen(asked, public=public)
         self.address: addresses.Address = addresses.address_of(self._socket, asked)
         """Where it listens, with the port that was free if 0 was asked for."""
-        if isinstance(asked, addresses.UnixAddress) and not opened:
+        if isinstance(asked, addresses.UnixAddress) and opened is None:
             found = os.stat(asked.path)
             self._inode = found.st_dev, found.st_ino
         tls = self._context is not None

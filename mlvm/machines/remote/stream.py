@@ -84,8 +84,11 @@ class Stream:
             whole, rest = divmod(round(seconds * 1e6), 1_000_000)
             self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, rest))
 
-    is_full = False
-    """Whether so much is kept to be sent again that the server should be asked what has come."""
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is kept to be sent again that the server should be asked what has come,
+        as a `LeasedStream` keeps it."""
+        return False
 
     def renounce(self) -> None:
         """Ask for no other connection when this one is lost, as a `LeasedStream` does."""

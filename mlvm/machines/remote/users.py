@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final
 
 from mlvm.core.errors import AccessRefused
@@ -88,7 +88,7 @@ class Accounts:
         before = self._seen.get(client, (0, 0.0))
         self._seen[client] = launches, seconds
         new = launches - before[0], seconds - before[1]
-        self._users.setdefault(user, _User()).spend(*new, time.monotonic())
+        self._users.setdefault(user, _User()).spend(*new, monotonic())
 
     def hold(self, held: Mapping[str, int]) -> None:
         """Users hold so many bytes now, all others none."""
@@ -104,7 +104,7 @@ class Accounts:
         found = self._users.get(user)
         if found is None:
             return None
-        limits, (launches, seconds) = self._limits, found.last_hour(time.monotonic())
+        limits, (launches, seconds) = self._limits, found.last_hour(monotonic())
         for what, taken, most in (
             ("bytes", found.held, limits.user_bytes),
             ("launches in an hour", launches, limits.user_launches),

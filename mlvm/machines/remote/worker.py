@@ -35,8 +35,8 @@ _FIRST_TO_GO: Final = 500
 
 def main() -> None:
     """Fork a process for each socket that comes, until the server is gone."""
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server says when to end
-        signal.signal(each, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the server says when to end
+        signal.signal(number, signal.SIG_IGN)
     server = Channel(socket.socket(fileno=int(sys.argv[1])))
     settings = server.listen()
     if settings is None:

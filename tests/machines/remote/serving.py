@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -55,7 +56,7 @@ COPIES: Final = assemble(".func main 0 *\n" + 40 * "    load_arg 0\n" + "    hal
 class Served(Server):
     """A server on this host, whose `log` can be read."""
 
-    def __init__(self, address: str = "127.0.0.1:0", **options: Any) -> None:
+    def __init__(self, address: str | socket.socket = "127.0.0.1:0", **options: Any) -> None:
         self.stream = io.StringIO()
         self._vms: list[RemoteVM] = []
         options = {"secret": SECRET, "log": Log("json", self.stream), **options}

@@ -224,8 +224,8 @@ def test_a_channel_has_messages_and_sockets_in_order() -> None:
     theirs.close()
     assert not ours.tell({"number": 4})
     assert ours.listen() is None
-    for each in (ours, one, two):
-        each.close()
+    for end in (ours, one, two):
+        end.close()
 
 
 def test_a_server_that_is_killed_leaves_no_process() -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from mlvm.core.errors import AccessRefused, LimitExceeded
 from mlvm.core.program.assembly import assemble
-from mlvm.machines.remote import users
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
@@ -135,7 +134,7 @@ def launch_for_ever(vm: RemoteVM) -> None:
 
 def test_an_hour_later_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
-    monkeypatch.setattr(users.time, "monotonic", lambda: now)
+    monkeypatch.setattr("mlvm.machines.remote.users.monotonic", lambda: now)
     accounts = Accounts(Limits(user_launches=10, user_seconds=5.0))
     accounts.spend("alice", 1, 8, 1.0)
     accounts.spend("alice", 2, 2, 1.0)
