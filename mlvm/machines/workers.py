@@ -22,7 +22,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MachineError
+from mlvm.core.errors import MachineError, MlvmError
 from mlvm.core.machine.callee import OpFresh, OpInto, Value, WritesInto
 from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes, Kernel
@@ -247,6 +247,8 @@ class Workers:
 
 def _again(error: BaseException) -> BaseException:
     """A copy to raise. The error kept here gets no traceback, which would keep arrays alive."""
+    if isinstance(error, MlvmError):
+        error.late = True
     try:
         return copy.copy(error).with_traceback(None)
     except Exception:  # somebody's exception that cannot be copied

@@ -608,9 +608,11 @@ class Captured(Generic[P, R]):
                     return
                 for program in programs:
                     vm.launch(program, handles)
-        except HandleError as error:
-            raise explain(error, vm, used) from None
         except Exception as error:
+            if getattr(error, "late", False):
+                raise
+            if isinstance(error, HandleError):
+                raise explain(error, vm, used) from None
             known.explain(error)
             raise
         finally:

@@ -299,6 +299,8 @@ class RemoteVM(WireVM):
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
+            if isinstance(error, errors.MlvmError):
+                error.late = True
             index = posted - (sent.posts - len(sent.places))
             place = sent.places[index] if 0 <= index < len(sent.places) else None
         notes = errors.notes_of(error)

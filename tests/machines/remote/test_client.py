@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -34,6 +34,7 @@ from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import refuses
 from tests.core.programs import ADD_INTO, f32s, straight
+from tests.machines.remote.serving import vm_of
 from tests.threads import PATIENCE, in_threads, start
 
 __all__ = ["alarms_interrupt"]
@@ -211,6 +212,32 @@ def test_known_launches_are_forgotten_when_handles_name_others() -> None:
     vm.synchronize()
     assert seen == ["mine"]
     served.end()
+
+
+@pytest.mark.parametrize("kind", ["remote", "workers"])
+def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: str) -> None:
+    told = "pow(i64[3], i64[]): an integer has no negative integer power; use a float"
+    with vm_of(kind) as vm, ml.Arena(vm, "a").allocating():
+        x, minus = ml.asarray([1, 4, 9]), ml.asarray(-1)
+        calls: list[Callable[[ml.Tensor], object]] = [
+            lambda y: x + 77,  # a literal that the VM has not seen: it waits for its memory
+            lambda y: y[[0, 1]],
+            lambda y: x.__setitem__(0, [5]),
+            lambda y: ml.sum(y, 0).numpy(),
+            lambda y: ml.where(y > 1, [1, 2, 3], y).numpy(),
+            lambda y: ml.concat([y, np.array([1])]).numpy(),
+        ]
+        for call in calls:
+            y = x**minus
+            failed = line() - 1
+
+            def until_it_is_told(y: ml.Tensor = y, call: Any = call) -> None:
+                call(y)
+                y.numpy()
+
+            caught = refuses(OperandValueError, "", until_it_is_told)
+            assert str(caught) == told
+            assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
 
 
 @native
