@@ -117,6 +117,7 @@ def register(vm: VM) -> None:
     of = Residuals(vm)
     functions = (BEGIN, of.begin, 0), (PUSH, of.push, None), (READ, of.read, None), (END, of.end, 0)
     callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
+    callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
     vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
 

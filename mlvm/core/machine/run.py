@@ -173,6 +173,8 @@ def run(
 def explain(error: Exception, state: State, binding: Binding | None = None) -> Exception:
     """The error of the step that the state is at, with a note of the place; `OutOfMemory` for a
     `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
+    if getattr(error, "late", False):  # it knows a place, which is not here
+        return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
     start = (

@@ -21,6 +21,7 @@ from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
+_SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
 MAX_CONTEXTS: Final = 16
@@ -32,22 +33,30 @@ that for parameters of any kind."""
 class Abstract(NamedTuple):
     """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
 
-    The kind Any is a host function's result: the machine looks at the value when it is used."""
+    The kind Any is a host function's result: the machine looks at the value when it is used. Where
+    arguments are followed, `argument` is the number of the launch's that it is, or `_SOME`."""
 
     kind: str
     type: TensorType | None = None
     text: str | None = None
     constant: bool = False
+    argument: int | None = None
 
     def meet(self, other: Abstract) -> Abstract | None:
         """What both have in common; None when their kinds clash."""
         if self == other:
             return self
         if self.kind != other.kind:
-            return Abstract(ANY) if ANY in (self.kind, other.kind) else None
+            if ANY not in (self.kind, other.kind):
+                return None
+            return Abstract(ANY, argument=self._argument(other))
         type = self.type if self.type is other.type else None
         text = self.text if self.text == other.text else None
-        return Abstract(self.kind, type, text, self.constant or other.constant)
+        constant = self.constant or other.constant
+        return Abstract(self.kind, type, text, constant, self._argument(other))
+
+    def _argument(self, other: Abstract) -> int | None:
+        return self.argument if self.argument == other.argument else _SOME
 
     def __str__(self) -> str:
         return str(self.type) if self.type else self.kind
@@ -78,6 +87,31 @@ class Verdict(NamedTuple):
     unproven: frozenset[tuple[str, int]]
     outputs: bool
     cost: tuple[int, int]
+
+
+class Uses(NamedTuple):
+    """What a program does first with each of its launch's arguments: of those that it only `reads`,
+    or updates, the old values count; of those that it `makes` they do not."""
+
+    reads: frozenset[int]
+    makes: frozenset[int]
+
+
+def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
+    """What the program does with so many arguments. One of which too little is known, or all if it
+    cannot be verified, is among those that it makes."""
+    verifier = _Verifier(program, functions, None, False, {})
+    first = verifier.first
+    assert first is not None
+    try:
+        verifier.run()
+    except MlvmError:
+        first = {_SOME: True}
+    reads = frozenset(i for i, writes in first.items() if not writes and i != _SOME)
+    makes = {i for i, writes in first.items() if writes and i != _SOME}
+    if first.get(_SOME):
+        makes = set(range(nargs)) - reads
+    return Uses(reads, frozenset(makes))
 
 
 def verify(
@@ -145,6 +179,7 @@ class _Verifier:
     functions: FunctionTable
     arg_types: Sequence[TensorType] | None
     by_type: bool
+    first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
     unproven: set[tuple[str, int]] = field(default_factory=set)
     reached: set[tuple[str, int]] = field(default_factory=set)
@@ -189,10 +224,12 @@ class _Verifier:
     def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
         key = tuple(str(p) if self.by_type else p.kind for p in params)
+        if self.first is not None:
+            key += tuple(str(p.argument) for p in params)
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
         contexts = self.contexts.setdefault(function.name, {})
         if key not in contexts and len(contexts) >= most:
-            params = (UNKNOWN,) * len(params)
+            params = (UNKNOWN._replace(argument=self.unknown_argument),) * len(params)
             key = (ANY,) * len(params)
         context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
         self.merge(context, 0, State(params))
@@ -241,6 +278,7 @@ class _Verifier:
 
     def halt(self) -> object:
         above = self.slots[self.context.function.nparams :]
+        self.use(above)
         self.outputs |= self.open or any(x.kind in ("Tensor", ANY) for x in above)
         return _ENDS
 
@@ -257,15 +295,30 @@ class _Verifier:
     def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
             raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        self.push(Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR)
+        x = Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR
+        self.push(x if self.first is None else x._replace(argument=i))
+
+    @property
+    def unknown_argument(self) -> int | None:
+        return None if self.first is None else _SOME
+
+    def use(self, read: Sequence[Abstract], written: Sequence[Abstract] = ()) -> None:
+        """Note what is done with arguments, in this order."""
+        if self.first is not None:
+            for values, writes in ((read, False), (written, True)):
+                for x in values:
+                    if x.argument is not None:
+                        self.first[x.argument] = self.first.get(x.argument, writes) or (
+                            writes and x.argument == _SOME
+                        )
 
     def load_global(self) -> None:
         self.take("Int")
-        self.push(TENSOR)
+        self.push(TENSOR._replace(argument=self.unknown_argument))
 
     def store_global(self) -> None:
         self.take("Int")
-        self.take("Tensor")
+        self.use([self.take("Tensor")])
 
     def get(self, i: int) -> None:
         self.push(self.slots[self.place_of(i)])
@@ -284,6 +337,8 @@ class _Verifier:
         else:
             known, operands = True, self.pop(nparams)
         results = None
+        if self.first is not None:
+            self.use_by(name, operands, attributes)
         if name is None or not known:
             self.unproven.add((self.context.function.name, self.pc))
         else:
@@ -291,6 +346,19 @@ class _Verifier:
         if results is None and nresults != STAR:
             results = [UNKNOWN] * nresults
         self.leave(results or (), open=results is None)
+
+    def use_by(self, name: str | None, operands: list[Abstract], attributes: Any) -> None:
+        """Note what a host function does with its operands; one that is not known writes them."""
+        callee = self.functions.binding(name).callee if name is not None else None
+        written = 0
+        if isinstance(callee, WritesInto):
+            written = callee.writes(callee.bind(attributes))
+        elif callee is None or isinstance(callee, UserFunction):
+            reads = callee.reads if callee is not None else None
+            read = [] if reads is None else operands[reads]
+            self.use(read, [x for x in operands if all(x is not each for each in read)])
+            return
+        self.use(operands[written:], operands[:written])
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
@@ -364,6 +432,7 @@ class _Verifier:
     def jump_if_false(self, target: int) -> None:
         self.need_height()
         condition = self.take(ANY)
+        self.use([condition])
         if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
             raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
         self.flow(target)

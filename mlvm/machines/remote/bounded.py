@@ -11,10 +11,11 @@ from typing import Any, Final
 from mlvm.core.errors import LimitExceeded, OutOfMemory
 from mlvm.core.machine.callee import OpFresh, Value
 from mlvm.core.op import Attributes
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import Entry, FreeStore, Handle, Storage
 from mlvm.core.types import Array, TensorType, root
+from mlvm.machines.bad_bytes import Careful
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
@@ -38,6 +39,7 @@ class BoundedVM(LocalVM):
         self.launches = 0
         self.client = _Client()
         self._watchdog = watchdog
+        self._careful: Careful | None = None
         super().__init__(name, checked=True, **options)
         self.fast_path = None  # the short way of eager calls, which would pass the limits by
         self._made = _Made(limits.launch_bytes, native=self.native)
@@ -60,7 +62,62 @@ class BoundedVM(LocalVM):
         most = self.limits.launch_steps
         if max_steps is None or (isinstance(max_steps, int) and max_steps > most):
             max_steps = most
-        return super().launch(program, args, max_steps=max_steps)
+        if self._careful is None:
+            return super().launch(program, args, max_steps=max_steps)
+        with self._lock:
+            if not self._needs_care(program, args):
+                return super().launch(program, args, max_steps=max_steps)
+            scheduler, self._scheduler = self._scheduler, self._careful
+            self._linked.pop(id(program), None)
+            try:
+                return super().launch(program, args, max_steps=max_steps)
+            finally:
+                self._scheduler = scheduler
+                self._linked.pop(id(program), None)  # it is linked for this scheduler
+
+    # --- bytes that should have been written ---
+
+    def spoil(self, handle: TensorHandle, error: Exception) -> None:
+        """The tensor should have been written, and was not, by that error: who reads it gets it,
+        until it is written again. Raises `HandleError`."""
+        with self._lock:
+            array = self._store.entry(handle).array
+            if self._careful is None:
+                self._careful = Careful()
+            self._careful.spoil(array, error)
+            self._store.clear_caches()  # what is in them is run without a look
+
+    def _needs_care(self, program: Program, args: Sequence[TensorHandle]) -> bool:
+        """Whether the launch may read what should have been written."""
+        if self._careful is None or not self._careful.is_needed():
+            self._careful = None
+            return False
+        if self._careful.meets([self._store.entry(handle).array for handle in args]):
+            return True
+        codes = [function.code for function in program.functions.values()]
+        return any(each.opcode is Opcode.load_global for code in codes for each in code)
+
+    def array_of(self, handle: TensorHandle) -> Array:
+        array = super().array_of(handle)
+        if self._careful is not None:
+            self._careful.wait([array])
+        return array
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        super().write(handle, array)
+        self._heal([handle])
+
+    def make_writable(self, handles: Sequence[TensorHandle]) -> None:
+        super().make_writable(handles)
+        self._heal(handles)
+
+    def _heal(self, handles: Sequence[TensorHandle]) -> None:
+        if self._careful is not None:
+            with self._lock:
+                for handle in handles:
+                    self._careful.overwrite(self._store.entry(handle).array)
+
+    # --- limits ---
 
     def _bounded(self, *args: Any) -> list[Value]:
         """The machine's loop, watched, unless it runs within a launch that is."""

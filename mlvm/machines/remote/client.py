@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import FastPath, Outbox
 
 _FAREWELL: Final = 0.2  # seconds that the server's last words may take
+_MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
 
@@ -92,6 +93,7 @@ class RemoteVM(WireVM):
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
+        self._blamed: dict[int, Place | _Posted | None] = {}  # by the number of a post that failed
         self._lost: str | None = None
         self._where = where or name or "the VM"
         self.name = name or self._call("name")
@@ -302,7 +304,11 @@ class RemoteVM(WireVM):
             if isinstance(error, errors.MlvmError):
                 error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = sent.places[index] if 0 <= index < len(sent.places) else None
+            place = self._blamed.get(posted)  # if it has been told before
+            if 0 <= index < len(sent.places):
+                place = self._blamed[posted] = sent.places[index]
+                while len(self._blamed) > _MOST_BLAMED:
+                    del self._blamed[min(self._blamed)]
         notes = errors.notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__

@@ -466,6 +466,9 @@ class _BoundedSession(Session):
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
             return super()._perform_from(reader, name)
 
+    def _keep_from_reading(self, handle: int, error: Exception) -> None:
+        self._bounded.spoil(handle, error)
+
     def perform(self, name: str, args: list[Any]) -> Any:
         result = super().perform(name, args)
         if name in ("load_program", "drop_program"):
