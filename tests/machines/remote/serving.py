@@ -68,7 +68,7 @@ class Served(Server):
 
     def __exit__(self, *error: object) -> None:
         for vm in self._vms:
-            vm.close()
+            vm.close(wait=False)
         super().__exit__(*error)
 
     def events(self, event: str, least: int = 0) -> list[dict[str, Any]]:

@@ -170,7 +170,7 @@ def test_clients_that_come_and_go_leave_nothing() -> None:
             vm.alloc_storage(1000 * n)
             if n % 3 == 0:
                 vm.launch(FOR_EVER)
-            vm._stream.close() if n % 2 else vm.close()
+            vm._stream.close() if n % 2 else vm.close(wait=False)
         wait_for(lambda: not server.status()["clients"])
         status = server.status()
         assert (status["bytes"], status["admitted"]) == (0, 30)
