@@ -19,7 +19,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import errors
-from mlvm.core.errors import EncodingError, HandleError, MlvmError, brief
+from mlvm.core.errors import (
+    EncodingError,
+    HandleError,
+    LimitExceeded,
+    MlvmError,
+    ProgramError,
+    brief,
+)
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -332,11 +339,17 @@ class WireServer:
         return getattr(self.vm, name)(*args)
 
     def _load_program(self, number: int, program: Program) -> bool:
-        self._programs[number] = program
+        outputs = True
         try:
-            return verify(program, self.vm.functions).outputs
-        except MlvmError:  # a launch may say more, and later find a function that is missing now
-            return True
+            outputs = verify(program, self.vm.functions).outputs
+        except LimitExceeded:  # it takes too long
+            raise
+        except MlvmError:
+            pass  # a launch may say more, and later find a function that is missing now
+        except Exception as error:
+            raise ProgramError(f"the program cannot be verified: {brief(error)}") from None
+        self._programs[number] = program
+        return outputs
 
     def _drop_program(self, number: int) -> None:
         self.program(number)

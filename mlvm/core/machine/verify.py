@@ -15,12 +15,14 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.slots import Finder, Slots, Stack, merged
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
+_MOST_ON_TOP: Final = 256  # values known above an unknown number of others, where paths meet
 _SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
@@ -63,6 +65,7 @@ class Abstract(NamedTuple):
 
 
 TENSOR: Final = Abstract("Tensor")
+INT: Final = Abstract("Int")
 UNKNOWN: Final = Abstract(ANY)
 
 
@@ -70,9 +73,17 @@ class State(NamedTuple):
     """A frame's slots, parameters first. It is `open` where heights differ: any number of unknown
     values lie above `slots`, and the slots `top` lie above these."""
 
-    slots: tuple[Abstract, ...]
+    slots: Slots[Abstract] = Slots()
     open: bool = False
     top: tuple[Abstract, ...] = ()
+
+    @staticmethod
+    def of(slots: Sequence[Abstract]) -> State:
+        return State(Slots[Abstract]().with_more(slots))
+
+    def is_as(self, other: State) -> bool:
+        """Whether it is the other, after the two have met."""
+        return self.slots.root is other.slots.root and self[1:] == other[1:]
 
 
 class Verdict(NamedTuple):
@@ -186,6 +197,7 @@ class _Verifier:
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
+    tensors: Finder[Abstract] = field(default_factory=lambda: Finder(_may_be_tensor))
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
@@ -202,7 +214,7 @@ class _Verifier:
         while self.work:
             self.context, self.pc, self.block, state = self.work.pop()
             state = state or self.context.states[self.pc]
-            self.slots, self.open, self.top = list(state.slots), state.open, list(state.top)
+            self.slots, self.open, self.top = Stack(state.slots), state.open, list(state.top)
             self.follow(self.context.function, self.targets[self.context.function.name])
         return Verdict(frozenset(self.reached), frozenset(self.unproven), self.outputs, _cost(main))
 
@@ -232,7 +244,7 @@ class _Verifier:
             params = (UNKNOWN._replace(argument=self.unknown_argument),) * len(params)
             key = (ANY,) * len(params)
         context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
-        self.merge(context, 0, State(params))
+        self.merge(context, 0, State.of(params))
         return context
 
     def flow(self, pc: int) -> None:
@@ -240,50 +252,49 @@ class _Verifier:
         self.merge(self.context, pc, self.state())
 
     def state(self) -> State:
-        return State(tuple(self.slots), self.open, tuple(self.top))
+        return State(self.slots.shared(), self.open, tuple(self.top[-_MOST_ON_TOP:]))
 
     def merge(self, context: _Context, pc: int, state: State) -> None:
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
-        if after != before:
+        if before is None or not after.is_as(before):
             context.states[pc] = after
             self.work.append((context, pc, pc, None))
 
     def meet(self, x: State, y: State, where: str) -> State:
         open = x.open or y.open
-        if not open and len(x.slots) != len(y.slots):
+        if not open and x.slots.height != y.slots.height:
             raise self.error(
-                f"the stack has {len(x.slots)} or {len(y.slots)} values at {where}, "
+                f"the stack has {x.slots.height} or {y.slots.height} values at {where}, "
                 f"depending on the path"
             )
+
+        def both(i: int, a: Abstract, b: Abstract) -> Abstract:
+            found = a.meet(b)
+            if found is None:
+                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
+            return a if found == a else found
+
+        top: tuple[Abstract, ...] = ()
         if open:
             x, y = _opened(x, y), _opened(y, x)
-        slots = self.meet_slots(x.slots, y.slots, where)
-        top = self.meet_slots(x.top[::-1], y.top[::-1], where)[::-1]
-        return State(slots, open, top)
-
-    def meet_slots(
-        self, x: tuple[Abstract, ...], y: tuple[Abstract, ...], where: str
-    ) -> tuple[Abstract, ...]:
-        """What is known of the slots that both have."""
-        slots = []
-        for i, (a, b) in enumerate(zip(x, y, strict=False)):
-            both = a.meet(b)
-            if both is None:
-                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
-            slots.append(both)
-        return tuple(slots)
+            pairs = zip(x.top[::-1], y.top[::-1], strict=False)
+            top = tuple([both(i, a, b) for i, (a, b) in enumerate(pairs)][::-1])
+            height = min(x.slots.height, y.slots.height)
+            x, y = (each._replace(slots=each.slots.lowest(height)) for each in (x, y))
+        return State(merged(x.slots, y.slots, both), open, top)
 
     # --- what each instruction does ---
 
     def halt(self) -> object:
-        above = self.slots[self.context.function.nparams :]
-        self.use(above)
-        self.outputs |= self.open or any(x.kind in ("Tensor", ANY) for x in above)
+        nparams = self.context.function.nparams
+        if self.first is not None:
+            self.use(list(self.slots.shared().above(nparams)))
+        self.outputs |= self.open or self.tensors.any_above(self.slots.shared(), nparams)
         return _ENDS
 
     def push_int(self, n: int) -> None:
-        self.push(Abstract("Int"))
+        self.push(INT)
 
     def push_str(self, s: str) -> None:
         self.push(Abstract("Str", text=s))
@@ -321,18 +332,17 @@ class _Verifier:
         self.use([self.take("Tensor")])
 
     def get(self, i: int) -> None:
-        self.push(self.slots[self.place_of(i)])
+        self.push(self.slots.at(self.place_of(i)))
 
     def set(self, i: int) -> None:
         value = self.take(ANY)
-        self.slots[self.place_of(i)] = value
+        self.slots.put(self.place_of(i), value)
 
     def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
         name = self.take("Str").text
         if nparams == STAR:
             known = not self.open
-            operands = self.slots[self.context.function.nparams :]
-            del self.slots[self.context.function.nparams :]
+            operands = self.slots.pop(len(self.slots) - self.context.function.nparams)
             self.open, self.top = False, []
         else:
             known, operands = True, self.pop(nparams)
@@ -401,7 +411,7 @@ class _Verifier:
             self.leave(params, open=False)
             context.waiting.append((self.context, self.pc, self.block, self.state()))
             return _ENDS
-        self.leave(context.result.slots, context.result.open)
+        self.leave([*context.result.slots.above(0)], context.result.open)
         return None
 
     def return_(self, n: int) -> object:
@@ -410,15 +420,15 @@ class _Verifier:
             raise self.error("main has no caller to return to; it ends with halt")
         if function.nresults not in (STAR, n):
             raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
-        state = State(tuple(self.pop(n)))
+        state = State.of(self.pop(n))
         before = self.context.result
         if before is None:
             after = state
-        elif function.nresults == STAR and (before.open or len(before.slots) != n):
-            after = State((), open=True)
+        elif function.nresults == STAR and (before.open or before.slots.height != n):
+            after = State(open=True)
         else:
             after = self.meet(before, state, "the return")
-        if after != before:
+        if before is None or not after.is_as(before):
             self.context.result = after
             self.work += self.context.waiting if before is None else self.context.callers
             self.context.waiting.clear()
@@ -440,7 +450,7 @@ class _Verifier:
     # --- the stack ---
 
     def push(self, value: Abstract) -> None:
-        (self.top if self.open else self.slots).append(value)
+        (self.top if self.open else self.slots).extend((value,))
 
     def leave(self, results: Sequence[Abstract], open: bool) -> None:
         """Push a call's results; if open, any number of unknown ones follow them."""
@@ -458,14 +468,17 @@ class _Verifier:
         return value
 
     def pop(self, n: int) -> list[Abstract]:
-        slots = self.top if self.open else self.slots
-        height = len(slots) if self.open else len(slots) - self.context.function.nparams
+        height = len(self.top)
+        if not self.open:
+            height = len(self.slots) - self.context.function.nparams
         if n > height:
             known = " known" if self.open else ""
             raise self.error(f"needs {n} values above base; there are {height}{known}")
-        at = len(slots) - n
-        taken = slots[at:]
-        del slots[at:]
+        if not self.open:
+            return self.slots.pop(n)
+        at = height - n
+        taken = self.top[at:]
+        del self.top[at:]
         return taken
 
     def need_height(self) -> None:
@@ -517,8 +530,12 @@ def _opened(state: State, other: State) -> State:
     """The state as an open one. Its slots are divided as those of the other, which is open."""
     if state.open:
         return state
-    slots, above = state.slots[: len(other.slots)], state.slots[len(other.slots) :]
-    return State(slots, True, above[max(len(above) - len(other.top), 0) :])
+    start = max(other.slots.height, state.slots.height - len(other.top))
+    return State(state.slots.lowest(other.slots.height), True, (*state.slots.above(start),))
+
+
+def _may_be_tensor(x: Abstract) -> bool:
+    return x.kind in ("Tensor", ANY)
 
 
 def _check_signature(function: Function) -> None:

@@ -119,6 +119,13 @@ class BoundedVM(LocalVM):
 
     # --- limits ---
 
+    def _bind(self, program: Program, args: tuple[TensorHandle, ...]) -> Any:
+        """As `VM` does, watched, as a program may take long to verify."""
+        if self.depth > 1:
+            return super()._bind(program, args)
+        with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
+            return super()._bind(program, args)
+
     def _bounded(self, *args: Any) -> list[Value]:
         """The machine's loop, watched, unless it runs within a launch that is."""
         if self.depth > 1:

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlvm.core import vm as core_vm
 from mlvm.core.errors import (
     AccessRefused,
     ConnectionLost,
@@ -28,12 +29,14 @@ from mlvm.core.errors import (
     MachineError,
     MlvmError,
     OutOfMemory,
+    ProgramError,
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
+from mlvm.machines import wire
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import connect
@@ -282,6 +285,44 @@ def test_programs_that_are_dropped_do_not_count() -> None:
             del program
             gc.collect()
         assert server.status()["clients"][0]["program_bytes"] < 600
+
+
+LOADED = ".func main 0 *\n    load_arg 0\n    halt\n"
+
+
+def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    with Served(limits=limits(program_bytes=2000)) as server, server.vm() as vm:
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, "verify", fails)
+            for _ in range(20):
+                refuses(ProgramError, "cannot be verified: .*too deep", run, vm, assemble(LOADED))
+        [client] = server._clients.values()
+        assert client.session is not None
+        assert not client.session._programs
+        vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
+
+
+@pytest.mark.parametrize("place", [wire, core_vm])
+def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a program is loaded, and when it is launched."""
+
+    def endless(*given: Any) -> Any:
+        while time.monotonic() < until:
+            pass
+
+    few = limits(launch_seconds=0.1)
+    with Served(limits=few) as server, server.vm() as vm, monkeypatch.context() as patch:
+        until = time.monotonic() + SECONDS
+        x = vm.alloc_tensor(F32X3)
+        patch.setattr(place, "verify", endless)
+        refuses(LimitExceeded, r"longer than the 0\.1 seconds", run, vm, assemble(LOADED), x)
+        patch.undo()
+        assert time.monotonic() < until
+        [left] = vm.launch(assemble(LOADED), [x])
+        assert left.tolist() == [0, 0, 0]
 
 
 def test_a_result_that_is_stored_counts_as_held() -> None:
