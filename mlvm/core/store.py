@@ -220,6 +220,12 @@ class FreeStore:
         self._detach(handle, entry)
         self._bury(handle, f"was a tensor {entry.type}, {how}")
 
+    # --- limits ---
+
+    def hold_stack(self, values: int, frames: int) -> None:
+        """Called where a launch that has limits calls a function, with so many values and frames.
+        A store that has limits raises `OutOfMemory` for too many."""
+
     # --- what errors say ---
 
     def _storage(self, handle: Handle) -> Storage:

@@ -14,6 +14,7 @@ knows it by its number there.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -33,6 +34,7 @@ END: Final = "residuals.end"
 HELD: Final = "residuals.held"
 
 _CHUNK: Final = 1 << 16
+_PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
@@ -61,11 +63,13 @@ class Residuals:
         if not self._programs:
             raise MachineError(f"{END} without {BEGIN}")
         _, self._top, count = self._programs.pop()
+        self._machine().keep(-sum(map(_overhead, self._records[count:])))
         del self._records[count:]
 
     def push(self, frame: Frame) -> None:
         """Copy the tensors into a new record, and tell its number."""
         number, *arrays = _arrays(PUSH, frame)
+        self._machine().keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
             np.copyto(place, array)
@@ -110,6 +114,11 @@ class Residuals:
         vm = self._vm()
         assert vm is not None  # it runs a program
         return vm
+
+
+def _overhead(record: Sequence[Array]) -> int:
+    """Bytes of a record beside the elements."""
+    return _PER_RECORD * (1 + len(record))
 
 
 def register(vm: VM) -> None:

@@ -123,6 +123,7 @@ def run(
             elif code == link.CALL_FUNCTION:  # ( p1..pn -- p1..pn )
                 if left is not None:
                     left = _spend(left, current, since, pc)
+                    store.hold_stack(len(stack), len(frames))
                 if len(frames) >= MAX_DEPTH:
                     raise errors.LimitExceeded(
                         f"{MAX_DEPTH} calls lie within each other, the most that may; the next one "

@@ -21,7 +21,10 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_OUTPUT: Final = 128  # bytes of an array, beside its elements
+_PER_ARRAY: Final = 224  # bytes of an array, beside its elements
+_PER_HANDLE: Final = 440  # of a tensor or storage, with what is known of it
+_PER_VALUE: Final = 56  # on a stack
+_PER_FRAME: Final = 128
 
 
 class BoundedVM(LocalVM):
@@ -43,6 +46,8 @@ class BoundedVM(LocalVM):
         super().__init__(name, checked=True, **options)
         self.fast_path = None  # the short way of eager calls, which would pass the limits by
         self._made = _Made(limits.launch_bytes, native=self.native)
+        assert isinstance(self._store, _BoundedStore)
+        self._store.made = self._made
         for name in list(self.functions):
             callee = self.functions.binding(name).callee
             if isinstance(callee, OpFresh):
@@ -137,8 +142,11 @@ class BoundedVM(LocalVM):
             finally:
                 self._made.end()
 
+    def keep(self, nbytes: int) -> None:
+        self._made.keep(nbytes)
+
     def _outputs(self, stack: list[Value]) -> list[Array]:
-        nbytes = sum(x.nbytes + _PER_OUTPUT for x in stack if not isinstance(x, (int, str)))
+        nbytes = sum(x.nbytes + _PER_ARRAY for x in stack if not isinstance(x, (int, str)))
         if nbytes > self.limits.launch_bytes:
             most = self.limits.launch_bytes
             raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
@@ -165,8 +173,13 @@ class _BoundedStore(FreeStore):
 
     def __init__(self, limits: Limits, watchdog: Watchdog) -> None:
         super().__init__()
+        self.made: _Made | None = None
         self._limits = limits
         self._watchdog = watchdog
+
+    def hold_stack(self, values: int, frames: int) -> None:
+        if self.made is not None:
+            self.made.check(_PER_VALUE * values + _PER_FRAME * frames)
 
     def new_storage(self, nbytes: int) -> Storage:
         self._check(nbytes)
@@ -178,8 +191,10 @@ class _BoundedStore(FreeStore):
             super().replace(handle, array)
 
     def _check(self, nbytes: int) -> None:
-        if self.consumed + nbytes > self._limits.held_bytes:
-            held = f"the VM holds {self.consumed:,}, and the limit is {self._limits.held_bytes:,}"
+        names = _PER_HANDLE * (len(self._entries) + len(self._storages))
+        if self.consumed + names + nbytes > self._limits.held_bytes:
+            total = self.consumed + names
+            held = f"the VM holds {total:,}, and the limit is {self._limits.held_bytes:,}"
             raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
     def _name(self, entry: Entry) -> Handle:
@@ -194,6 +209,7 @@ class _BoundedStore(FreeStore):
         if len(self._entries) + len(self._storages) >= self._limits.handles:
             count = f"{self._limits.handles:,} tensors and storages"
             raise LimitExceeded(f"the VM has {count}, the most that it may")
+        self._check(_PER_HANDLE)
 
     def end_all(self) -> None:
         """End every tensor and storage."""
@@ -230,10 +246,16 @@ class _Made:
             held = f"the launch has made {made:,}, and the limit is {self.most:,}"
             raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
+    def keep(self, nbytes: int) -> None:
+        """Count bytes that a host function keeps, or gives back."""
+        if nbytes > 0:
+            self.check(nbytes)
+        self._bytes = max(self._bytes + nbytes, 0)
+
     def add(self, array: Array) -> None:
         """Count a new array until it dies."""
         memory, key = root(array), next(self._numbers)
-        nbytes = memory.nbytes
+        nbytes = memory.nbytes + _PER_ARRAY
         alive = self._alive
 
         def died(_: weakref.ref[Array]) -> None:
@@ -257,7 +279,7 @@ class _BoundedFresh(OpFresh):
             nbytes = sum(max(x.nbytes, 8 * x.ndim * x.size) for x in params)
         else:
             nbytes = type.nbytes
-        self._made.check(nbytes)
+        self._made.check(nbytes + _PER_ARRAY)
         results = super().call(params, attributes)
         for array in results:
             if not isinstance(array, (int, str)):

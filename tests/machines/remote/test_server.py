@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -255,21 +256,65 @@ def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: 
         assert len(outputs) == 2
 
 
-@pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-def test_a_stack_that_is_too_deep_is_refused() -> None:
-    slowly = limits(launch_seconds=60.0)
-    refused = pytest.raises(OutOfMemory, match="more values lie on the stack")
-    with Served(limits=slowly) as server, server.vm() as vm, refused:
-        run(vm, DEEP)
+INTS = ".func f 0 0\n" + 60 * "    push_int 4611686018427387904\n" + "    call f\n    return 0\n"
+FRAMES = ".func f 0 0\n    call f\n    return 0\n"
+EMPTIES = """.func f 0 0
+    push_const none
+    push_str "negative"
+    cfunc 1 1
+    call f
+    return 0
+"""
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("function", [INTS, FRAMES, EMPTIES, DEEP])
+def test_all_that_lies_on_the_stack_of_a_launch_counts(function: str, native: bool) -> None:
+    few = limits(launch_seconds=60.0, launch_bytes=1 << 20)
+    text = f".const none f32[0]\n{function}.func main 0 *\n    call f\n    halt\n"
+    program = DEEP if function is DEEP else assemble(text)
+    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+        vm.loaded(program)
+        tracemalloc.start()
+        try:
+            refuses(OutOfMemory, "", run, vm, program)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 3 << 20
+        [left] = vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
+        assert left.size == 3
+
+
+def test_records_and_handles_count_beside_their_elements() -> None:
+    push = """.const none f32[0]
+    .func main 0 *
+        push_str "residuals.begin"
+        cfunc 0 0
+    again:
+        load_arg 0
+        push_const none
+        push_str "residuals.push"
+        cfunc 2 0
+        jump again
+        halt
+    """
+    few = limits(launch_seconds=60.0, launch_bytes=1 << 20, held_bytes=1 << 20)
+    with Served(limits=few) as server, server.vm() as vm:
+        number = vm.alloc_tensor(TensorType("i64", ()))
+        refuses(OutOfMemory, "448 more bytes", run, vm, assemble(push), number)
+        refuses(OutOfMemory, "448 more bytes", run, vm, assemble(push), number)  # none was kept
+        empty = TensorType("f32", (0,))
+        refuses(OutOfMemory, "", lambda: [vm.alloc_tensor(empty) for _ in range(1 << 13)])
 
 
 def test_steps_bytes_and_handles_are_limited() -> None:
-    few = limits(launch_steps=1000, held_bytes=1000, handles=4, program_bytes=2000)
+    few = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
     with Served(limits=few) as server, server.vm() as vm:
         refuses(LimitExceeded, "more than the steps", run, vm, FOR_EVER)
         refuses(LimitExceeded, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
-        with pytest.raises(OutOfMemory, match=r"1,001 more bytes: the VM holds 0, .* is 1,000"):
-            vm.alloc_storage(1001)
+        with pytest.raises(OutOfMemory, match=r"3,001 more bytes: the VM holds 0, .* is 3,000"):
+            vm.alloc_storage(3001)
         for _ in range(4):
             vm.alloc_tensor(F32X3)
         refuses(LimitExceeded, "4 tensors and storages", vm.alloc_tensor, F32X3)
@@ -326,7 +371,7 @@ def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_result_that_is_stored_counts_as_held() -> None:
-    with Served(limits=limits(held_bytes=100)) as server, server.vm() as vm:
+    with Served(limits=limits(held_bytes=550)) as server, server.vm() as vm:
         x = vm.alloc_tensor(TensorType("f32", (12,)))
         store = assemble(
             f""".func main 0 *
@@ -339,7 +384,7 @@ def test_a_result_that_is_stored_counts_as_held() -> None:
             halt
         """
         )
-        refuses(OutOfMemory, "96 more bytes: the VM holds 48", run, vm, store, x)
+        refuses(OutOfMemory, "96 more bytes: the VM holds 488", run, vm, store, x)
         assert server.status()["bytes"] == 48
 
 
