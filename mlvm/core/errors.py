@@ -562,6 +562,8 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 def brief(value: object) -> str:
     """The value as text for a message: the first line of its `repr`, cut short."""
+    if isinstance(value, (str, bytes)):
+        value = value[: 4 * _BRIEF]  # of which more than is shown
     try:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits

@@ -116,7 +116,11 @@ TYPE: Final = Field("type", _write_type, Reader.type)
 TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
 ARRAYS: Final = _several(ARRAY)
-PROGRAM: Final = Field("program", _write_program, lambda reader: Program.from_bytes(reader.blob()))
+PROGRAM: Final = Field(
+    "program",
+    _write_program,
+    lambda reader: Program.from_bytes(reader.blob(), reader.allowance),
+)
 ESTIMATE: Final = Field(
     "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
@@ -167,7 +171,7 @@ def read_name(reader: Reader) -> str:
     """The name of a call, whose arguments follow it."""
     name = reader.text()
     if name not in CALLS:
-        raise EncodingError(f"no call {name!r}; there are {', '.join(CALLS)}")
+        raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
     return name
 
 
@@ -291,7 +295,7 @@ def read_error(reader: Reader) -> Exception:
     """The error of a message of kind error. Raises `EncodingError` for one that cannot be."""
     name = reader.text()
     if name not in _ERRORS:
-        raise reader.error(f"no error {name!r}")
+        raise reader.error(f"no error {brief(name)}")
     args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
     notes = reader.sequence(Reader.text)
     reader.end()

@@ -18,7 +18,7 @@ from typing import Any, Final, Self
 
 from mlvm.core import errors
 from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
-from mlvm.core.program.encoding import HEADER, VERSION
+from mlvm.core.program.encoding import HEADER, VERSION, Allowance
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
@@ -39,6 +39,9 @@ just now, so that many that come at once do not end each other."""
 _JUST_NOW: Final = 0.25  # seconds
 
 _MOST_OBSERVERS: Final = 64
+
+_MOST_OBJECTS: Final = 1 << 26
+"""Bytes of Python's objects that a message may become, other than a program, elements and texts."""
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -447,7 +450,7 @@ class _BoundedSession(Session):
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
-        self._arriving = 0
+        self._arriving = Allowance(0)  # for the program that is read
         self._sizes: dict[int, int] = {}
 
     def run_known(self, stream: Stream) -> int:
@@ -456,13 +459,16 @@ class _BoundedSession(Session):
         return count
 
     def _perform_from(self, reader: Any, name: str) -> Any:
+        reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
-        self._arriving = size = reader.left if name == "load_program" else 0
+        size = reader.left if name == "load_program" else 0
         loaded, most = self._client.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             held = f"{loaded:,} are loaded, and the limit is {most:,}"
             raise LimitExceeded(f"{size:,} more bytes of programs: {held}")
+        if size:
+            reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
             return super()._perform_from(reader, name)
 
@@ -472,10 +478,12 @@ class _BoundedSession(Session):
     def perform(self, name: str, args: list[Any]) -> Any:
         result = super().perform(name, args)
         if name in ("load_program", "drop_program"):
-            number = args[0]
-            self._client.program_bytes += self._arriving - self._sizes.pop(number, 0)
-            if self._arriving:
-                self._sizes[number] = self._arriving
+            number, loaded = args[0], self._client.program_bytes
+            size = self._limits.program_bytes - loaded - self._arriving.left
+            size = size if name == "load_program" else 0
+            self._client.program_bytes += size - self._sizes.pop(number, 0)
+            if size:
+                self._sizes[number] = size
         return result
 
 

@@ -32,6 +32,7 @@ LARGE: Final = 1 << 16
 """A message of more bytes than that is received piece by piece."""
 
 _ROOM: Final = 1 << 18
+_AHEAD: Final = 1 << 14  # of a large message, for the fields that are no elements
 _MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
 _MOMENT: Final = 100e-6
 """Seconds that a receiver asks again and again, and lets others run between, before it sleeps."""
@@ -281,9 +282,16 @@ class Incoming(Received):
 
     def __init__(self, stream: Stream, length: int) -> None:
         super().__init__(b"", 0)
-        self._end = length
         self._stream = stream
+        self._length = self._arriving = length  # the latter are not in `_data`
         self._whole = True
+
+    def error(self, reason: str) -> EncodingError:
+        return EncodingError(f"byte {self._length - self.left}: {reason}")
+
+    @property
+    def left(self) -> int:
+        return self._end - self._at + self._arriving
 
     def skip(self) -> None:
         """Pass over what is left of the message."""
@@ -297,12 +305,15 @@ class Incoming(Received):
         """Take so many bytes off as the u8 array has."""
         room = out.data
         self._whole = False
-        taken = self._stream.take_received(len(room))
-        room[: len(taken)] = taken
-        place = deque([len(taken)], maxlen=1)
+        here = min(self._end - self._at, len(room))
+        room[:here] = self._data[self._at : self._at + here]
+        self._at += here
+        taken = self._stream.take_received(len(room) - here)
+        room[here : here + len(taken)] = taken
+        place = deque([here + len(taken)], maxlen=1)
         while place[0] < len(room):
             self._stream.receive_into(place, room[place[0] :])
-        self._at += len(room)
+        self._arriving -= len(room) - here
         self._whole = True
 
     def _elements(self, n: int) -> Array:
@@ -313,7 +324,14 @@ class Incoming(Received):
         return out
 
     def _take(self, n: int) -> memoryview:
-        return self._elements(n).data
+        if self._at + n <= self._end or n > self.left:
+            return super()._take(n)
+        if n >= _AHEAD:
+            return self._elements(n).data
+        ahead = np.empty(min(self.left, _AHEAD), np.uint8)
+        self.read_into(ahead)
+        self._data, self._at, self._end = ahead.data, 0, len(ahead)
+        return super()._take(n)
 
 
 def _lost(error: OSError) -> ConnectionLost:

@@ -34,7 +34,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Writer
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
 from mlvm.machines import wire
@@ -323,13 +323,13 @@ def test_steps_bytes_and_handles_are_limited() -> None:
 
 
 def test_programs_that_are_dropped_do_not_count() -> None:
-    with Served(limits=limits(program_bytes=600)) as server, server.vm() as vm:
+    with Served(limits=limits(program_bytes=3000)) as server, server.vm() as vm:
         for _ in range(8):
             program = assemble(".func main 0 *\n" + 10 * "    push_int 1\n" + "    halt\n")
             assert vm.launch(program) == []
             del program
             gc.collect()
-        assert server.status()["clients"][0]["program_bytes"] < 600
+        assert server.status()["clients"][0]["program_bytes"] < 3000
 
 
 LOADED = ".func main 0 *\n    load_arg 0\n    halt\n"
@@ -368,6 +368,27 @@ def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPat
         assert time.monotonic() < until
         [left] = vm.launch(assemble(LOADED), [x])
         assert left.tolist() == [0, 0, 0]
+
+
+def test_what_a_message_becomes_has_a_limit() -> None:
+    writer = Writer()
+    writer.text("launch")
+    writer.integer(1)
+    writer.sequence([1], Writer.integer)
+    writer._data += b"(" + (1 << 21).to_bytes(4, "little") + (1 << 21) * b"i\x01\x01"
+    with Served(limits=limits(program_bytes=30_000)) as server, server.vm() as vm:
+        vm._stream.socket.sendall(writer.message(Kind.call))
+        kind, reader = vm._stream.receive()
+        assert kind is Kind.error
+        assert reader.text() == "LimitExceeded"
+        lines = "    push_int 1\n    pop 1\n"
+        refuses(LimitExceeded, "items take .* there may be", run, vm, program_of(lines * 300))
+        run(vm, program_of(lines * 20))
+        assert 2000 < server.status()["clients"][0]["program_bytes"] < 30_000
+
+
+def program_of(lines: str) -> Program:
+    return assemble(f".func main 0 *\n{lines}    halt\n")
 
 
 def test_a_result_that_is_stored_counts_as_held() -> None:

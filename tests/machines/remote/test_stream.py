@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
-from mlvm.core.program.encoding import HEADER, Kind
-from mlvm.machines.remote.stream import LARGE, Outgoing, Stream
+from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
+from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
@@ -162,3 +162,44 @@ def test_an_interrupt_loses_no_byte(ends: tuple[Stream, Stream]) -> None:
     assert len(got) > 1900
     assert all(text == b"%d" % (n - 1) for n, text in got)
     answering.result(PATIENCE)
+
+
+@given(st.lists(st.sampled_from([1, 3, 100, 1 << 14, LARGE + 1]), max_size=12), st.data())
+def test_the_fields_of_a_large_message_are_those_of_a_small_one(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    body = np.random.default_rng(0).bytes(sum(sizes) + LARGE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        stream = Stream(theirs)
+        sending = start(ours.sendall, message(body) + message(b"next"))
+        _, reader = stream.receive()
+        at = 0
+        for n in sizes:
+            if data.draw(st.booleans()):
+                assert reader._elements(n).tobytes() == body[at : at + n]
+            else:
+                assert bytes(reader._take(n)) == body[at : at + n]
+            at += n
+            assert reader.left == len(body) - at
+        refuses(EncodingError, f"byte {at}: .* are left", reader._take, len(body))
+        assert bytes(stream.receive()[1].rest()) == b"next"
+        sending.result(PATIENCE)
+
+
+def test_many_fields_of_a_large_message_are_read_at_once(
+    ends: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    writer = Writer()
+    writer.sequence([1] * 100_000, Writer.integer)
+    sending = start(ours.send, [writer.message(Kind.call)])
+    _, reader = theirs.receive()
+    calls: list[int] = []
+    read_into = Incoming.read_into
+    monkeypatch.setattr(
+        Incoming, "read_into", lambda self, out: calls.append(len(out)) or read_into(self, out)
+    )
+    assert reader.sequence(Reader.integer) == [1] * 100_000
+    assert len(calls) < 30
+    sending.result(PATIENCE)
