@@ -436,6 +436,18 @@ def test_an_idle_client_is_given_up() -> None:
         refuses(ConnectionLost, "", vm.consumed_size_in_mib)
 
 
+def test_a_client_that_goes_on_is_not_idle() -> None:
+    """Not by launches either that the server knows by their bytes."""
+    add = Program.of_op("add.out", 3, {}, 0)
+    with Served(limits=limits(idle_seconds=0.2)) as server, server.vm() as vm:
+        x, y = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        for _ in range(8):
+            vm.launch(add, [y, x, x])
+            vm.flush()
+            time.sleep(0.06)
+        assert vm.read(y).tolist() == [0, 0, 0]
+
+
 def test_a_client_that_does_not_read_holds_nobody_up() -> None:
     with Served(limits=limits(send_seconds=0.3)) as server, server.vm() as other:
         vm = server.vm()
