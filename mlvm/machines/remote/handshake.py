@@ -22,6 +22,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -32,6 +33,9 @@ from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 NONCE: Final = 32
 LEAST_SECRET: Final = 16
 """Bytes that a secret has at least: who listens to a handshake could try all shorter ones."""
+
+BUSY: Final = "too many connections come at once: try again"
+"""The reason for which a client comes again by itself."""
 
 _MOST: Final = 4096  # bytes of a message from who has not proved anything
 _TLS_RECORD: Final = b"\x16\x03"
@@ -175,11 +179,13 @@ def greet(
     for text in (hello.wants, hello.vm, hello.name):
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
-    send(sock, first, deadline)
+    with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
+        send(sock, first, deadline)
     challenge = _expect(sock, Greeting.challenge, deadline)
     heard = first, challenge, _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
-    send(sock, proof, deadline)
+    with suppress(ConnectionLost):
+        send(sock, proof, deadline)
     welcome = _expect(sock, Greeting.welcome, deadline)
     try:
         reader = Reader(welcome, HEADER.size)

@@ -22,6 +22,7 @@ from mlvm.core.program.encoding import HEADER, VERSION, Allowance
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
+from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
@@ -31,17 +32,12 @@ from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
 
-_MOST_STRANGERS: Final = 64
-"""Connections that have not proved who they are: they take no place of a client's. One more ends
-the oldest of them, so that those which say nothing keep nobody out; or has no place, if that came
-just now, so that many that come at once do not end each other."""
-
-_JUST_NOW: Final = 0.25  # seconds
-
 _MOST_OBSERVERS: Final = 64
 
 _MOST_OBJECTS: Final = 1 << 26
 """Bytes of Python's objects that a message may become, other than a program, elements and texts."""
+
+_LOOK: Final = 0.1  # seconds between two looks for connections that are to be closed
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -99,13 +95,13 @@ class Server:
         self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._strangers: dict[socket.socket, float] = {}  # and when they came
+        self._strangers = Admission(self._log, plain=self._context is None)
         self._observers: set[socket.socket] = set()
         self._clients: dict[int, _Client] = {}
         self._started = time.monotonic()
         self._draining = False
         self._launches = 0  # of clients that have gone
-        self._admitted = self._refused = 0
+        self._admitted = 0
         self._shared: dict[str, BoundedVM] = {}
         for name in shared:
             if not name or name in self._shared:
@@ -160,7 +156,7 @@ class Server:
         self._wait(0.5)  # they say so to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
-            left = [*self._strangers, *self._observers, *admitted]
+            left = [*self._strangers.sockets(), *self._observers, *admitted]
         for sock in left:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
@@ -189,9 +185,18 @@ class Server:
     # --- who comes ------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        try:
+            self._accept_all()
+        finally:
+            self._strangers.sweep(last=True)
+
+    def _accept_all(self) -> None:
         while not self._draining:
+            self._socket.settimeout(_LOOK if self._strangers.sweep() else None)
             try:
                 sock, _ = self._socket.accept()
+            except TimeoutError:
+                continue
             except OSError as error:
                 if self._draining:
                     return
@@ -202,21 +207,13 @@ class Server:
                 if self._draining:
                     sock.close()
                     return
-                now = time.monotonic()
-                if len(self._strangers) >= _MOST_STRANGERS:
-                    oldest = min(self._strangers, key=self._strangers.__getitem__)
-                    if now - self._strangers[oldest] < _JUST_NOW:
-                        sock.close()
-                        continue
-                    del self._strangers[oldest]
-                    _shut(oldest, socket.SHUT_RDWR)  # its thread sees the end
-                self._strangers[sock] = now
+            if not self._strangers.enter(sock):
+                continue
             try:
                 _thread("client", self._meet, sock).start()
             except RuntimeError as error:  # the system has no more threads
                 self._log.event("error", what="thread", error=error)
-                with self._lock:
-                    self._strangers.pop(sock, None)
+                self._strangers.leave(sock)
                 sock.close()
 
     def _meet(self, sock: socket.socket) -> None:
@@ -235,8 +232,7 @@ class Server:
             decide = partial(self._decide, client)
             handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
-            self._refused += 1
-            self._log.event("refused", peer=peer, reason=_text(error))
+            self._strangers.note(peer, _text(error))
         except Exception as error:
             self._log_error(error, peer)
         else:
@@ -244,8 +240,8 @@ class Server:
         finally:
             if client is not None and client.number:
                 self._free(client)
+            self._strangers.leave(sock)
             with self._lock:
-                self._strangers.pop(sock, None)
                 self._observers.discard(sock)
             _part(sock)
 
@@ -253,6 +249,7 @@ class Server:
         """The connection, with TLS to be begun if that is what is spoken here. Raises
         `AccessRefused`."""
         tls = handshake.speaks_tls(sock, deadline)
+        self._strangers.spoke(sock)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
         if self._context is None:
@@ -264,10 +261,9 @@ class Server:
             handshake.send(sock, handshake.refusal(reason), deadline)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        with self._lock:
-            wrap = self._context.wrap_socket  # which takes the descriptor over
-            secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
-            self._strangers[secured] = self._strangers.pop(sock, 0.0)
+        wrap = self._context.wrap_socket  # which takes the descriptor over
+        secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
+        self._strangers.becomes(sock, secured)
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
@@ -277,7 +273,7 @@ class Server:
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
                     raise AccessRefused(f"{_MOST_OBSERVERS} others watch already")
-                self._strangers.pop(client.socket, None)
+                self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
         if hello.wants != "vm":
@@ -294,7 +290,7 @@ class Server:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
             client.number, client.name = next(self._numbers), hello.name
             self._clients[client.number] = client
-            self._strangers.pop(client.socket, None)
+            self._strangers.leave(client.socket)
             self._admitted += 1
         client.own = shared is None
         client.vm = shared if shared is not None else self._make_vm(f"vm{client.number}")
@@ -377,7 +373,7 @@ class Server:
         return {
             "seconds": now - self._started,
             "admitted": self._admitted,
-            "refused": self._refused,
+            "refused": self._strangers.refused,
             "strangers": strangers,
             "bytes": sum(each["bytes"] for each in [*own, *shared]),
             "launches": gone + sum(each["launches"] for each in clients),

@@ -40,13 +40,15 @@ from mlvm.core.types import TensorType
 from mlvm.machines import wire
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
-from mlvm.machines.remote import connect
+from mlvm.machines.remote import admission, connect
+from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
-from mlvm.machines.remote.handshake import Hello
+from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
 from tests.brief import refuses
 from tests.machines.remote.serving import (
+    CERTIFICATE,
     COPIES,
     DEEP,
     DOUBLING,
@@ -612,19 +614,42 @@ def test_a_server_says_why_it_ends_a_connection() -> None:
         refuses(ConnectionLost, "the server stops", vm.alloc_storage, 1)
 
 
-def test_strangers_who_say_nothing_keep_nobody_out() -> None:
-    with Served() as server:
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_keep_nobody_out(tls: bool) -> None:
+    """Neither those that say nothing nor those that know no secret, whatever host they are at."""
+    options: Any = {"certificate": CERTIFICATE} if tls else {}
+    with Served(**options) as server:
         host, _, port = str(server.address).rpartition(":")
-        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
+        hello = pack(Greeting.hello, (32).to_bytes(4, "little") + bytes(32) + b"t" + bytes(12))
+        strangers: list[socket.socket] = []
         try:
-            deadline = time.monotonic() + 5
-            while server.status()["strangers"] < 64 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.3)
-            with server.vm() as vm:
-                assert vm.consumed_size_in_mib() == 0
-            strangers[0].settimeout(5)
-            assert strangers[0].recv(1) == b""  # the oldest had to go
+            for n in range(300):
+                each = socket.create_connection((host, int(port)), source_address=(host, 0))
+                strangers.append(each)
+                if n % 2 and not tls:
+                    each.sendall(hello + pack(Greeting.proof, bytes(32)))
+            for _ in range(3):
+                begun = time.monotonic()
+                with server.vm(tls=CERTIFICATE if tls else False) as vm:
+                    assert vm.consumed_size_in_mib() == 0
+                assert time.monotonic() - begun < 2.0
+            told = b""
+            for each in strangers:
+                each.settimeout(0.01)
+                with contextlib.suppress(OSError):
+                    told += each.recv(4096)
+            assert (BUSY.encode() in told) is not tls
+            assert server.status()["strangers"] <= MOST_OF_PEER
+            assert len(server.events("refused")) <= 60
+            assert server.status()["refused"] > 150
         finally:
             for each in strangers:
                 each.close()
+
+
+def test_a_client_is_told_that_a_server_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Served() as server:
+        monkeypatch.setattr(admission, "MOST_OF_PEER", 0)
+        refuses(AccessRefused, BUSY, server.vm, timeout=0.2)
+        monkeypatch.undo()
+        server.vm()
