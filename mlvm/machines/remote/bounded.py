@@ -25,6 +25,7 @@ _PER_ARRAY: Final = 224  # bytes of an array, beside its elements
 _PER_HANDLE: Final = 440  # of a tensor or storage, with what is known of it
 _PER_VALUE: Final = 56  # on a stack
 _PER_FRAME: Final = 128
+_LOOK: Final = 0.05  # seconds between two looks whether a client waits
 
 
 class BoundedVM(LocalVM):
@@ -54,6 +55,10 @@ class BoundedVM(LocalVM):
                 self.functions.register(name, _BoundedFresh(callee, self._made))
         self._unbounded = self._run
         self._run = self._bounded
+
+    def let_several_in(self) -> None:
+        """Several clients use it from now on, in a thread each."""
+        self._lock = Turns(self._lock, self.client)  # type: ignore[assignment]
 
     def _new_store(self) -> FreeStore:
         return _BoundedStore(self.limits, self._watchdog)
@@ -159,6 +164,24 @@ class BoundedVM(LocalVM):
             store = self._store
             assert isinstance(store, _BoundedStore)
             store.end_all()
+
+
+class Turns:
+    """The lock of a VM that several clients use. A thread waits for it as long as its client does:
+    then it raises `LimitExceeded`."""
+
+    def __init__(self, lock: Any, client: _Client) -> None:
+        self.acquire, self.release, self._is_owned = lock.acquire, lock.release, lock._is_owned
+        self._client = client
+
+    def __enter__(self) -> None:
+        if not self.acquire(blocking=False):
+            while not self.acquire(timeout=_LOOK):
+                if self._client.is_gone():
+                    raise LimitExceeded("the client of this call is gone")
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class _Client(threading.local):

@@ -107,6 +107,7 @@ class Server:
             if not name or name in self._shared:
                 raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
             self._shared[name] = self._make_vm(name)
+            self._shared[name].let_several_in()
         sample = self._make_vm("sample")  # what cannot be made is known now
         of_vm = {"native": sample.native, "threads": sample.threads}
         self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
@@ -328,7 +329,18 @@ class Server:
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
+            vm.client.is_gone = lambda: False  # what follows has to be done
+            self._clear_up(vm, session)
+
+    def _clear_up(self, vm: BoundedVM, session: Session) -> None:
+        """Free what the client of a session has made; later, if another's launch runs meanwhile."""
+        if not vm._lock.acquire(blocking=False):
+            _thread("clear up", session.close).start()
+            return
+        try:
             session.close()
+        finally:
+            vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
         """Tell a client that may be there why its connection ends."""

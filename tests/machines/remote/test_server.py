@@ -46,6 +46,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
+from mlvm.machines.wire import encode_call
 from tests.brief import refuses
 from tests.machines.remote.serving import (
     CERTIFICATE,
@@ -203,6 +204,33 @@ def test_a_shared_vm_is_open_to_several() -> None:
         with pytest.raises(AccessRefused, match=r"no shared VM 'other'; there are \['weights'\]"):
             server.vm(vm="other")
     refuses(MachineError, "names of their own", Served, shared=["x", "x"])
+
+
+def test_who_waits_for_anothers_launch_can_go() -> None:
+    """By a launch, by any other call, and by a launch that is known by its bytes."""
+    add = Program.of_op("add.out", 3, {}, 0)
+    with Served(shared=["s"], limits=limits(launch_seconds=60.0)) as server:
+        one = server.vm(vm="s")
+        others = [server.vm(vm="s") for _ in range(3)]
+        handles = [[vm.alloc_tensor(F32X3) for _ in range(3)] for vm in others]
+        for vm, given in zip(others, handles, strict=True):
+            for _ in range(2):
+                vm.launch(add, given)
+            vm.synchronize()
+        running = start(partial(one.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        others[0].launch(add, handles[0][::-1])
+        others[1].launch(add, handles[1])
+        others[2]._stream.socket.sendall(encode_call("read", [handles[2][0]]))
+        for vm in others:
+            vm.flush()
+        time.sleep(0.05)
+        for vm in others:
+            vm._stream.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1, 2.0)
+        one._stream.close()
+        refuses(ConnectionLost, "", running.result, PATIENCE)
+        wait_for(lambda: not server.status()["bytes"])
 
 
 # --- limits ------------------------------------------------------------------------------
