@@ -15,7 +15,16 @@ from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, greet, pack, receive, send
+from mlvm.machines.remote.handshake import (
+    BUSY,
+    MOST_NAME,
+    Greeting,
+    Hello,
+    greet,
+    pack,
+    receive,
+    send,
+)
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
@@ -81,8 +90,8 @@ def _open(
     if not is_real(timeout) or not timeout > 0:
         raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
     for text in (hello.vm, hello.name):
-        if not isinstance(text, str) or len(text) > 200:
-            raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
+        if not isinstance(text, str) or len(text) > MOST_NAME:
+            raise MachineError(f"a name is a str of at most {MOST_NAME} characters, not {text!r}")
     place = addresses.parse_address(address)
     shared = find_secret(secret, secret_file)
     deadline = time.monotonic() + timeout

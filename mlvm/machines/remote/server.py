@@ -104,8 +104,12 @@ class Server:
         self._admitted = 0
         self._shared: dict[str, BoundedVM] = {}
         for name in shared:
-            if not name or name in self._shared:
-                raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
+            if not name or name in self._shared or len(name) > handshake.MOST_NAME:
+                given = errors.brief(list(shared))
+                most = handshake.MOST_NAME
+                raise errors.MachineError(
+                    f"shared VMs have names of their own, of {most} characters at most, not {given}"
+                )
             self._shared[name] = self._make_vm(name)
             self._shared[name].let_several_in()
         sample = self._make_vm("sample")  # what cannot be made is known now
