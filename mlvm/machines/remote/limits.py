@@ -34,8 +34,8 @@ class Limits:
     user_launches: int = _limit(10**15, "launches of a user in an hour")
     user_seconds: float = _limit(1e9, "a processor's time for a user in an hour")
     lease_seconds: float = _limit(60.0, "the time that a lost client may come again in, by retry=")
-    idle_seconds: float = _limit(3600.0, "the time between two messages of a client")
-    send_seconds: float = _limit(60.0, "the time that a client may not read its answer for")
+    idle_seconds: float = _limit(3600.0, "the time till a client's next message is whole")
+    send_seconds: float = _limit(60.0, "the time till a client has taken its answer")
     handshake_seconds: float = _limit(10.0, "the time till a new client has proved who it is")
 
     def __post_init__(self) -> None:

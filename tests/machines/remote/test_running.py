@@ -135,6 +135,7 @@ def test_a_service_of_systemd(tmp_path: Path) -> None:
     secret.touch(0o600)
     secret.write_text(SECRET)
     certificate = tmp_path / "certificate.pem"
+    certificate.touch(0o600)
     certificate.write_text(Path(CERTIFICATE).read_text())
     start = """if True:
         import os, sys
@@ -226,6 +227,7 @@ def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_certificate_that_is_none_changes_nothing(tmp_path: Path) -> None:
     certificate = tmp_path / "certificate.pem"
+    certificate.touch(0o600)
     certificate.write_text(Path(CERTIFICATE).read_text())
     with Served(certificate=str(certificate)) as server:
         certificate.write_text("nothing")

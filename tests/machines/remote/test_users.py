@@ -74,7 +74,7 @@ def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Quotas are looked at all the time."""
-    monkeypatch.setattr("mlvm.machines.remote.server._LOOK", 0.01)
+    monkeypatch.setattr("mlvm.machines.remote.server._LOOK_AT_QUOTAS", 0.01)
 
 
 @pytest.mark.usefixtures("often")
