@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
-from mlvm.core.types import Array
+from mlvm.core.op import OPS
+from mlvm.core.ops import linalg
+from mlvm.core.types import Array, DType
 from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
@@ -147,9 +149,12 @@ def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
         out = np.empty(wanted.shape, kind)
         with monkeypatch.context() as patch:
             patch.setattr(linalg, "_PIECE", 64)
-            patch.setattr(
-                np, "matmul", lambda *given, **kw: pieces.append(1) or matmul(*given, **kw)
-            )
+
+            def counted(*given: Any, **keywords: Any) -> Any:
+                pieces.append(1)
+                return matmul(*given, **keywords)
+
+            patch.setattr(np, "matmul", counted)
             OPS["matmul"].kernel(out, x, y)
         np.testing.assert_array_equal(out, wanted)
-    assert len(pieces) > 4 * len(shapes) - 3
+    assert len(pieces) > 4 * len(shapes)
