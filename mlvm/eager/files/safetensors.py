@@ -234,8 +234,8 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
 
 
 def _remove_drafts(folder: Path) -> None:
-    """Remove the files of processes that were killed while they wrote: those that nobody has locked,
-    and nobody has just begun."""
+    """Remove the files of processes that were killed while they wrote: those that nobody has
+    locked, nor just begun."""
     with contextlib.suppress(OSError):
         for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
             with contextlib.suppress(OSError):
