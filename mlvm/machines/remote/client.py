@@ -298,7 +298,9 @@ class RemoteVM(WireVM):
     def _call(self, name: str, *args: Any) -> Any:
         message = _parts_of(Kind.call, name, args) if args else _alone(name)
         with self._lock:
-            deadline = self._deadline()
+            deadline = None
+            if self.call_timeout is not None or self._timeout is not None:
+                deadline = self._deadline()
             try:
                 if self._stream.received < self._stream.note.calls:
                     self._settle(deadline)

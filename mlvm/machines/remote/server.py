@@ -765,8 +765,7 @@ class _BoundedSession(Session):
         self.metrics = Metrics()
         self.refusal: str | None = None
         """Why the client may make nothing more."""
-        self.seconds = 0.0
-        """A processor's, of the thread that serves it."""
+        self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
         self.last = 0
         """The message up to which launches are ended."""
         self._arriving = Allowance(0)  # for the program that is read
@@ -782,29 +781,32 @@ class _BoundedSession(Session):
             most = f"{self._limits.process_bytes:,}"
             raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
 
+    @property
+    def seconds(self) -> float:
+        """A processor's, of the thread that made this and serves the client."""
+        return time.clock_gettime(self._clock)
+
     def is_interrupted(self) -> bool:
         """Whether the client wants no launch of the present message any more."""
         return self.messages <= self.last
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
-        refusal = _INTERRUPTED if self.is_interrupted() else self.refusal
-        if refusal is not None and kind in (Kind.launch, Kind.post):
-            self._posts += 1  # as this message is one
-            self._fail(LimitExceeded(refusal))
-            self._posts -= 1
+        if (self.last or self.refusal) and kind is not Kind.call:
+            refusal = _INTERRUPTED if self.is_interrupted() else self.refusal
+            if refusal is not None:
+                self._posts += 1  # as this message is one
+                self._fail(LimitExceeded(refusal))
+                self._posts -= 1
         begun = time.perf_counter()
         try:
             return super().handle(kind, reader)
         finally:
-            self.metrics.took(kind.name, time.perf_counter() - begun)
-            self.seconds = time.thread_time()
+            self.metrics.took(kind._name_, time.perf_counter() - begun)
 
     def run_known(self, stream: Stream) -> int:
         if self.messages < self.last or self.refusal is not None:
             return 0
         count = super().run_known(stream)
-        if count:
-            self.seconds = time.thread_time()
         self._bounded.launches += count
         return count
 
