@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from mlvm.core.types import TensorType
 from mlvm.eager.control import loops
 from mlvm.eager.functions import random
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of, apply, one_op
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply, one_op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.trace import run, traced
 from mlvm.eager.tree import replace
+from mlvm.step.flow import Call
 
 
 class Lanes(NamedTuple):
