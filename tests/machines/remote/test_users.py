@@ -101,11 +101,10 @@ def is_refused(vm: RemoteVM, told: str) -> bool:
 
 
 @pytest.mark.usefixtures("often")
-@pytest.mark.parametrize("processes", [0, 4])
 @cases(
-    "quota, text",
-    ({"user_launches": 20}, "launches in an hour, and the quota is 20"),
-    ({"user_seconds": 0.05}, "seconds of a processor in an hour, and the quota is 0"),
+    "quota, text, processes",
+    ({"user_launches": 20}, "launches in an hour, and the quota is 20", 0),
+    ({"user_seconds": 0.05}, "seconds of a processor in an hour, and the quota is 0", 4),
 )
 def test_launches_and_seconds_have_a_quota_by_the_hour(
     quota: dict[str, Any], text: str, processes: int
