@@ -66,14 +66,15 @@ class _Parts(dict[int, Tensor]):
 
 def leave(
     tape: Tape,
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     operands: Sequence[Tensor],
     closures: Closures,
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
 ) -> None:
-    """Leave a node for control flow with several results, and one for each float or complex result.
-    Cotangents go to the operands that are tracked, and to the closures, what it reaches besides.
+    """Leave a node for control flow with several results, and one for each float or complex result;
+    there is None for a result that does not depend on what is tracked. Cotangents go to the
+    operands that are tracked, and to the closures, what it reaches besides.
 
     `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
     closures, of which so much is held before.
@@ -97,7 +98,7 @@ def leave(
     tape.nodes.append((Joint(types, back), origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
-        if y.dtype.is_inexact:
+        if y is not None and y.dtype.is_inexact:
             tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
 
 

@@ -9,7 +9,7 @@ gradients of gradients.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
@@ -41,6 +41,10 @@ class Unknown(Exception):
     """A function calls itself before it is known what it makes."""
 
 
+class Again(Exception):
+    """Blocks are to be recorded again: something is known now that was not at first."""
+
+
 def is_recorded() -> bool:
     """Whether this is called in a captured function, while it is recorded."""
     return current_capture.get() is not None
@@ -68,8 +72,8 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
 
 
 def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
-    """The function, which records blocks. It does so again whenever the blocks update a tensor that
-    must move first. Each turn then finds what the one before has left."""
+    """The function, which records blocks. It does so again whenever it raises `Again`, or the blocks
+    update a tensor that must move first. Each turn then finds what the one before has left."""
 
     @wraps(record_blocks)
     def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,14 +82,19 @@ def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
         lists: list[list[Any]] = [record.calls, record.callees, nodes]
         lengths = [len(each) for each in lists]
         while True:
+            moved: Tensor | None = None
             try:
                 return record_blocks(*args, **kwargs)
             except MustMove as error:
                 if error.depth != record.depth or not isinstance(error.x, Tensor):
                     raise
-                for each, length in zip(lists, lengths, strict=True):
-                    del each[length:]
-                record.make_exclusive(error.x)
+                moved = error.x
+            except Again:
+                pass
+            for each, length in zip(lists, lengths, strict=True):
+                del each[length:]
+            if moved is not None:
+                record.make_exclusive(moved)
                 lengths[0] = len(record.calls)
 
     return recorded
@@ -246,9 +255,17 @@ def aliases(xs: Tensors) -> Tensors:
     return others
 
 
-def watched(tape: Tape, xs: Tensors) -> Tensors:
-    """The floats among them as variables of the tape."""
-    return [tape.watch(x) if x.dtype.is_inexact else x for x in xs]
+def watched(tape: Tape, xs: Tensors, are_tracked: Iterable[bool] | None = None) -> Tensors:
+    """Those that are tracked as variables of the tape; without a word on that, the floats."""
+    if are_tracked is None:
+        are_tracked = [x.dtype.is_inexact for x in xs]
+    return [tape.watch(x) if tracked else x for x, tracked in zip(xs, are_tracked, strict=True)]
+
+
+def if_tracked(tape: Tape, results: Tensors, made: Tensors) -> list[Tensor | None]:
+    """Those results of control flow of which a block has made a tensor that is tracked, for
+    `leave`."""
+    return [y if x.tape is tape else None for y, x in zip(results, made, strict=True)]
 
 
 def split(items: Sequence[Any], *lengths: int) -> Iterator[list[Any]]:

@@ -154,7 +154,13 @@ def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     if tape is not None and closures:
         sides = [side._replace(kept=blocks.released(record, side.kept)) for side in sides]
         saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
-        outs = [*finals, *[x for side in sides for x in side.kept]]
+        made = zip(*[side.made for side in sides], strict=True)
+        outs = [
+            y if any(x.tape is tape for x in each) else None
+            for y, each in zip(finals, made, strict=True)
+        ]
+        for side in sides:
+            outs += blocks.if_tracked(tape, side.kept, side.segment.inside)
         leave(tape, outs, [], closures, saved, partial(_pull, sides, closures))
     return finals
 

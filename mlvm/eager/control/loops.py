@@ -292,7 +292,6 @@ def _scan(
     return _loop(more, body, init, xs, first, turns, total, reverse=reverse, stacked=stacked)
 
 
-@blocks.recorded_again
 def _loop(
     more: Callable[[Tensor, Tensors], Tensor],
     body: Turn,
@@ -307,6 +306,26 @@ def _loop(
 ) -> tuple[Tensors, Tensors]:
     """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
     them itself. A body that is not `stacked` makes no rows."""
+    tape = taping()
+    tracked = [tape is not None and x.tape is tape for x in init]
+    return _recorded_loop(tracked, more, body, init, xs, first, turns, total, reverse, stacked)
+
+
+@blocks.recorded_again
+def _recorded_loop(
+    tracked: list[bool],
+    more: Callable[[Tensor, Tensors], Tensor],
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    first: Tensor,
+    turns: Tensor | int | None,
+    total: int | None,
+    reverse: bool,
+    stacked: bool,
+) -> tuple[Tensors, Tensors]:
+    """The loop. `tracked` are the parts of the state that are tracked in some turn, as far as that
+    is known: those that are so at first, and in a later recording those that a turn makes."""
     record, tape = blocks.recorder(), taping()
     with taped(None):
         state = [blocks.initialized(record, x) for x in init]
@@ -325,7 +344,8 @@ def _loop(
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
         if tape is not None:
-            params, rows = blocks.watched(tape, params), blocks.watched(tape, rows)
+            params = blocks.watched(tape, params, tracked)
+            rows = blocks.watched(tape, rows, [x.tape is tape for x in xs])
             if total is not None:
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stack(record, x, i, total) for x in kept]
@@ -338,6 +358,9 @@ def _loop(
             after, made = params, []
         segment = None
         if tape is not None:
+            if not all(known or y.tape is not tape for known, y in zip(tracked, after, strict=True)):
+                tracked[:] = [x or y.tape is tape for x, y in zip(tracked, after, strict=True)]
+                raise blocks.Again
             segment = blocks.Segment(record, tape, start, [*after, *made], [i, *state, *rows])
             if segment.is_constant([*init, *xs]):
                 segment = None
@@ -366,7 +389,8 @@ def _loop(
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
-        outs = [*finals, *results, *stacks]
+        outs = blocks.if_tracked(tape, [*finals, *results], [*params, *made])
+        outs += blocks.if_tracked(tape, stacks, kept if total is not None else [])
         leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull, way))
     return finals, results
 
@@ -403,7 +427,8 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
     active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], given)
-    tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact and x.node in reached]
+    tape = segment.tape
+    tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
     cells, closures = blocks.parted(segment.closures, held)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
@@ -456,7 +481,7 @@ def _reached(
         more = [
             k
             for k, x in enumerate(way.params)
-            if x.dtype.is_inexact and (k in active or x.node in reached)
+            if x.tape is way.segment.tape and (k in active or x.node in reached)
         ]
         if more == active:
             return active, reached

@@ -153,6 +153,32 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
             np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
 
 
+# Functions of x and of a constant c, which nothing makes depend on x: `floor` has no gradient.
+CONSTANTS: dict[str, Callable[[Any, Any], Any]] = {
+    "state": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "rows": lambda x, c: ml.scan(lambda s, r: (s * ml.floor(r), r), x, c)[0],
+    "result": lambda x, c: x * ml.floor(ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * 2.0, s[1] + 0.5), (x, c))[1]),
+    "stacked": lambda x, c: x * ml.floor(ml.scan(lambda s, r: (s * r, r), x, c)[1]),
+    "while": lambda x, c: ml.while_loop(
+        lambda s: ml.sum(s[1]) < 20, lambda s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "nested": lambda x, c: ml.fori_loop(0, 2, lambda i, s: ml.fori_loop(
+        0, 2, lambda j, t: (t[0] * ml.floor(t[1]), t[1] + 0.5), s), (x, c))[0],
+    "branch": lambda x, c: x * ml.floor(ml.cond(
+        ml.sum(c) > 0, lambda: (x * 2, c), lambda: (x, c + 1))[1]),
+    "in the next turn": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[1] * s[2], s[2], s[0] + s[2]), (x, c, c))[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_state_that_nothing_tracked_goes_into_is_a_constant(name: str) -> None:
+    eager = ml.grad(lambda x, c: ml.sum(ml.sin(CONSTANTS[name](x, c))))
+    given = vector(), ml.abs(vector(seed=9)) + 1.0
+    assert bits(ml.capture(eager)(*given)) == bits(eager(*given))
+
+
 @pytest.mark.parametrize("name", [name for name, (is_known, _) in LOSSES.items() if not is_known])
 def test_a_second_gradient_of_an_unknown_length_says_so(name: str) -> None:
     eager = of_order(LOSSES[name][1], 2)
