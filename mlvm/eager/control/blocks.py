@@ -10,6 +10,7 @@ gradients of gradients.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import wraps
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
@@ -21,13 +22,14 @@ from mlvm.eager.autodiff.rules import Sparse
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.functions import random
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.recording.recorder import MustMove, Recorder, current_capture, recording_of
+from mlvm.eager.recording.recorder import MustCarry, MustMove, Recorder, current_capture, recording_of
 from mlvm.eager.tensor.apply import COPY, alias, one_op
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import make_exclusive, overwrite
+from mlvm.eager.tensor.update import apply_into, make_exclusive, overwrite
 from mlvm.eager.tree import Tree
+from mlvm.step.flow import Block
 
 Tensors: TypeAlias = list[Tensor]
 
@@ -100,6 +102,38 @@ def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
     return recorded
 
 
+@contextmanager
+def carrying(carried: Tensors) -> Iterator[Block]:
+    """A block that carries these tensors from outside. Where it updates another through which a
+    gradient goes, that is carried, too, in a recording that begins anew: it raises `Again`. After
+    the block, tapes know the tensors as they did before."""
+    record = recorder()
+    before = [(x, x.tape, getattr(x, "node", 0)) for x in carried]
+    try:
+        with record.block(carried) as block:
+            yield block
+    except MustCarry as error:
+        if error.depth != record.depth:
+            raise
+        carried.append(error.x)
+        raise Again from None
+    finally:
+        for x, tape, node in before:
+            x.tape, x.node = tape, node
+
+
+def left(carried: Sequence[Tensor], made: Tensors) -> Tensors:
+    """What a block has made. It may have returned tensors that it carries, which tapes then know as
+    before: so these are others."""
+    return aliases(made) if carried else made
+
+
+def assign(carried: Tensors, values: Tensors) -> None:
+    """Update the tensors that are carried."""
+    for x, value in zip(carried, values, strict=True):
+        apply_into(x, COPY, value)
+
+
 # --- the way back --------------------------------------------------------------------
 
 
@@ -112,7 +146,13 @@ class Segment:
     """
 
     def __init__(
-        self, record: Recorder, tape: Tape, start: int, results: Tensors, known: Tensors
+        self,
+        record: Recorder,
+        tape: Tape,
+        start: int,
+        results: Tensors,
+        known: Tensors,
+        carried: Sequence[Tensor] = (),
     ) -> None:
         self.tape, self.start = tape, start
         self.nodes = tape.nodes[start:]
@@ -130,8 +170,11 @@ class Segment:
                     inside[id(root)] = root
                 else:
                     outside[id(x)] = self._from_outside(x)
-        self.inside, self.outside = list(inside.values()), list(outside.values())
+        self.inside, self.outside = left(carried, [*inside.values()]), [*outside.values()]
         self._seen = [*outside]
+        self._keys = dict(zip(map(id, self.inside), inside, strict=True))
+        for node in self.nodes:
+            self._keys.update((id(x), id(x.root)) for x in (node[2] if node is not None else ()))
 
     def _from_outside(self, x: Tensor) -> Tensor:
         """The tensor. If the block has made x, a view, its node is off the tape. Then this is
@@ -152,6 +195,10 @@ class Segment:
         other.tape, other.node = self.tape, node
         return other
 
+    def key(self, x: Tensor) -> int:
+        """What memory of the block the tensor was in, which may have moved since then."""
+        return self._keys.get(id(x), id(x.root))
+
     def needs(self, x: Tensor) -> bool:
         """Whether the nodes need the tensor, which is known in another way."""
         return any(y.root is x.root for node in self.nodes if node is not None for y in node[2])
@@ -170,11 +217,11 @@ class Segment:
 
     def walk(self, pending: Pending, inside: dict[int, Tensor], outside: Sequence[Tensor]) -> None:
         """Go back through the nodes. `inside` has what stands for tensors of the block now, by
-        their ids. `outside` has what stands for the segment's own."""
+        their keys. `outside` has what stands for the segment's own."""
         given = dict(zip(self._seen, outside, strict=True))
 
         def now(x: Tensor) -> Tensor:
-            y = given[id(x)] if id(x) in given else inside[id(x.root)]
+            y = given[id(x)] if id(x) in given else inside[self.key(x)]
             return y if y.type is x.type else seen_as(y, x.type)
 
         pending.walk(self.nodes, self.start, now)

@@ -240,7 +240,7 @@ def _pull(way: _Way, name: str, cotangents: Cotangents, saved: Saved, held: Held
     def run(args: Tensors) -> Tensors:
         *parts, number = args
         kept = record.pull(number, [x.root.type for x in way.kept])
-        inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
+        inside = {segment.key(x): y for x, y in zip(way.kept, kept, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))
         seed(pending, segment.tape, [y for y in way.made if y.dtype.is_inexact], parts)

@@ -79,7 +79,12 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         final, _ = _loop(more, turn, tensors(state), [], constant(0, i64), stacked=False)
         return with_leaves(state, iter(final))
     state = copied(state)
-    while bool(_condition(cond_fun(state))):
+
+    def goes_on() -> bool:
+        with taped(None):
+            return bool(_condition(cond_fun(aliased(state))))
+
+    while goes_on():
         state = next_state(state, body_fun(state))
     return copied(state)
 
@@ -308,12 +313,13 @@ def _loop(
     them itself. A body that is not `stacked` makes no rows."""
     tape = taping()
     tracked = [tape is not None and x.tape is tape for x in init]
-    return _recorded_loop(tracked, more, body, init, xs, first, turns, total, reverse, stacked)
+    return _recorded_loop(tracked, [], more, body, init, xs, first, turns, total, reverse, stacked)
 
 
 @blocks.recorded_again
 def _recorded_loop(
     tracked: list[bool],
+    carried: Tensors,
     more: Callable[[Tensor, Tensors], Tensor],
     body: Turn,
     init: Tensors,
@@ -325,8 +331,11 @@ def _recorded_loop(
     stacked: bool,
 ) -> tuple[Tensors, Tensors]:
     """The loop. `tracked` are the parts of the state that are tracked in some turn, as far as that
-    is known: those that are so at first, and in a later recording those that a turn makes."""
+    is known: those that are so at first, and in a later recording those that a turn makes. What is
+    `carried` is the rest of the state (see `blocks.carrying`)."""
     record, tape = blocks.recorder(), taping()
+    nown, init = len(init), [*init, *carried]
+    tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
     with taped(None):
         state = [blocks.initialized(record, x) for x in init]
         i = blocks.initialized(record, first)
@@ -339,7 +348,7 @@ def _recorded_loop(
     is_known = True
     kept: Tensors = []  # what the way back needs of each turn
     stacks: Tensors = []  # that it is kept in, if these have a known length
-    with record.block() as block:
+    with blocks.carrying(carried) as block:
         with taped(None):
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
@@ -349,8 +358,11 @@ def _recorded_loop(
             if total is not None:
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stack(record, x, i, total) for x in kept]
+        given = blocks.aliases(params)
+        blocks.assign(carried, given[nown:])
         try:
-            after, made = body(now, blocks.aliases(params), blocks.aliases(rows))
+            after, made = body(now, given[:nown], blocks.aliases(rows))
+            after, made = blocks.left(carried, [*after, *carried]), blocks.left(carried, made)
         except blocks.Unknown:  # a loop of no turns tells what the function makes
             if stacked:
                 raise
@@ -358,10 +370,11 @@ def _recorded_loop(
             after, made = params, []
         segment = None
         if tape is not None:
-            if not all(known or y.tape is not tape for known, y in zip(tracked, after, strict=True)):
+            if not all(x or y.tape is not tape for x, y in zip(tracked, after, strict=True)):
                 tracked[:] = [x or y.tape is tape for x, y in zip(tracked, after, strict=True)]
                 raise blocks.Again
-            segment = blocks.Segment(record, tape, start, [*after, *made], [i, *state, *rows])
+            known, ends = [i, *state, *rows], [*after, *made]
+            segment = blocks.Segment(record, tape, start, ends, known, carried)
             if segment.is_constant([*init, *xs]):
                 segment = None
             elif last is None:
@@ -376,7 +389,7 @@ def _recorded_loop(
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     if not is_known:
-        return blocks.released(record, state), []
+        return blocks.released(record, state)[:nown], []
     for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
@@ -392,7 +405,8 @@ def _recorded_loop(
         outs = blocks.if_tracked(tape, [*finals, *results], [*params, *made])
         outs += blocks.if_tracked(tape, stacks, kept if total is not None else [])
         leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull, way))
-    return finals, results
+    blocks.assign(carried, finals[nown:])
+    return finals[:nown], results
 
 
 class _Way(NamedTuple):
@@ -443,8 +457,8 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         if number:
             types = [TensorType(i64), *[x.root.type for x in way.kept]]
             number, kept = blocks.split(blocks.recorder().pull(number[0], types), 1)
-        inside = {id(x.root): row for x, row in zip(way.kept, kept, strict=True)}
-        inside |= {id(x.root): row for x, row in zip(way.rows, xrows, strict=True)}
+        inside = {segment.key(x): row for x, row in zip(way.kept, kept, strict=True)}
+        inside |= {segment.key(x): row for x, row in zip(way.rows, xrows, strict=True)}
         inside[id(way.i)] = i
         pending = Pending()
         pending.update(cells)

@@ -64,15 +64,26 @@ class MustMove(BaseException):
         self.depth = depth
 
 
+class MustCarry(BaseException):
+    """This tensor from outside of the block inside of `depth` others is updated in it, and a
+    gradient goes through that. So the block must carry it: take its value, and leave a new one."""
+
+    def __init__(self, x: Tensor, depth: int) -> None:
+        super().__init__()
+        self.x = x
+        self.depth = depth
+
+
 class _Open(NamedTuple):
     """A block that is open, and what there was when it was opened: what each tensor held; the tape
-    that was on; how many nodes each tape had; the views."""
+    that was on; how many nodes each tape had; the views. It carries the tensors `carried`."""
 
     block: Block
     values: dict[int, Value]
     tape: Tape | None
     nodes: dict[Tape, int]
     views: _Views
+    carried: Sequence[Tensor]
 
 
 class Recorder:
@@ -357,14 +368,20 @@ class Recorder:
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
-        tape from outside would have to follow: the block may run never, or often."""
-        if self._open and self._open[-1].tape is tape and not self._is_made(x):
-            raise GradientError(
-                f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
-                f"an ml.function is updated in it, and a gradient is taken through that; let it be "
-                f"part of the state, and return it"
-            )
+        """Raise `MustCarry` for an update, in a block, of what was made outside of it, where a tape
+        from outside has to follow, unless the block carries it: it may run never, or often. Raise
+        `GradientError` where the block is a function's."""
+        opened = self._open[-1] if self._open else None
+        if opened is None or opened.tape is not tape or self._is_made(x):
+            return
+        if any(each is x for each in opened.carried):
+            return
+        if not self.frames or opened.values is not self.frames[-1]:
+            raise MustCarry(x, self.depth - 1)
+        raise GradientError(
+            f"{user_line() or 'here'}: a {x.type} from outside of an ml.function is updated in it, "
+            f"and a gradient is taken through that; let it be an argument, and return it"
+        )
 
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
@@ -375,14 +392,15 @@ class Recorder:
     # --- control flow -----------------------------------------------------------------
 
     @contextmanager
-    def block(self) -> Iterator[Block]:
+    def block(self, carried: Sequence[Tensor] = ()) -> Iterator[Block]:
         """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
-        be used outside of it; what it writes in place was made outside."""
+        be used outside of it; what it writes in place was made outside. A tape follows that for
+        those that are `carried`."""
         calls, elements, before = self.calls, self._elements, dict(self._values)
         block = Block()
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
-        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm))
+        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm), carried)
         self._open.append(opened)
         try:
             yield block
