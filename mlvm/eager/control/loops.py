@@ -40,6 +40,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
+from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, with_leaves
@@ -110,9 +111,10 @@ def fori_loop(
     require_integer("lower", lower)
     require_integer("upper", upper)
     if blocks.is_recorded():
-        first = None if isinstance(lower, int) and lower == 0 else as_index(lower)
+        given = [each for each in (lower, upper) if isinstance(each, Tensor) or is_free(each)]
+        first = None if type(lower) is int and lower == 0 else as_index(lower)
         turns: Tensor | int
-        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+        if given:
             turns = as_index(upper) if first is None else as_index(upper) - first
         else:
             turns = max(int(upper) - int(lower), 0)

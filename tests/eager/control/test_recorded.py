@@ -186,6 +186,30 @@ def test_a_second_gradient_of_an_unknown_length_says_so(name: str) -> None:
         ml.capture(eager)(vector(), vector(seed=9), ml.asarray(2))
 
 
+BOUNDS: dict[str, Callable[..., Any]] = {
+    "upper": lambda x, m, n: ml.fori_loop(0, n, lambda i, s: ml.sin(s) * 2.0 + i, x),
+    "both": lambda x, m, n: ml.fori_loop(m, n, lambda i, s: ml.sin(s) * 2.0 + i, x),
+    "computed, and used": lambda x, m, n: ml.fori_loop(
+        m - 1, 2 * n + 1, lambda i, s: ml.sin(s * n) + i, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_that_change_are_inputs_of_one_program(name: str, order: int) -> None:
+    loss = BOUNDS[name]
+    eager = ml.grad(lambda x, m, n: ml.sum(loss(x, m, n))) if order else loss
+    step = ml.capture(eager)
+    for bounds in ((0, 3), (0, 5), (1, 0), (2, 2), (-2, 7), (3, 4)):
+        assert bits(step(vector(), *bounds)) == bits(eager(vector(), *bounds))
+    assert step.signatures == 3  # a number is free once it has changed, first n and then m
+
+
+def test_a_bound_of_numpy_is_an_int() -> None:
+    step = ml.capture(lambda x: ml.fori_loop(np.int64(1), np.int32(3), lambda i, s: s + i, x))
+    assert step(ml.zeros(())).item() == 3.0
+
+
 # --- trees of control flow, at random ------------------------------------------------
 
 
