@@ -545,6 +545,27 @@ class Recorder:
         key, before = id(self._reference(x.root.handle)), self._open[-1].values
         return key not in before or self._values[key] is not before[key]
 
+    def read_in_blocks(self, ncalls: int) -> list[Tensor]:
+        """The tensors that calls, from that number on, have read, and not made, if a block is open:
+        those of them that the function has made."""
+        calls = self.calls[ncalls:] if self._open else []
+        made = {use.value for call in calls for use in call.outs}
+        read = {use.value for call in calls for use in call.ins} - made
+        keys = [key for key, value in self._values.items() if value in read]
+        found = [self._references[key]() for key in keys]
+        return [x for x in found if isinstance(x, Tensor) and x.arena is self.arena]
+
+    @contextmanager
+    def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Inside the block, the first of each pair holds what the second does."""
+        held = {id(_reference_to(x)): self.value_of(y) for x, y in pairs}
+        before = {key: self._values[key] for key in held}
+        self._values.update(held)
+        try:
+            yield
+        finally:
+            self._values.update(before)
+
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
         return self._value(self._reference(x.handle))
@@ -668,8 +689,7 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
-                f"ml.function has made is used outside of it; return it from there, or give it "
-                f"to a checkpoint as an argument"
+                f"ml.function has made is used outside of it; return it from there"
             )
         key, inner = id(reference), self.frames[1:]
         if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
