@@ -15,15 +15,20 @@ from functools import wraps
 from itertools import islice
 from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
-from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.joint import closures_of
+from mlvm.eager.autodiff.joint import Held, Saved, closures_of, plus
 from mlvm.eager.autodiff.rules import Sparse
-from mlvm.eager.autodiff.tape import Pending, Tape, taping
+from mlvm.eager.autodiff.tape import Joint, Pending, Tape, has_effect, taping
 from mlvm.eager.functions import random
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.recording.recorder import MustCarry, MustMove, Recorder, current_capture, recording_of
-from mlvm.eager.tensor.apply import COPY, alias, one_op
+from mlvm.eager.recording.recorder import (
+    MustCarry,
+    MustMove,
+    Recorder,
+    current_capture,
+    recording_of,
+)
+from mlvm.eager.tensor.apply import COPY, alias, apply, one_op
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -207,11 +212,16 @@ class Segment:
         """Whether no gradient goes through it, nor to these operands of its control flow."""
         return not self.closures and not any(x.tape is self.tape for x in operands)
 
+    @property
+    def has_effect(self) -> bool:
+        """Whether a node has an effect (see `Joint`)."""
+        return any(node is not None and has_effect(node) for node in self.nodes)
+
     def reached(self, ends: Sequence[int]) -> set[int]:
         """The numbers of the nodes that cotangents go to from these."""
         numbers = set(ends)
         for number, node in reversed([*enumerate(self.nodes, self.start)]):
-            if node is not None and number in numbers:
+            if node is not None and (number in numbers or has_effect(node)):
                 numbers.update(node[1])
         return numbers
 
@@ -228,18 +238,45 @@ class Segment:
 
 
 class Cell:
-    """A cotangent that functions add to where it lies: they share it."""
+    """A cotangent that functions add to where it lies: they share it. On the way to a gradient of
+    the gradient, `cotangent` is that of what the cell holds in the end."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
         self.type = x.type
+        self.cotangent: Tensor | None = None
 
     def __add__(self, part: Tensor | Sparse) -> Cell:
+        tape = taping()
+        if tape is not None and isinstance(part, Sparse):
+            part = apply(part.alone, *part.operands)
+        if tape is not None and isinstance(part, Tensor) and part.tape is tape:
+            tape.nodes.append((Joint([part.type], self._pull, effect=True), (part.node,), ()))
         call, operands = (
             (part.added, part.operands) if isinstance(part, Sparse) else (_ADD, (part,))
         )
         overwrite(self.x, call, self.x, *operands)
         return self
+
+    def _pull(self, _: object, saved: Saved, held: Held) -> Held:
+        """The cotangent of what was added: that of the whole."""
+        [before], g = held, self.cotangent
+        return [before if g is None else g if before is None else plus(before, g)]
+
+
+def new_cell(record: Recorder, x: Tensor) -> Cell:
+    """A cell that holds the value of x."""
+    return Cell(record.as_cell(initialized(record, x)))
+
+
+def in_functions(record: Recorder, x: Tensor) -> Tensor:
+    """The tensor, in a place where functions reach it that are called from here."""
+    if not record.frames:
+        return x
+    place = record.as_cell(initialized(record, x))
+    if x.tape is not None:
+        place.tape, place.node = x.tape, x.node
+    return place
 
 
 def parted(
@@ -254,15 +291,6 @@ def parted(
         else:
             others[number] = h
     return cells, others
-
-
-def refuse_outer_tape(what: str) -> None:
-    """Raise `GradientError` if a gradient is taken through this gradient."""
-    if taping() is not None:
-        raise GradientError(
-            f"a gradient through the gradient of {what} is not supported in a captured function; "
-            f"scan, fori_loop with ints, and cond have one"
-        )
 
 
 # --- pieces --------------------------------------------------------------------------

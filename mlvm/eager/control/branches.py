@@ -164,7 +164,8 @@ def _branch(
         ]
         for side in sides:
             outs += blocks.if_tracked(tape, side.kept, side.segment.inside)
-        leave(tape, outs, [], closures, saved, partial(_pull, sides, closures))
+        effect = any(side.segment.has_effect for side in sides)
+        leave(tape, outs, [], closures, saved, partial(_pull, sides, closures), effect=effect)
     nown = len(finals) - len(carried)
     blocks.assign(carried, finals[nown:])
     return finals[:nown]

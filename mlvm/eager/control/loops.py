@@ -17,7 +17,7 @@ from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
-from mlvm.eager.control import blocks
+from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
 from mlvm.eager.control.state import (
@@ -343,7 +343,7 @@ def _recorded_loop(
         i = blocks.initialized(record, first)
         last = None  # the number of the last record
         if tape is not None and total is None:
-            last = blocks.initialized(record, constant(-1, i64))
+            last = blocks.initialized(record, constant(0, i64))
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
@@ -400,13 +400,17 @@ def _recorded_loop(
     if tape is not None and segment is not None:
         count = record.released(i) if turns is None else turns
         number = [] if last is None else [record.released(last)]
-        way = _Way(segment, params, rows, i, after, made, kept, count, total, reverse)
+        way = _Way(segment, params, rows, i, after, made, kept, set(), count, total, reverse)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
         outs = blocks.if_tracked(tape, [*finals, *results], [*params, *made])
-        outs += blocks.if_tracked(tape, stacks, kept if total is not None else [])
-        leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull, way))
+        if last is None:
+            outs += blocks.if_tracked(tape, stacks, kept)
+        else:
+            outs += number if any(x.tape is tape for x in kept) else [None]
+        pull, effect = partial(_pull, way), segment.has_effect
+        leave(tape, outs, [*init, *xs], segment.closures, saved, pull, effect=effect)
     blocks.assign(carried, finals[nown:])
     return finals[:nown], results
 
@@ -414,7 +418,8 @@ def _recorded_loop(
 class _Way(NamedTuple):
     """What the way back through a loop needs to know of the way there. `kept` are those tensors of
     its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
-    record."""
+    record that has the number of the one before, first. Those of its tensors that are `used` are of
+    the way to a gradient of the gradient."""
 
     segment: blocks.Segment
     params: Tensors
@@ -423,6 +428,7 @@ class _Way(NamedTuple):
     after: Tensors
     made: Tensors
     kept: Tensors
+    used: set[int]
     turns: Tensor | int
     total: int | None
     reverse: bool
@@ -432,33 +438,42 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
     latter so much is `held` before."""
     segment, turns = way.segment, way.turns
-    if way.total is None:
-        blocks.refuse_outer_tape("a loop whose length is known at run time only")
     if isinstance(turns, Tensor):
         *saved, turns = saved
     nstate, nrows = len(way.params), len(way.rows)
     nstacks = len(way.kept) if way.total is not None else 1
     xs, stacks, outside = blocks.split(saved, nrows, nstacks)
     of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
+    tape = segment.tape
+    if way.total is None:
+        numbers, of_kept, of_record = stacks, [], [g for g in of_kept if g is not None]
+        numbers += of_record
+        stacks = []
+    else:
+        numbers, of_record = [], []
     given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
-    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], given)
-    tape = segment.tape
+    are_tracked = [x.tape is tape for x in way.kept]
+    recorded = [(k, x) for k, x in enumerate(way.kept, 1) if x.tape is tape and of_record]
+    ends = [y for y, _ in given] + [x for k, x in recorded if k in way.used]
+    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], ends)
     tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
     cells, closures = blocks.parted(segment.closures, held)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
     init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
-    if way.total is None:
-        init += stacks
-        stacks = []
+    init += numbers
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
         xrows, kept, seeds = blocks.split(rows, nrows, len(stacks))
-        parts, totals, number = blocks.split(state, len(active), len(closures))
-        if number:
-            types = [TensorType(i64), *[x.root.type for x in way.kept]]
-            number, kept = blocks.split(blocks.recorder().pull(number[0], types), 1)
+        parts, totals, places = blocks.split(state, len(active), len(closures))
+        of_recorded: Tensors = []
+        if places:
+            types = [records.NUMBER, *[x.root.type for x in way.kept]]
+            places[0], *kept = records.pull(places[0], types, [True, *are_tracked], way.used)
+        if of_record:
+            types = [records.NUMBER, *[x.type for _, x in recorded]]
+            places[1], *of_recorded = records.pull(places[1], types)
         inside = {segment.key(x): row for x, row in zip(way.kept, kept, strict=True)}
         inside |= {segment.key(x): row for x, row in zip(way.rows, xrows, strict=True)}
         inside[id(way.i)] = i
@@ -467,11 +482,13 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         pending.update(zip(closures, totals, strict=True))
         seed(pending, segment.tape, [way.after[k] for k in active], parts)
         seed(pending, segment.tape, [y for y, _ in given], seeds)
+        for (k, x), g in zip(recorded, of_recorded, strict=True):
+            seed(pending, segment.tape, [x], [g if k in way.used else None])
         segment.walk(pending, inside, outside)
         after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
         after += [pending[number] for number in closures]
         of_rows = [or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked]
-        return [*after, *number], of_rows
+        return [*after, *places], of_rows
 
     seeds = [g for _, g in given]
     reverse = not way.reverse
@@ -485,14 +502,12 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     return [*parts, *[totals.get(number) for number in segment.closures]]
 
 
-def _reached(
-    way: _Way, active: list[int], given: list[tuple[Tensor, Tensor]]
-) -> tuple[list[int], set[int]]:
+def _reached(way: _Way, active: list[int], made: Tensors) -> tuple[list[int], set[int]]:
     """The numbers of those parts of the state that a cotangent goes to in any turn, at first these
-    `active` ones; and the nodes of a turn. The others have none, as outside of a program: a rule
-    might make nan of zeros."""
+    `active` ones; and the nodes of a turn, of which it goes to what that has `made`. The others
+    have none, as outside of a program: a rule might make nan of zeros."""
     while True:
-        ends = [*[y for y, _ in given], *[way.after[k] for k in active]]
+        ends = [*made, *[way.after[k] for k in active]]
         reached = way.segment.reached([y.node for y in ends if y.tape is way.segment.tape])
         more = [
             k

@@ -511,6 +511,11 @@ class Recorder:
         """What such a record holds."""
         return self._called(residuals.READ, types, [number])
 
+    def summed(self, x: Tensor, y: Tensor) -> Tensor:
+        """The numbers of the sums of records of these numbers."""
+        [number] = self._called(residuals.ADD, [x.type], [x, y])
+        return number
+
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
         made = [self._made(type) for type in types]
         outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in made]

@@ -176,10 +176,7 @@ def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> N
         ml.random.seed(3)
         expected, state = step(x, w, _none), ml.random.state().tolist()
         ml.random.seed(3)
-        try:
-            found = ml.capture(step)(x, w, ml.checkpoint)
-        except GradientError:
-            continue
+        found = ml.capture(step)(x, w, ml.checkpoint)
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
         assert ml.random.state().tolist() == state
