@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeAlias, cast
 
@@ -22,7 +22,7 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol, vms
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
@@ -755,12 +755,20 @@ def _refused(what: str, remedy: str = "") -> CaptureError:
 @contextmanager
 def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
-    have no bytes. Other threads are not affected, and may record at the same time."""
+    have no bytes. What it does on another VM raises `CaptureError`. Other threads are not affected,
+    and may record at the same time."""
     on = Recorder(vm, inputs)
     token = current_capture.set(on)
     try:
         layers = {name: _layer(on, name) for name in _REPLACED}
-        with observed(vm, **layers), on.arena.allocating():
+        with ExitStack() as stack:
+            for other in vms():
+                if not vm.is_same(other):
+                    refusal = _refusal(on, other)
+                    layered = observed(other, launch=refusal, read=refusal, write=refusal)
+                    stack.enter_context(layered)
+            stack.enter_context(observed(vm, **layers))
+            stack.enter_context(on.arena.allocating())
             yield on
     finally:
         on.close()
@@ -774,6 +782,23 @@ def _layer(on: Recorder, name: str) -> Layer:
         return (getattr(on, name) if current_capture.get() is on else proceed)(*args, **options)
 
     return layer
+
+
+def _refusal(on: Recorder, other: VMProtocol) -> Layer:
+    """A layer that refuses what threads that it records do with tensors of another VM. Those that
+    it holds for a VM elsewhere are none."""
+
+    def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
+        handles = (first,) if isinstance(first, int) else args[0] if args else ()
+        if current_capture.get() is on and any(each in regions(other) for each in handles):
+            raise CaptureError(
+                f"{user_line() or 'here'}: a tensor of VM {other.name!r} is used inside a captured "
+                f"function that runs on {on.name!r}, and a later call would not do it again; do it "
+                f"outside, and give the function what it needs as an argument"
+            )
+        return proceed(first, *args, **options)
+
+    return refuse
 
 
 def refuse_captured(what: str, remedy: str = "") -> None:
