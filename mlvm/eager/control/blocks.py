@@ -33,7 +33,7 @@ from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into, make_exclusive, overwrite
-from mlvm.eager.tree import Tree
+from mlvm.eager.tree import Tree, put_back
 from mlvm.step.flow import Block
 
 Tensors: TypeAlias = list[Tensor]
@@ -66,13 +66,19 @@ def recorder() -> Recorder:
 
 def unrun(fn: Callable[[], Tree]) -> Tree:
     """What a function makes that is recorded and not run: tensors that have ended. Their types
-    tell what it would make."""
+    tell what it would make. It changes no tensor, nor a field of a Module, and draws no keys."""
     vm = current_arena().vm
     prepare_constants(vm)
     random.prepare(vm)
     while True:
         try:
-            with recording_of(vm), taped(None), random.drawing_nowhere():
+            with (
+                recording_of(vm) as record,
+                record.tapes_kept(),
+                taped(None),
+                random.drawing_nowhere(),
+                put_back(),
+            ):
                 return fn()
         except MustMove as error:
             make_exclusive(error.x)

@@ -117,9 +117,7 @@ def _cond(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
 
 
 @blocks.recorded_again
-def _branch(
-    carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tensors]]
-) -> Tensors:
+def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     """What the first or the second of two branches makes, which carry tensors (see
     `blocks.carrying`)."""
     record, tape = blocks.recorder(), taping()

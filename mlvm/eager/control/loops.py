@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.errors import CaptureError, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
@@ -148,12 +148,14 @@ def scan(
     `xs` is a tree of tensors of equally many rows, and x the tree of one row of each. Without `xs`,
     x is None, and `length` says how many turns there are. Beside `xs` it says how many rows there
     are or, as a tensor, how many of them, from the first, to go through: that may be known at run
-    time only. Rows of the result that no turn makes are zeros. With `reverse` the last row comes
+    time only. Rows of the result that no turn makes are zeros. If there is no turn, `f` is recorded
+    and not run, to find the types of its results. With `reverse` the last row comes
     first. For `checkpoint` see `while_loop`.
 
     The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that are
     not equally many, or are not `length`, `OperandValueError` for a `length` that is no number of
-    rows, and what `while_loop` raises.
+    rows, `CaptureError` without a turn for an `f` that cannot be recorded, and what `while_loop`
+    raises.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -180,7 +182,11 @@ def scan(
 
     def of_zeros() -> Tree:
         none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
-        return _turn(f, state, with_leaves(rows, iter(none)))[1]
+        try:
+            return _turn(f, aliased(state), with_leaves(rows, iter(none)))[1]
+        except CaptureError as error:
+            told = "a scan of no rows records its body to find the types of its results"
+            raise CaptureError(f"{told}, and that is as in a captured function: {error}") from None
 
     like = made[0] if made else blocks.unrun(of_zeros)
     if total is None:

@@ -575,6 +575,17 @@ class Recorder:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
         return self._value(self._reference(x.handle))
 
+    @contextmanager
+    def tapes_kept(self) -> Iterator[None]:
+        """Tapes know tensors from outside after the block as they did before it."""
+        outside = [reference() for reference in (*self._outside.values(), *self._views.values())]
+        known = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
+        try:
+            yield
+        finally:
+            for x, tape, node in known:
+                x.tape, x.node = tape, node
+
     @property
     def needed(self) -> int:
         """The bytes of an arena that has room for all that the function made."""

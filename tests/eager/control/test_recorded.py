@@ -228,7 +228,9 @@ def test_gradients_of_gradients_through_unknown_lengths_and_functions(name: str)
         step = ml.capture(eager)
         for n in (2, 0):
             ours, theirs = step(x, w, ml.asarray(n)), eager(x, w, ml.asarray(n))
-            for (_, got), (_, expected) in zip(named_leaves(ours), named_leaves(theirs), strict=True):
+            for (_, got), (_, expected) in zip(
+                named_leaves(ours), named_leaves(theirs), strict=True
+            ):
                 np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9)
 
 
