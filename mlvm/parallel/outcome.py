@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from mlvm.core.errors import GroupError
-from mlvm.machines.failure import Failure
+
+
+class AnyFailure(Protocol):
+    """An exception on its way: `mlvm.machines.failure.Failure`, or one without a pickle."""
+
+    def error(self, where: str, instead: Callable[[str], Exception]) -> Exception: ...
 
 
 class Outcome(NamedTuple):
     """What a task returned, or its error. `first`: that was no other member's doing."""
 
     value: Any
-    failure: Failure | None = None
+    failure: AnyFailure | None = None
     first: bool = False
 
 

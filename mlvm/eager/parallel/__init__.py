@@ -11,6 +11,8 @@ collectives. `data_parallel` has them share the batches of a training:
 from mlvm.eager.optim.gradients import Parts
 from mlvm.eager.parallel.collectives import (
     all_gather,
+    all_gather_start,
+    all_gather_wait,
     all_reduce,
     all_reduce_start,
     all_reduce_wait,
@@ -19,6 +21,8 @@ from mlvm.eager.parallel.collectives import (
     rank,
     recv,
     reduce_scatter,
+    reduce_scatter_start,
+    reduce_scatter_wait,
     send,
     size,
 )
@@ -37,6 +41,8 @@ __all__ = [
     "ProcessGroup",
     "Shard",
     "all_gather",
+    "all_gather_start",
+    "all_gather_wait",
     "all_reduce",
     "all_reduce_start",
     "all_reduce_wait",
@@ -47,6 +53,8 @@ __all__ = [
     "rank",
     "recv",
     "reduce_scatter",
+    "reduce_scatter_start",
+    "reduce_scatter_wait",
     "send",
     "size",
     "value_and_grad",
