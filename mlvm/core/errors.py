@@ -490,7 +490,7 @@ class GroupError(MlvmError, RuntimeError):
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
-    a group is threads:N, processes:N, mpi, tcp, ray:N or auto, not 'friends'
+    a group is threads:N, processes:N, ray:N, mpi or auto, not 'friends'
     """
 
 

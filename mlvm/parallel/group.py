@@ -111,6 +111,11 @@ class AnyGroup(ABC):
         """How many members there are; their ranks are 0 .. size - 1."""
         return len(self._names)
 
+    @property
+    def closed(self) -> bool:
+        """Whether the members have ended, by `close` or because one of them died or was late."""
+        return self._closed
+
     def run(self, fn: Task[R]) -> list[R]:
         """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
 

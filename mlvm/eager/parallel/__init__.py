@@ -32,6 +32,8 @@ from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.mpi import MpiGroup
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
+from mlvm.parallel.ray import RayGroup
+from mlvm.parallel.tcp import TcpGroup
 
 __all__ = [
     "AnyGroup",
@@ -39,7 +41,9 @@ __all__ = [
     "MpiGroup",
     "Parts",
     "ProcessGroup",
+    "RayGroup",
     "Shard",
+    "TcpGroup",
     "all_gather",
     "all_gather_start",
     "all_gather_wait",
