@@ -298,7 +298,7 @@ class Member:
 
     # --- type rules ---
 
-    def _reduced(self, *xs: TensorType, op: Reduction, timeout: float | None) -> None:
+    def _reduced(self, *xs: TensorType, op: Reduction, timeout: float | None = None) -> None:
         _require_time(timeout)
         for x in xs:
             if op == "mean" and not x.dtype.is_inexact:
@@ -308,38 +308,38 @@ class Member:
             if op == "sum" and x.dtype.kind == "bool":
                 raise DTypeError("a sum is of numbers")
 
-    def _scattered(self, x: TensorType, op: Reduction, timeout: float | None) -> TensorType:
+    def _scattered(self, x: TensorType, op: Reduction, timeout: float | None = None) -> TensorType:
         if not x.ndim or x.shape[0] % self.size:
             raise ShapeError(f"axis 0 must be a multiple of the group's {self.size} members")
         self._reduced(x, op=op, timeout=timeout)
         return x.with_shape((x.shape[0] // self.size, *x.shape[1:]))
 
     def _scattered_into(
-        self, y: TensorType, x: TensorType, op: Reduction, timeout: float | None
+        self, y: TensorType, x: TensorType, op: Reduction, timeout: float | None = None
     ) -> None:
         _require_type(y, self._scattered(x, op, timeout))
 
-    def _gathered(self, x: TensorType, timeout: float | None) -> TensorType:
+    def _gathered(self, x: TensorType, timeout: float | None = None) -> TensorType:
         _require_time(timeout)
         length, *rest = x.shape or (1,)
         return x.with_shape((self.size * length, *rest))
 
-    def _gathered_into(self, y: TensorType, x: TensorType, timeout: float | None) -> None:
+    def _gathered_into(self, y: TensorType, x: TensorType, timeout: float | None = None) -> None:
         _require_type(y, self._gathered(x, timeout))
 
-    def _broadcast(self, *xs: TensorType, root: int, timeout: float | None) -> None:
+    def _broadcast(self, *xs: TensorType, root: int, timeout: float | None = None) -> None:
         _require_time(timeout)
         if not 0 <= root < self.size:
             raise AttributeRefused(f"root must be a rank, 0 .. {self.size - 1}, not {root}")
 
     def _received(
-        self, source: int, shape: tuple[int, ...], dtype: str, timeout: float | None
+        self, source: int, shape: tuple[int, ...], dtype: str, timeout: float | None = None
     ) -> TensorType:
         _require_time(timeout)
         self._require_peer("source", source)
         return TensorType(DType.named(dtype), shape)
 
-    def _sent(self, x: TensorType, to: int, timeout: float | None) -> None:
+    def _sent(self, x: TensorType, to: int, timeout: float | None = None) -> None:
         _require_time(timeout)
         self._require_peer("to", to)
 
@@ -400,7 +400,7 @@ def _anything(*xs: TensorType) -> None:
     """The type rule of what takes any operands, or none, and leaves no result."""
 
 
-def _require_time(timeout: float | None) -> None:
+def _require_time(timeout: float | None = None) -> None:
     if timeout is not None and not timeout > 0:
         raise AttributeRefused(f"timeout must be a number of seconds > 0, not {timeout}")
 

@@ -17,7 +17,7 @@ from mlvm.machines.remote.address import TcpAddress, parse_address
 from mlvm.machines.remote.secret import VARIABLE
 from mlvm.parallel.tcp import SECRET
 
-_GRACE: Final = 5.0
+_GRACE: Final = 3.0
 """Seconds that members have to end by themselves when one has failed."""
 _LOOK: Final = 0.05
 

@@ -101,7 +101,11 @@ class Heard:
     reasons: dict[int, GroupError] = field(default_factory=dict)
     """Why that member has ended the run."""
     waits: dict[int, int] = field(default_factory=dict)
-    """How often a member has moved that has waited for long since."""
+    """How often a member has moved that has waited for long since, or was asked."""
+    answered: set[int] = field(default_factory=set)
+    """Who has told of that since this member has asked."""
+    is_asked: bool = False
+    """Whether another member asks who waits."""
     blocked: dict[int, tuple[dict[int, int], str]] = field(default_factory=dict)
     """The `waits` of all, as a member knows them that still waits, and what it waits in."""
 
@@ -189,7 +193,9 @@ class Post(ABC):
                 is_late, reason = value
                 heard.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
             elif kind == Told.waits:
-                heard.waits[source] = value
+                heard.waits[source], asks = value
+                heard.is_asked |= asks
+                heard.answered.add(source)
                 heard.blocked.pop(source, None)
             elif kind == Told.blocked:
                 heard.blocked[source] = dict(value[0]), value[1]
@@ -368,24 +374,26 @@ class MessageMeeting(Passing):
                 self.spoiled = True
                 self.give_up(self._has_left(gone[0]))
             waited = time.monotonic() - began
-            if waited > patience or heard.waits:
-                if not asked:
-                    asked = True
-                    heard.waits[self.rank] = self._moves
-                    heard.blocked.pop(self.rank, None)
-                    post.tell(post.others, self._run, Told.waits, self._moves)
-                self._require_progress(call)
+            asks = waited > patience and not asked
+            if asks or heard.is_asked:
+                asked |= asks
+                heard.is_asked = False
+                if asks:
+                    heard.answered.clear()
+                heard.waits[self.rank] = self._moves
+                heard.blocked.pop(self.rank, None)
+                post.tell(post.others, self._run, Told.waits, (self._moves, asks))
+            self._require_progress(call)
             if call.timeout is not None and waited > call.timeout:
                 self.spoiled = True
-                known = {**heard.waits, **heard.outcomes}
+                known = {self.rank, *heard.answered, *heard.outcomes}
                 late = [rank for rank in call.ranks if rank not in known]
                 self.time_out(call, late or [source])
             left = _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
             post.listen(left)
         self._moves += 1
-        if asked:
-            heard.waits.pop(self.rank, None)
-            heard.blocked.pop(self.rank, None)
+        heard.waits.pop(self.rank, None)
+        heard.blocked.pop(self.rank, None)
 
     # --- the end of a run ---
 

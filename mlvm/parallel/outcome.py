@@ -31,5 +31,8 @@ def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[An
         assert failure is not None
         error = failure.error(names[rank], GroupError)
         error.add_note(f"raised by {names[rank]} of a group of {len(names)}")
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
     return [outcomes[rank].value for rank in range(len(names))]

@@ -310,7 +310,7 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
     _require_untracked(name, x)
     if size() == 1:
         return _apply(name, x, **attributes)
-    call = _one_op(*place_of(current_arena().vm), name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(*place_of(current_arena().vm), name, _bound(name, attributes))
     type = call.infer((x.type,))
     assert type is not None  # neither is dynamic
     y = creation.empty(type.shape, dtype=type.dtype)
@@ -329,7 +329,7 @@ def _ended(name: str, y: Tensor, x: Tensor) -> None:
 def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     """One launch of the collective, into a new tensor."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         return apply(call, *operands)
     result = call.infer(tuple([x.type for x in operands]))
@@ -341,12 +341,18 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
     """One launch of a collective that leaves no result."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         program = _program(name, len(operands), tuple(call.attributes.items()))
         launch_for_values(program, current_arena().vm, tuple(operands))
     else:
         call.op.infer([x.type for x in operands], call.attributes)
+
+
+def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The attributes in the collective's own order; a timeout only if there is one."""
+    bound = _OPS[name].bind(attributes)
+    return tuple([each for each in bound.items() if each != ("timeout", None)])
 
 
 _OPS: Final = Member("", 0, 1).ops
