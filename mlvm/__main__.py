@@ -192,7 +192,9 @@ def _add_script(add: Callable[..., object]) -> None:
     """The rest of the command line is a script, or a module, with its arguments."""
     rest: Any = {"nargs": argparse.REMAINDER}
     add("-m", dest="module", **rest, metavar="MODULE", help="a module, with its arguments")
-    add("script", **rest, metavar="SCRIPT", help="a .py file, with its arguments; -- may precede it")
+    add(
+        "script", **rest, metavar="SCRIPT", help="a .py file, with its arguments; -- may precede it"
+    )
 
 
 def _command(options: argparse.Namespace) -> list[str]:

@@ -122,9 +122,7 @@ class Member:
 
     # --- the collectives ---
 
-    def all_reduce(
-        self, *xs: Array, op: Reduction = "sum", timeout: float | None = None
-    ) -> None:
+    def all_reduce(self, *xs: Array, op: Reduction = "sum", timeout: float | None = None) -> None:
         """Each x becomes the sum, mean, maximum or minimum of all members' x."""
         self._require_writable("all_reduce", *xs)
 

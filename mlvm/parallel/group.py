@@ -307,7 +307,9 @@ class Group(AnyGroup):
                     raise GroupTimeout(str(rendezvous.error)) from None
                 if limit is not None:
                     late = ", ".join(self._names[rank] for rank in sorted(self._busy))
-                    raise GroupTimeout(f"{limit:g} s have been waited for the end of {late}") from None
+                    raise GroupTimeout(
+                        f"{limit:g} s have been waited for the end of {late}"
+                    ) from None
 
     def close(self) -> None:
         """End the threads, and take the collectives out of the VMs. Idempotent.

@@ -188,9 +188,7 @@ def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
     )
 
 
-def timeout_text(
-    names: Sequence[str], rank: int, call: Collective, late: Sequence[int]
-) -> str:
+def timeout_text(names: Sequence[str], rank: int, call: Collective, late: Sequence[int]) -> str:
     """What to say of members that have not come in time."""
     who = ", ".join([names[each] for each in late[:_MOST_LATE]])
     if len(late) > _MOST_LATE:

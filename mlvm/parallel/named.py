@@ -35,6 +35,4 @@ def group(name: str, *, timeout: float | None = None) -> AnyGroup:
         makes = {"threads": Group, "processes": ProcessGroup, "ray": RayGroup}
         made: AnyGroup = makes[kind](int(count), timeout=timeout)
         return made
-    raise GroupError(
-        f"a group is threads:N, processes:N, ray:N, mpi or auto, not {brief(name)}"
-    )
+    raise GroupError(f"a group is threads:N, processes:N, ray:N, mpi or auto, not {brief(name)}")

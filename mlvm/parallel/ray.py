@@ -115,9 +115,7 @@ class _Actor:
         with socket.create_server(("", 0)) as found:
             return f"{host}:{found.getsockname()[1]}"
 
-    def join(
-        self, rank: int, size: int, address: str, secret: str, timeout: float | None
-    ) -> None:
+    def join(self, rank: int, size: int, address: str, secret: str, timeout: float | None) -> None:
         self._group = TcpGroup(rank, size, address, secret=secret, timeout=timeout)
 
     def do(self, task: Task[Any]) -> tuple[Outcome, bool]:

@@ -59,9 +59,7 @@ def place_of(vm: VMProtocol) -> tuple[int, int]:
 # --- collectives ---------------------------------------------------------------------
 
 
-def all_reduce(
-    tree: Tree, op: Reduction = "sum", *, timeout: float | None = None
-) -> None:
+def all_reduce(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
 
     All give trees of the same types. It is one launch, in which the members meet once. Elements are
@@ -81,9 +79,7 @@ def all_reduce(
     _in_place("all_reduce", tree, op=op, timeout=timeout)
 
 
-def all_reduce_start(
-    tree: Tree, op: Reduction = "sum", *, timeout: float | None = None
-) -> None:
+def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
     nothing may use its tensors.
 
@@ -150,9 +146,7 @@ def all_gather(x: Tensor, *, timeout: float | None = None) -> Tensor:
     return _apply("all_gather", x, timeout=timeout)
 
 
-def reduce_scatter(
-    x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
-) -> Tensor:
+def reduce_scatter(x: Tensor, op: Reduction = "sum", *, timeout: float | None = None) -> Tensor:
     """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
 
     Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
@@ -252,9 +246,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     _effect("send", [x], to=to, timeout=timeout)
 
 
-def recv(
-    shape: Ints, *, source: int, dtype: object, timeout: float | None = None
-) -> Tensor:
+def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
     The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
