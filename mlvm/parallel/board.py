@@ -300,10 +300,7 @@ class BoardMeeting(Exchanging):
 
     def _all_here(self, watched: Sequence[int], count: int) -> bool:
         counts = self._counts
-        for i in watched:
-            if counts[i] < count:
-                return False
-        return True
+        return all(counts[i] >= count for i in watched)
 
     def _sleep(self, call: Collective, channel: int, count: int, watched: dict[int, int]) -> None:
         """Wait for the others, without looking all the time."""

@@ -16,8 +16,8 @@ from mlvm.core.errors import GroupError, brief
 from mlvm.machines.remote.address import TcpAddress
 
 _PORTS: Final = range(61440, 65535)
-"""Where processes of a job meet that was given no port, as JAX chooses one: above those that systems
-give out by themselves."""
+"""Where processes of a job meet that was given no port, as JAX chooses one: above those that
+systems give out by themselves."""
 
 
 class Launched(NamedTuple):
@@ -38,8 +38,8 @@ def launched(variables: Mapping[str, str]) -> Launched:
                 raise GroupError(f"a rank is 0 .. size - 1, not {told.rank} of {told.size}")
             return told
     raise GroupError(
-        "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, srun "
-        "or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+        "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
+        "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
     )
 
 
@@ -79,7 +79,7 @@ def _by_slurm(variables: Mapping[str, str]) -> Launched | None:
 
 def first_host(nodes: str) -> str:
     """The first host of a list as Slurm writes it: `rack[1-3,7]node[01-04],other`."""
-    [first] = re.match(r"(?:[^,\[]|\[[^]]*])*", nodes) or [""]
+    first, *_ = re.split(r",(?![^\[]*])", nodes)
     return re.sub(r"\[([^],-]*)[^]]*]", r"\1", first)
 
 

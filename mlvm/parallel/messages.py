@@ -1,15 +1,15 @@
 """The meeting place of processes that send each other messages, on one host or on many.
 
-`Post` is how messages travel: by MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). What stands
-here is alike for both.
+`Post` is how messages travel: by MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). What
+stands here is alike for both.
 
 Before any data moves the members tell each other what they call, in ceil(log2 n) messages each
-(Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): in the first one to the member
-before, in the next to the one two before, then four. What is small goes along with that, so that
-each member has all of it, and combines it by itself. What is large goes round a ring in blocks, many
-under way at once: from the first member to the last, each adding its own, and the result from there
-round again. Of a host with several members only the last one's link leads out. Elements are added
-in order of rank both ways, as at every other place.
+(Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): in the first one to the
+member before, in the next to the one two before, then four. What is small goes along with that, so
+that each member has all of it, and combines it by itself. What is large goes round a ring in
+blocks, many under way at once: from the first member to the last, each adding its own, and the
+result from there round again. Of a host with several members only the last one's link leads out.
+Elements are added in order of rank both ways, as at every other place.
 """
 
 from __future__ import annotations
@@ -385,7 +385,6 @@ class MessageMeeting(Passing):
                 post.tell(post.others, self._run, Told.waits, (self._moves, asks))
             self._require_progress(call)
             if call.timeout is not None and waited > call.timeout:
-                self.spoiled = True
                 known = {self.rank, *heard.answered, *heard.outcomes}
                 late = [rank for rank in call.ranks if rank not in known]
                 self.time_out(call, late or [source])
@@ -421,6 +420,7 @@ class MessageMeeting(Passing):
         waiting = [rank for rank in sorted(waits) if rank not in heard.outcomes]
         if all(heard.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
             texts = [f"{self.names[rank]} in {heard.blocked[rank][1]}" for rank in waiting]
+            texts += [f"{self.names[rank]} has ended" for rank in sorted(heard.outcomes)]
             self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
 
     def _end_run(self, error: GroupError) -> None:

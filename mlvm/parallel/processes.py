@@ -63,10 +63,11 @@ class ProcessGroup(AnyGroup):
     by name, others by cloudpickle (`pip install "mlvm[processes]"`). A script that makes such a
     group does so under `if __name__ == "__main__":`. `cores` has, for each member, the core on
     which its process stays (Linux only). Each process has one thread of BLAS. No member waits for
-    another longer than `timeout` seconds at a stretch; nor does `run`, once the first one has ended.
+    another longer than `timeout` seconds at a stretch; nor does `run`, once one of them has ended.
 
-    A member that dies or is late ends the others and the group. Raises `GroupError` for an impossible number
-    or cores and for a process that does not start, `MissingExtra` without threadpoolctl.
+    A member that dies or is late ends the others and the group. Raises `GroupError` for an
+    impossible number or cores and for a process that does not start, `MissingExtra` without
+    threadpoolctl.
     """
 
     def __init__(
@@ -300,7 +301,7 @@ def _serve(
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     os.environ.clear()  # the server has what was set when it began
     os.environ.update(environ)
-    np.random.seed()  # noqa: NPY002  all were forked with one state
+    np.random.seed()
     if core is not None:
         os.sched_setaffinity(0, {core})
     tasks: SimpleQueue[bytes | None] = SimpleQueue()

@@ -2,7 +2,8 @@
 
 A member that arrives waits for the others. They cannot meet if another member calls something
 else, has ended or has failed, or if all members wait. That is noticed as soon as it is so; a member
-that only does not come is noticed where there is a timeout. The run is then over: every member that waits or arrives later raises.
+that only does not come is noticed where there is a timeout. The run is then over: every member that
+waits or arrives later raises.
 """
 
 from __future__ import annotations

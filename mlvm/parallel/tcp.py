@@ -149,7 +149,7 @@ class Link:
 
     def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
         tune(sock)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # a member may compute for long, and not listen
+        with suppress(AttributeError, OSError):  # a member may compute for long, and not listen
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         sock.setblocking(False)
         self.socket = sock

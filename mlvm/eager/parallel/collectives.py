@@ -4,8 +4,8 @@ Each function is one launch, so a captured step may contain it. On a VM in no gr
 would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
 
 No member waits for another longer than `timeout` seconds at a stretch; None is what the group was
-made with. Then all raise `GroupTimeout`, which names who has not come, and a group whose members
-are processes is closed.
+made with. Then all raise `GroupTimeout`, which names who has not come. A group of processes is
+closed then, unless that member ends within a second.
 """
 
 from __future__ import annotations

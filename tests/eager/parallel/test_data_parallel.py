@@ -229,7 +229,9 @@ def test_threads_and_processes_train_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
 def test_texts_that_name_no_group(text: str) -> None:
-    refuses(GroupError, "a group is threads:N, processes:N or mpi", ml.parallel.group, text)
+    refuses(
+        GroupError, "a group is threads:N, processes:N, ray:N, mpi or auto", ml.parallel.group, text
+    )
 
 
 @pytest.mark.local(reason="rows are lent as views of the VM's memory")
