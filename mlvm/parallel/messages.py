@@ -233,8 +233,11 @@ class MessageMeeting(Passing):
         """Told by `conclude`, with what the member returns."""
 
     def fail(self, rank: int, error: BaseException) -> None:
-        if not self._heard.reasons:
+        reason = self.reason()
+        if reason is None:
             self._end_run(GroupError(f"{self.names[rank]} failed: {brief_error(error)}"))
+        elif not self.is_mine:  # else who hears first that this one has ended would blame it
+            self._tell_reason(reason)
 
     def conclude(
         self, outcome: bytes, seconds: float | None, timeout: float | None
@@ -426,6 +429,9 @@ class MessageMeeting(Passing):
     def _end_run(self, error: GroupError) -> None:
         self.is_mine = True
         self._heard.reasons[self.rank] = error
+        self._tell_reason(error)
+
+    def _tell_reason(self, error: GroupError) -> None:
         told = isinstance(error, GroupTimeout), str(error)
         self._post.tell(self._post.others, self._run, Told.broken, told)
 

@@ -300,7 +300,7 @@ class TcpPost(Post):
     def _receive(self, rank: int, link: Link) -> None:
         try:
             link.receive()
-        finally:  # the last words of one that has gone
+        finally:
             while link.inbox:
                 self.take(rank, *link.inbox.popleft())
 
@@ -311,6 +311,8 @@ class TcpPost(Post):
         try:
             move()
         except (MlvmError, ValueError, LookupError) as error:
+            with suppress(MlvmError, ValueError, LookupError):
+                self._receive(rank, link)  # its last words
             self.left.setdefault(rank, str(error))
             self._drop(rank)
             return

@@ -43,7 +43,7 @@ LIMIT: Final = 5.0
 """Seconds until all must have ended."""
 
 TIMEOUT: Final = 1.0
-"""Seconds that members wait for each other."""
+"""Seconds that members wait for each other where one is stopped."""
 
 SECRET: Final = "between the members alone"
 
@@ -86,7 +86,7 @@ def strike(pid: int, sign: signal.Signals, seconds: float, struck: list[float]) 
 def one_of_processes(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
     """Strike a member of a group. The seconds until the run had ended, and what was wrong."""
     rng = random.Random(seed)
-    with ProcessGroup(rng.choice((2, 3)), timeout=TIMEOUT) as group:
+    with ProcessGroup(rng.choice((2, 3)), timeout=_timeout(sign)) as group:
         pids = [pid for pid in group.pids if pid is not None]
         victim = rng.randrange(group.size)
         struck: list[float] = []
@@ -106,6 +106,10 @@ def one_of_processes(seed: int, sign: signal.Signals) -> tuple[float, str | None
     return took, failure or (f"processes {alive} are still there" if alive else None)
 
 
+def _timeout(sign: signal.Signals) -> float:
+    return TIMEOUT if sign == signal.SIGSTOP else 60.0
+
+
 def _wrong(told: str, kind: str, wanted: str, took: float, sign: signal.Signals) -> str | None:
     is_stop = sign == signal.SIGSTOP
     if wanted not in told or (is_stop and kind != "GroupTimeout"):
@@ -115,10 +119,10 @@ def _wrong(told: str, kind: str, wanted: str, took: float, sign: signal.Signals)
     return None
 
 
-def member(rank: int, size: int, address: str, seed: int, pipe: Connection) -> None:
+def member(rank: int, size: int, address: str, seed: int, pipe: Connection, timeout: float) -> None:
     """A process of a group that meets by TCP."""
     try:
-        group = TcpGroup(rank, size, address, secret=SECRET, timeout=TIMEOUT)
+        group = TcpGroup(rank, size, address, secret=SECRET, timeout=timeout)
         pipe.send(("", ""))
         with group:
             group.run(partial(work, seed))
@@ -137,7 +141,9 @@ def one_of_tcp(seed: int, sign: signal.Signals) -> tuple[float, str | None]:
     context = multiprocessing.get_context("fork")  # a fresh Python takes a second
     pipes = [context.Pipe() for _ in range(size)]
     processes = [
-        context.Process(target=member, args=(rank, size, address, seed, pipes[rank][1]))
+        context.Process(
+            target=member, args=(rank, size, address, seed, pipes[rank][1], _timeout(sign))
+        )
         for rank in range(size)
     ]
     try:

@@ -20,7 +20,7 @@ from mlvm.core.types import DType
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.arguments import Ints, integers
 from mlvm.eager.tensor.apply import OneOp, apply
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import make_exclusive
@@ -243,6 +243,7 @@ def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
         [[1.0, 1.0], None]
     """
     _require_untracked("send", x)
+    _own(x)
     _effect("send", [x], to=to, timeout=timeout)
 
 
@@ -307,8 +308,16 @@ def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
     assert type is not None  # neither is dynamic
     y = creation.empty(type.shape, dtype=type.dtype)
     make_exclusive(y)
+    _own(x)
     _effect(f"{name}.start", [y, x], **attributes)
     return y
+
+
+def _own(x: Tensor) -> None:
+    """See to it that x has bytes of its own in a captured function, for which a collective may do
+    anything with its operands."""
+    if current_capture.get() is not None:
+        make_exclusive(x)
 
 
 def _ended(name: str, y: Tensor, x: Tensor) -> None:
