@@ -295,9 +295,9 @@ def test_what_is_no_private_file_has_no_secret(
     pipe, path = tmp_path / "pipe", tmp_path / "secret"
     os.mkfifo(pipe, 0o600)
     refuses(AccessRefused, "chmod 600", read_secret, pipe)  # and is not waited for
-    path.write_bytes(b"x" * 4000 + b"y" * 97)
+    path.write_bytes(b"x" * 65_500 + b"y" * 37)
     path.chmod(0o600)
-    refuses(AccessRefused, "at most 4096 bytes", read_secret, path)
+    refuses(AccessRefused, "at most 65536 bytes", read_secret, path)
     for nothing in (bytes(32), b" \0" * 16, b"a" + b" " * 30 + b"b", b"ab" * 16):
         path.write_bytes(nothing)
         refuses(AccessRefused, "no secret|at least 16", read_secret, path)
