@@ -140,7 +140,7 @@ class Residuals:
 
     def add(self, frame: Frame) -> None:
         """Tell the numbers of the sums of records, each of two, and of what these name."""
-        total, p, q = [frame.param(i) for i in range(3)]
+        total, p, q = filter(is_tensor, map(frame.param, range(3)))
         pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
         wanted = len(pairs)
         named: list[list[tuple[int, int]]] = []  # for each pair: its numbers, and their first sum

@@ -9,6 +9,7 @@ import pytest
 
 from mlvm.core.errors import HostFunctionError
 from mlvm.core.program.assembly import assemble
+from mlvm.core.types import TensorType
 from mlvm.machines import residuals
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
@@ -29,7 +30,7 @@ def program(*calls: tuple[str, ...]) -> Any:
 def launched(vm: LocalVM, arrays: list[Any], *calls: tuple[str, ...]) -> list[Any]:
     handles = []
     for array in arrays:
-        handles.append(vm.alloc_tensor(residuals.TensorType.of(array)))
+        handles.append(vm.alloc_tensor(TensorType.of(array)))
         vm.write(handles[-1], array)
     vm.launch(program(*calls), handles)
     return [vm.read(handle) for handle in handles]

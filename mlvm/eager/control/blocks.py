@@ -85,7 +85,7 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
 
 
 def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
-    """The function, which records blocks. It does so again whenever it raises `Again`, or the blocks
+    """The function, which records blocks. It does so again whenever it raises `Again`, or they
     update a tensor that must move first. Each turn then finds what the one before has left."""
 
     @wraps(record_blocks)

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
@@ -96,6 +96,9 @@ class Recorder:
     view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
     what was there before.
     """
+
+    what = "a captured function"
+    outer: frozenset[Tape] = frozenset()
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
@@ -193,10 +196,14 @@ class Recorder:
     def read(self, handle: TensorHandle) -> Array:
         self._require_live(handle)
         raise CaptureError(
-            f"{user_line()}: a value is read inside a captured function, and a later call would "
+            f"{user_line()}: a value is read inside {self.what}, and a later call would "
             f"not see its own; return the tensor, and read it outside, or let the program decide: "
             f"where, cond, while_loop, fori_loop, logical_and, check"
         )
+
+    def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the function uses in place of these tensors. See `mlvm.eager.transform.trace`."""
+        return xs
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy values in that stay the same: each launch copies them from a tensor that is kept
@@ -206,11 +213,16 @@ class Recorder:
             return
         key = TensorType.of(array), array.tobytes()
         if key not in self._constants:
-            x = Arena(self.vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
+            recorders = [self]
+            while isinstance(recorders[-1].vm, Recorder):
+                recorders.append(recorders[-1].vm)
+            vm = recorders[-1].vm
+            x = Arena(vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
             x.prepare()
-            self.vm.__class__.write(self.vm, x.handle, array)
+            vm.__class__.write(vm, x.handle, array)
             self._constants[key] = x
-            self._outside[id(_reference_to(x))] = _reference_to(x)
+            for each in recorders:
+                each._outside[id(_reference_to(x))] = _reference_to(x)
         self.launch(_COPY, (handle, self._constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
@@ -757,9 +769,10 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
+    on = current_capture.get()
+    where = Recorder.what if on is None else on.what
     return CaptureError(
-        f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
-        f"again{remedy}"
+        f"{user_line() or 'here'}: {what} inside {where}; a later call could not do it again{remedy}"
     )
 
 
@@ -768,17 +781,30 @@ def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Reco
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. What it does on another VM raises `CaptureError`. Other threads are not affected,
     and may record at the same time."""
-    on = Recorder(vm, inputs)
+    with recorded_by(Recorder(vm, inputs)) as on:
+        yield on
+
+
+R = TypeVar("R", bound=Recorder)
+
+
+@contextmanager
+def recorded_by(on: R) -> Iterator[R]:
+    """`recording_of` by that recorder."""
+    recorded = [on.vm]
+    while isinstance(recorded[-1], Recorder):  # it is recorded what records a function
+        recorded.append(recorded[-1].vm)
     token = current_capture.set(on)
     try:
         layers = {name: _layer(on, name) for name in _REPLACED}
         with ExitStack() as stack:
             for other in vms():
-                if not vm.is_same(other):
+                if not on.is_same(other):
                     refusal = _refusal(on, other)
                     layered = observed(other, launch=refusal, read=refusal, write=refusal)
                     stack.enter_context(layered)
-            stack.enter_context(observed(vm, **layers))
+            for vm in recorded:
+                stack.enter_context(observed(vm, **layers))
             stack.enter_context(on.arena.allocating())
             yield on
     finally:
