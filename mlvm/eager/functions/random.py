@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -133,17 +133,16 @@ def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
         _source.reset(token)
 
 
-class _Noted(NamedTuple):
-    """Gives keys of the global state of a captured function, and notes the state before them."""
+class _Noted:
+    """Gives keys of the global state of a captured function, and keeps the state before them."""
 
-    around: _Noted | None
-    kept: list[Tensor]
-    before: Tensor
+    def __init__(self, around: _Noted | None, kept: list[Tensor], before: Tensor) -> None:
+        self._around, self._kept, self._before = around, kept, before
 
     def __call__(self) -> Tensor:
-        if not self.kept:
-            self.kept.append(self.before)
-        return _draw() if self.around is None else self.around()
+        if not self._kept:
+            self._kept.append(self._before)
+        return _draw() if self._around is None else self._around()
 
 
 def drawing(kept: list[Tensor]) -> AbstractContextManager[None]:

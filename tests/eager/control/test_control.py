@@ -221,6 +221,8 @@ def test_a_scan_of_no_rows_changes_nothing() -> None:
     """Its body is recorded for the types of its results, and not run."""
 
     class Counting(ml.nn.Module):
+        new: ml.Tensor
+
         def __init__(self) -> None:
             self.count = ml.nn.buffer(ml.zeros(()))
 
