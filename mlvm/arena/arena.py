@@ -190,6 +190,16 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
+        _vms[id(vm)] = vm
+
+
+_vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()
+
+
+def vms() -> list[VMProtocol]:
+    """The VMs that have arenas."""
+    found = [reference() for reference in _vms.valuerefs()]  # other threads make some meanwhile
+    return [vm for vm in found if vm is not None]
 
 
 def regions(vm: VMProtocol) -> Regions:

@@ -19,13 +19,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import HostFunctionError, MachineError
-from mlvm.core.machine.callee import Callee, is_tensor
+from mlvm.core.machine.callee import UserFunction, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -43,15 +42,17 @@ END: Final = "residuals.end"
 HELD: Final = "residuals.held"
 
 _CHUNK: Final = 1 << 16
+_PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
 class Stack:
-    """Records of arrays, in memory that `more(nbytes)` gives."""
+    """Records of arrays, in memory that `more(nbytes)` gives. `keep(nbytes)` is told what they take
+    beside that."""
 
-    def __init__(self, more: Callable[[int], Array]) -> None:
+    def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
         self.held = 0
-        self._more = more
+        self._more, self._keep = more, keep
         self._chunks: list[Array] = []
         self._top = 0, 0  # the chunk, and how much of it is used
         self._records: list[list[Array]] = []
@@ -66,10 +67,12 @@ class Stack:
     def end(self, mark: Any) -> None:
         """Give up the records since the mark."""
         self._top, count, self._first = mark
+        self._keep(-sum(map(_overhead, self._records[count:])))
         del self._records[count:]
 
     def push(self, arrays: Sequence[Array]) -> int:
         """Copy arrays into a new record. Returns its number."""
+        self._keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
             np.copyto(place, array)
@@ -174,29 +177,40 @@ class Residuals:
         return record
 
 
-def _more(vm: weakref.ref[VM], nbytes: int) -> Array:
-    machine = vm()
-    assert machine is not None  # it runs a program
-    return machine.array_of(machine.alloc_tensor(TensorType(u8, (nbytes,))))
+def _overhead(record: Sequence[Array]) -> int:
+    """Bytes of a record beside the elements."""
+    return _PER_RECORD * (1 + len(record))
 
 
 def register(vm: VM, *, native: bool = False) -> None:
     """Make the functions known to the VM's programs."""
-    more = partial(_more, weakref.ref(vm))
+    reference = weakref.ref(vm)
+
+    def machine() -> VM:
+        found = reference()
+        assert found is not None  # it runs a program
+        return found
+
+    def more(nbytes: int) -> Array:
+        return machine().array_of(machine().alloc_tensor(TensorType(u8, (nbytes,))))
+
+    callees: dict[str, UserFunction] = {}
     if native:
         from mlvm.machines.native.records import NativeStack
 
-        stack = NativeStack(more, PUSH, READ)
-        of = Residuals(vm, stack)
-        callees: dict[str, Callee] = {each.name: each for each in stack.functions}
+        native_stack = NativeStack(more, PUSH, READ)
+        of = Residuals(vm, native_stack)
+        callees = {each.name: each for each in native_stack.functions}
     else:
-        of = Residuals(vm, Stack(more))
-        callees = {PUSH: PythonFunction(PUSH, of.push, None, 0)}
+        of = Residuals(vm, Stack(more, lambda nbytes: machine().keep(nbytes)))
+        callees[PUSH] = PythonFunction(PUSH, of.push, None, 0)
         callees[READ] = PythonFunction(READ, of.read, None, 0)
     callees[BEGIN] = PythonFunction(BEGIN, of.begin, 0, 0)
     callees[ADD] = PythonFunction(ADD, of.add, 3, 0)
     callees[END] = PythonFunction(END, of.end, 0, 0)
     callees[HELD] = PythonFunction(HELD, of.tell, 0, 1)
+    callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
+    callees[ADD].reads = slice(1, None)
     vm.register_callees(callees)
 
 

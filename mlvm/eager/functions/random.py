@@ -169,7 +169,15 @@ def replaying(kept: Sequence[Tensor]) -> Iterator[None]:
         with keys_from(iter(kept).__next__):
             yield
         return
-    token = _state.set(op.copy(reshape(kept[0], (2,))))
+    with drawing_from(op.copy(reshape(kept[0], (2,)))):
+        yield
+
+
+@contextmanager
+def drawing_from(state: Tensor) -> Iterator[None]:
+    """Inside the block, keys are split off this state, which they advance in place, and not off the
+    VM's."""
+    token = _state.set(state)
     try:
         with keys_from(None):
             yield
