@@ -297,6 +297,7 @@ class Arena(ArenaFields):
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
+        regions(vm)  # from now on it is among `vms`
         self.fast_path = getattr(vm, "fast_path", None)  # of a native VM
         self.name = name
         self.used = 0
