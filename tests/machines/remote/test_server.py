@@ -299,7 +299,7 @@ EMPTIES = """.func f 0 0
 
 @pytest.mark.parametrize("native", NATIVE)
 @pytest.mark.parametrize("function", [INTS, FRAMES, EMPTIES, DEEP])
-def test_all_that_lies_on_the_stack_of_a_launch_counts(function: str, native: bool) -> None:
+def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bool) -> None:
     few = limits(launch_seconds=60.0, launch_bytes=1 << 20)
     text = f".const none f32[0]\n{function}.func main 0 *\n    call f\n    halt\n"
     program = DEEP if function is DEEP else assemble(text)
