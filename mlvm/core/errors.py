@@ -492,7 +492,21 @@ class GroupError(MlvmError, RuntimeError):
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
-    a group is threads:N, processes:N or mpi, not 'friends'
+    a group is threads:N, processes:N, ray:N, mpi or auto, not 'friends'
+    """
+
+
+class GroupTimeout(GroupError, TimeoutError):
+    """A member has waited for others longer than `timeout=` allows. The text names those.
+
+    >>> def member(rank, vm):
+    ...     if rank: time.sleep(0.1)  # or a process that was stopped
+    ...     ml.parallel.barrier(timeout=0.01)
+    >>> import time
+    >>> with ml.parallel.Group(2) as group:
+    ...     try: group.run(member)
+    ...     except ml.errors.GroupTimeout as error: print(error)
+    member 0 (vm0) has waited 0.01 s in barrier() for member 1 (vm1)
     """
 
 
