@@ -161,7 +161,8 @@ def register(vm: VM) -> None:
         (END, of.end, 0),
     ]
     callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
-    callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
+    callees[PUSH].reads = callees[ADD].reads = slice(1, None)
+    callees[READ].reads = slice(-1, None)
     vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
 
