@@ -324,7 +324,8 @@ def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
             assert all(line.isprintable() for line in shown.splitlines())
             assert len(shown.splitlines()) == 202
         name = "y" * 201
-        with socket.create_connection(str(server.address).rsplit(":", 1)) as sock:
+        host, _, port = str(server.address).rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
             hello = Hello(name=name)
             refuses((AccessRefused, ConnectionLost), "", greet, sock, KEY, hello, soon())
     assert plain("\x1b[2Jred\n" + "z" * 600) == "?[2Jred?" + "z" * 492 + "..."
