@@ -294,7 +294,7 @@ class TcpPost(Post):
                 link = self._links.get(key.data)
                 if link is not None and events & selectors.EVENT_WRITE:
                     self._move(key.data, link, link.flush)
-                if link is not None and events & selectors.EVENT_READ:
+                if link is not None and link is self._links.get(key.data):
                     self._move(key.data, link, partial(self._receive, key.data, link))
 
     def _receive(self, rank: int, link: Link) -> None:
