@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -280,6 +281,14 @@ def test_two_processes() -> None:
     one, two = program("two_processes").main(steps=12)
     assert one[-1] < one[0]
     np.testing.assert_allclose(one, two, rtol=1e-5)
+
+
+def test_ray_actors() -> None:
+    pytest.importorskip("threadpoolctl")
+    actors = "threads:2" if importlib.util.find_spec("ray") is None else "ray:2"
+    there, here = program("ray_actors").main(steps=20, actors=actors)
+    assert there == here
+    assert there[-1] < 0.5 * there[0]
 
 
 def test_remote_vm() -> None:
