@@ -1,8 +1,8 @@
 """Members that are actors of Ray share each batch: data parallelism on the hosts of a cluster.
 
 Moritz et al., Ray: A Distributed Framework for Emerging AI Applications, arXiv 1712.05889. Each
-actor has a VM of its own, on whatever host Ray has put it. Their gradients meet by TCP, and with the
-same number of members the bits are those of threads.
+actor has a VM of its own, on whatever host Ray has put it. Their gradients meet by TCP, and with
+the same number of members the bits are those of threads.
 
     pip install "mlvm[ray]"
     python examples/ray_actors.py
