@@ -75,6 +75,7 @@ class MlvmError(Exception):
 
     An error of a program says where it happened: the name of the `function`, the `pc` of the
     instruction, and the `step` of the linked code. A step may stand for several instructions.
+    `late` tells that it is of an earlier call, which did not wait: who names calls passes it on.
 
         >>> try: ml.ones(2) + ml.ones(3)
         ... except ml.errors.MlvmError as error: print(error)
@@ -84,6 +85,7 @@ class MlvmError(Exception):
     function: str | None = None
     pc: int | None = None
     step: int | None = None
+    late: bool = False
 
 
 class OpError(MlvmError):
@@ -106,7 +108,7 @@ class OpError(MlvmError):
     def at(self, op: str, operands: Sequence[object]) -> Self:
         """Name the op and the operand types, unless an inner call has done so already. The frames
         beneath are dropped: they are of no use to the caller of the op."""
-        if self.op is None:
+        if self.op is None and not self.late:
             self.op, self.operands = op, tuple(operands)
         return self.with_traceback(None)
 
@@ -574,6 +576,8 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 def brief(value: object) -> str:
     """The value as text for a message: the first line of its `repr`, cut short."""
+    if isinstance(value, (str, bytes)):
+        value = value[: 4 * _BRIEF]  # of which more than is shown
     try:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits
