@@ -609,8 +609,8 @@ GroupError ml.parallel.RayGroup(0)
 GroupError ml.parallel.TcpGroup(2, 2, ":1")
 AccessRefused ml.parallel.TcpGroup(0, 2, ":1", secret="short")
 AddressError ml.parallel.TcpGroup(0, 2, "unix:x")
-GroupError parallel.all_gather_wait: members(lambda *_: ml.parallel.all_gather_wait(ml.ones(2), ml.ones(2)))
-GroupError parallel.reduce_scatter_wait: members(lambda *_: ml.parallel.reduce_scatter_wait(*[ml.ones(2)] * 2))
+GroupError parallel.all_gather_wait: members(lambda *_: ml.parallel.all_gather_wait(*two()))
+GroupError parallel.reduce_scatter_wait: members(lambda *_: ml.parallel.reduce_scatter_wait(*two()))
 GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
 AttributeRefused ml.parallel.all_reduce(v, "most")
 DTypeError ml.parallel.all_reduce(bools)
@@ -771,6 +771,10 @@ def prepared() -> dict[str, Any]:
     endless.append(endless)
     group = ml.parallel.Group(2)
     members = group.run
+
+    def two() -> tuple[ml.Tensor, ml.Tensor]:
+        return ml.ones(2), ml.ones(2)
+
     return {"nans": ml.full((2, 2), ml.nan), **locals()}
 
 
