@@ -50,10 +50,11 @@ def main(steps=40, actors="ray:2", threads="threads:2"):
     for name in (actors, threads):
         with ml.parallel.group(name, timeout=60) as group:
             found.append(losses(group, steps))
-    return found
+    there, here = found
+    print(f"loss {there[0]:.3f} before the first step, {there[-1]:.3f} before the last")
+    print("the bits of threads" if there == here else "other bits than those of threads")
+    return there, here
 
 
 if __name__ == "__main__":
-    there, here = main()
-    print(f"loss {there[0]:.3f} before the first step, {there[-1]:.3f} before the last")
-    print("the bits of threads" if there == here else "other bits than those of threads")
+    main()
