@@ -14,17 +14,16 @@ import mlvm.eager as ml
 from mlvm.eager import nn
 
 
-@ml.parallel.value_and_grad  # gradients are the mean of those of all members
-def loss_and_gradients(model, x, y):
-    return ml.mean(ml.square(model(x) - y))
-
-
 def make_step(vm):
     """A model and its step, made in each actor."""
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
         model = nn.Linear(8, 1, key=ml.random.key(0))
         optimizer = ml.optim.AdamW(model, 3e-2)
+
+    @ml.parallel.value_and_grad  # in here, since a script's functions go to actors by value
+    def loss_and_gradients(model, x, y):
+        return ml.mean(ml.square(model(x) - y))
 
     def step(x, y):
         with batch:

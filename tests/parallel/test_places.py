@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
@@ -168,6 +169,7 @@ def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
     k = 5
     if HAS_CLOUDPICKLE:
         assert processes.run(lambda rank, vm: k + rank) == [5, 6]
+        assert processes.run(lambda rank, vm: float(ml.ones(k).sum())) == [5, 5]
     else:
         with pytest.raises(MissingExtra, match=r'pip install "mlvm\[processes\]"'):
             processes.run(lambda rank, vm: k + rank)
