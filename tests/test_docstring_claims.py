@@ -606,6 +606,12 @@ AttributeRefused ml.optim.step(1.0, 0.5, 0)
 AttributeRefused ml.optim.warmup(1.0, 0)
 GroupError ml.parallel.Group(0)
 GroupError ml.parallel.ProcessGroup(0)
+GroupError ml.parallel.RayGroup(0)
+GroupError ml.parallel.TcpGroup(2, 2, ":1")
+AccessRefused ml.parallel.TcpGroup(0, 2, ":1", secret="short")
+AddressError ml.parallel.TcpGroup(0, 2, "unix:x")
+GroupError parallel.all_gather_wait: members(lambda *_: ml.parallel.all_gather_wait(*two()))
+GroupError parallel.reduce_scatter_wait: members(lambda *_: ml.parallel.reduce_scatter_wait(*two()))
 GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
 AttributeRefused ml.parallel.all_reduce(v, "most")
 DTypeError ml.parallel.all_reduce(bools)
@@ -688,6 +694,8 @@ UNSEEN = {
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
     ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
     ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
+    ("parallel.RayGroup", "MissingExtra"): "where the package is installed",
+    ("parallel.TcpGroup", "MissingExtra"): "where the package is installed",
     (
         "linalg.eigh",
         "LinAlgError",
@@ -766,6 +774,10 @@ def prepared() -> dict[str, Any]:
     endless.append(endless)
     group = ml.parallel.Group(2)
     members = group.run
+
+    def two() -> tuple[ml.Tensor, ml.Tensor]:
+        return ml.ones(2), ml.ones(2)
+
     return {"nans": ml.full((2, 2), ml.nan), **locals()}
 
 
