@@ -441,7 +441,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "mask_scatter": _mask_scatter,
     "mask_set": _mask_set,
     # --- neural ---
-    "gelu": elementwise,
+    **_each("gelu polygamma", elementwise),
     **_each("gelu_vjp softmax_cross_entropy softmax_cross_entropy_vjp", _trailing),
     "layer_norm_normalize": _trailing,
     **_each("softmax log_softmax", _along),
