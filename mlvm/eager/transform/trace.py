@@ -59,6 +59,9 @@ class _Tracer(Recorder):
     def lifted(self, xs: Tensors) -> Tensors:
         return tuple([self._lift(x) if x.tape in self.outer else x for x in xs])
 
+    def use(self, x: Tensor) -> Use:
+        return super().use(*self.lifted((x,)))
+
     def _lift(self, x: Tensor) -> Tensor:
         key = x.tape, x.node, x.type
         if key not in self._lifted:
