@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import CaptureError, MachineError
+from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.autodiff.tape import taping
@@ -24,7 +25,7 @@ from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import full
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
-from mlvm.eager.tensor.apply import OneOp, Tensors, one_op
+from mlvm.eager.tensor.apply import OneOp, Tensors, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -34,6 +35,9 @@ from mlvm.step.blocks import with_blocks, without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 
 V = TypeVar("V")
+
+STOP: Final = "stop_gradient"
+"""What a copy is called through which no derivative goes."""
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -61,6 +65,13 @@ class _Tracer(Recorder):
             self._lifted[key] = found = self.stand_in_of(x.type)
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
+
+    def stopped(self, x: Tensor) -> Tensor:
+        """A tensor of the same value. The call tells that no derivative goes through it."""
+        [y] = self._called(STOP, [x.type], [x])
+        self.calls[-1].op = OPS["copy"]
+        y.tape = None
+        return y
 
     def draw(self) -> Tensor:
         """A stand-in for a global key."""
@@ -152,6 +163,9 @@ class Meaning(Protocol[V]):
     def seen_as(self, x: V, type: TensorType) -> V:
         """The same elements under a type of this shape."""
 
+    def stopped(self, x: V) -> V:
+        """The value, through which no derivative goes."""
+
     def op(self, call: OneOp, xs: Sequence[V]) -> V:
         """What an op makes."""
 
@@ -176,9 +190,13 @@ class Meaning(Protocol[V]):
         `total` rows."""
 
     def function(
-        self, procedure: Procedure, body: Callable[[list[V]], list[V]], args: list[V]
+        self,
+        procedure: Procedure,
+        body: Callable[[list[V]], list[V]],
+        args: list[V],
+        types: Sequence[TensorType],
     ) -> list[V]:
-        """What a function that may call itself makes of its arguments."""
+        """What a function that may call itself makes of its arguments, values of these types."""
 
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:
         """What a host function makes: `call.outs`."""
@@ -235,7 +253,7 @@ class _Frame(Generic[V]):
         if home.role == "state":
             x = self.trace.states[home.index].root
             if isinstance(x, Tensor):
-                return self.meaning.constant(x)
+                return self.meaning.constant(untracked(x))
         return self.meaning.constant(full(home.type.shape, 0, dtype=home.type.dtype))
 
     def make(self, use: Use, x: V) -> None:
@@ -259,7 +277,9 @@ class _Frame(Generic[V]):
                 self._while(call)
             else:
                 xs = [self.use(use) for use in call.ins]
-                if call.op is None:
+                if call.name == STOP:
+                    results = [self.meaning.stopped(x) for x in xs]
+                elif call.op is None:
                     results = self.meaning.other(call, xs)
                 elif call.op.name == "copy":
                     results = xs
@@ -370,7 +390,8 @@ class _Frame(Generic[V]):
 
         passed = [self.use(use) for use in call.passed[nresults:]]
         passed += [self.held(home) for home in cells]
-        made = self.meaning.function(callee, body, passed)
+        types = [home.type for home in (*results, *cells)]
+        made = self.meaning.function(callee, body, passed, types)
         for use, y in zip(call.passed[:nresults], made, strict=False):
             self.make(use, y)
         self._end(call, cells, made[nresults:])

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from mlvm.core.types import TensorType
 from mlvm.eager.control import loops
 from mlvm.eager.functions import random
+from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply, one_op
@@ -37,6 +38,9 @@ class Batched:
     def seen_as(self, v, type):
         shape = (self.n, *type.shape) if v.batched else type.shape
         return v if v.x.shape == shape else Lanes(reshape(v.x, shape), v.batched)
+
+    def stopped(self, v):
+        return Lanes(stop_gradient(v.x), v.batched)
 
     def whole(self, v):
         return v.x if v.batched else broadcast_to(v.x, (self.n, *v.x.shape))
@@ -111,7 +115,7 @@ class Batched:
         )
         return lanes(after), lanes([moveaxis(r, 1, 0) for r in rows])
 
-    def function(self, procedure, body, args):
+    def function(self, procedure, body, args, types):
         return body(args)
 
     def other(self, call, xs):
