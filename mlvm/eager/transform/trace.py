@@ -204,12 +204,45 @@ class Meaning(Protocol[V]):
 
 def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
     """The results of a trace for these arguments, as the meaning has it."""
-    values = dict(zip(trace.params, args, strict=True))
-    values.update({value: meaning.constant(x) for value, x in trace.lifts.items()})
-    values.update({value: meaning.key() for value in trace.keys})
+    values = {**dict(zip(trace.params, args, strict=True)), **_given(trace, meaning)}
     frame = _Frame(trace, meaning, values, {})
     frame.run(trace.calls)
     return [frame.use(use) for use in trace.results]
+
+
+def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
+    """Run those calls that depend on no parameter. The function that is returned runs the others,
+    and makes the results."""
+    later, rest, ready = set(trace.params), list[Call](), list[Call]()
+    for call in trace.calls:
+        if later.isdisjoint(use.value for use in call.ins):
+            ready.append(call)
+        else:
+            later.update(use.value for use in call.outs)
+            rest.append(call)
+    before = _Frame(trace, meaning, _given(trace, meaning), {})
+    before.run(ready)
+    inner = [*with_blocks(rest)]
+    needed = {use.value for call in inner for use in (*call.ins, *call.passed)}
+    needed.update(use.value for use in trace.results)
+    needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
+    kept = {value: x for value, x in before.values.items() if value in needed}
+    homes = before.homes
+
+    def finished(args: Sequence[V]) -> list[V]:
+        values = {**kept, **dict(zip(trace.params, args, strict=True))}
+        frame = _Frame(trace, meaning, values, dict(homes))
+        frame.run(rest)
+        return [frame.use(use) for use in trace.results]
+
+    return finished
+
+
+def _given(trace: Trace, meaning: Meaning[V]) -> dict[Value, V]:
+    """The values of a trace that are no arguments, and come from outside."""
+    values = {value: meaning.constant(x) for value, x in trace.lifts.items()}
+    values.update({value: meaning.key() for value in trace.keys})
+    return values
 
 
 class _Frame(Generic[V]):
