@@ -118,6 +118,13 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
     return -(op.solve(adjoint(x), g) @ adjoint(out))
 
 
+def _solve_forward(t: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
+    """-X^-1 T Z, for the solution Z."""
+    if y_type.ndim == 1:
+        return _solve_forward(t, x, _column(out), y_type.with_shape((1, 1)))[..., 0]
+    return -op.solve(x, t @ out)
+
+
 def _triangular_y(
     g: Tensor, x: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
@@ -138,13 +145,14 @@ def _triangular_x(
 
 
 def _triangular_forward(
-    t: Tensor, x: Tensor, out: Tensor, lower: bool, unit_diagonal: bool
+    t: Tensor, x: Tensor, out: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
     """-X^-1 T Z, for the solution Z and the triangle T."""
     inside = 1 if unit_diagonal else 0
     t = op.tril(t, k=-inside) if lower else op.triu(t, k=inside)
-    moved = op.matmul(t, out)
-    return -op.solve_triangular(x, moved, lower=lower, unit_diagonal=unit_diagonal)
+    columns = _column(out) if y_type.ndim == 1 else out
+    moved = -op.solve_triangular(x, t @ columns, lower=lower, unit_diagonal=unit_diagonal)
+    return moved[..., 0] if y_type.ndim == 1 else moved
 
 
 def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
@@ -373,7 +381,7 @@ DECOMPOSITIONS: Final[Mapping[str, Rules]] = {
     "inv": forward({"x": _inv}, x=lambda t, out: -(out @ t @ out)),
     "solve": forward(
         {"x": _solve_x, "y": _solve_y},
-        x=lambda t, x, out: -op.solve(x, op.matmul(t, out)),
+        x=_solve_forward,
         y=in_its_place,
     ),
     "solve_triangular": forward(
