@@ -7,6 +7,8 @@ knows it by its number there.
     residuals.begin  ( -- )               a program's own stack, above that of one around it
     residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
     residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
+    residuals.read_rows  ( o1 .. on p -- )    row i of each is row i of the tensor in record p[i];
+                                          zeros where p[i] is -1
     residuals.end    ( -- )               the program's records are given up
     residuals.held   ( -- n )             the bytes of the stack, which the VM keeps, as an i64[]
 """
@@ -14,6 +16,7 @@ knows it by its number there.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -29,6 +32,7 @@ from mlvm.core.vm import VM
 BEGIN: Final = "residuals.begin"
 PUSH: Final = "residuals.push"
 READ: Final = "residuals.read"
+READ_ROWS: Final = "residuals.read_rows"
 END: Final = "residuals.end"
 HELD: Final = "residuals.held"
 
@@ -76,14 +80,27 @@ class Residuals:
         """Copy a record, or as many of its arrays. Raises `OperandValueError` if there is none of
         that number and these types."""
         *outs, place = _arrays(READ, frame)
-        number, first = int(place), self._programs[-1][2] if self._programs else 0
-        record = self._records[number] if first <= number < len(self._records) else []
-        if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
-            out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
-        ):
-            raise OperandValueError(f"no record {number} of {len(outs)} such tensors is there")
-        for out, x in zip(outs, record, strict=False):
+        for out, x in zip(outs, self._record(int(place), outs), strict=True):
             np.copyto(out, x)
+
+    def read_rows(self, frame: Frame) -> None:
+        """Copy each row of the arrays from a record of its own. Raises what `read` raises."""
+        *outs, places = _arrays(READ_ROWS, frame)
+        numbers = places.copy()
+        for number in np.unique(numbers).tolist():
+            rows = np.flatnonzero(numbers == number)
+            record = self._record(number, outs) if number >= 0 else [np.zeros_like(x) for x in outs]
+            for out, x in zip(outs, record, strict=True):
+                out[rows] = x[rows]
+
+    def _record(self, number: int, outs: Sequence[Array]) -> list[Array]:
+        """The first tensors of a record, of the types of these."""
+        first = self._programs[-1][2] if self._programs else 0
+        found = self._records[number] if first <= number < len(self._records) else []
+        record = found[: len(outs)]
+        if list(map(TensorType.of, record)) != list(map(TensorType.of, outs)):
+            raise OperandValueError(f"no record {number} of {len(outs)} such tensors is there")
+        return record
 
     def tell(self, frame: Frame) -> None:
         frame.push(np.asarray(self.held, np.int64))
@@ -115,7 +132,8 @@ class Residuals:
 def register(vm: VM) -> None:
     """Make the functions known to the VM's programs."""
     of = Residuals(vm)
-    functions = (BEGIN, of.begin, 0), (PUSH, of.push, None), (READ, of.read, None), (END, of.end, 0)
+    functions = [(BEGIN, of.begin, 0), (PUSH, of.push, None), (READ, of.read, None)]
+    functions += [(READ_ROWS, of.read_rows, None), (END, of.end, 0)]
     callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
     vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
@@ -131,6 +149,11 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))
     number = arrays[0 if name == PUSH else -1] if arrays else None
-    if len(arrays) < len(params) or number is None or TensorType.of(number) != TensorType(i64):
+    if (
+        len(arrays) < len(params)
+        or number is None
+        or TensorType.of(number).dtype is not i64
+        or number.ndim != (name == READ_ROWS)
+    ):
         raise MachineError(f"{name} takes tensors, and an i64[] for the record's number")
     return arrays

@@ -154,8 +154,13 @@ def drawing_nowhere() -> AbstractContextManager[None]:
 def _draw() -> Tensor:
     held = prepare(current_arena().vm)
     with held.lock:
-        keys = apply(_SPLIT_ONE, held.state)
-        apply_into(held.state, _ADVANCE, held.state, held.one)
+        return split_off(held.state)
+
+
+def split_off(state: Tensor) -> Tensor:
+    """The next key of a state, which advances in place."""
+    keys = apply(_SPLIT_ONE, state)
+    apply_into(state, _ADVANCE, state, prepare(current_arena().vm).one)
     return alias(_AS_KEY, keys, _KEY)
 
 

@@ -390,7 +390,6 @@ _OTHER_NAMES: Final = {
     "linalg.vector_norm": "norm",
     "log_sigmoid": "logsigmoid",
     "logcumsumexp": "cumlogsumexp",
-    "map": "vmap pmap",
     "margin_ranking": "margin_ranking_loss",
     "matmul": "mm bmm mv",
     "max": "amax",
@@ -429,6 +428,7 @@ _OTHER_NAMES: Final = {
     "triplet_margin": "triplet_margin_loss",
     "trunc": "fix",
     "unstack": "unbind",
+    "vmap": "pmap",
 }
 """The name here, and what it is called elsewhere."""
 

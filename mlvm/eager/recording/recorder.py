@@ -87,6 +87,8 @@ class Recorder:
     """
 
     what = "a captured function"
+    no_value = "and a later call would not see its own"
+    no_repeat = "a later call could not do it again"
     outer: frozenset[Tape] = frozenset()
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
@@ -185,8 +187,8 @@ class Recorder:
     def read(self, handle: TensorHandle) -> Array:
         self._require_live(handle)
         raise CaptureError(
-            f"{user_line()}: a value is read inside {self.what}, and a later call would "
-            f"not see its own; return the tensor, and read it outside, or let the program decide: "
+            f"{user_line()}: a value is read inside {self.what}, {self.no_value}; return the "
+            f"tensor, and read it outside, or let the program decide: "
             f"where, cond, while_loop, fori_loop, logical_and, check"
         )
 
@@ -506,8 +508,9 @@ class Recorder:
         return number
 
     def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-        """What such a record holds."""
-        return self._called(residuals.READ, types, [number])
+        """What such a record holds; of many numbers, row i of record i."""
+        name = residuals.READ_ROWS if number.ndim else residuals.READ
+        return self._called(name, types, [number])
 
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
         made = [self._made(type) for type in types]
@@ -719,10 +722,9 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
-    on = current_capture.get()
-    where = Recorder.what if on is None else on.what
+    on = current_capture.get() or Recorder
     return CaptureError(
-        f"{user_line() or 'here'}: {what} inside {where}; a later call could not do it again{remedy}"
+        f"{user_line() or 'here'}: {what} inside {on.what}; {on.no_repeat}{remedy}"
     )
 
 

@@ -46,6 +46,9 @@ class _Tracer(Recorder):
     """Records a function for a transformation. `lifts` are tensors of tapes from outside that the
     function reaches, by what stands for each: the tape has to see who uses them."""
 
+    no_value = "which is recorded before it has any"
+    no_repeat = "it is recorded before it runs"
+
     def __init__(self, vm: VMProtocol, what: str) -> None:
         super().__init__(vm)
         self.what = what
@@ -54,6 +57,7 @@ class _Tracer(Recorder):
         self.outer = outer if tape is None else outer | {tape}
         self.lifts: dict[Value, Tensor] = {}
         self.keys: list[Value] = []
+        self._state: Tensor | None = None
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
@@ -74,18 +78,19 @@ class _Tracer(Recorder):
         return y
 
     def draw(self) -> Tensor:
-        """A stand-in for a global key."""
-        key = self.stand_in_of(_KEY)
-        self.keys.append(self.value_of(key))
-        return key
+        """The next key that is split off a state, which stands for the global one."""
+        if self._state is None:
+            self._state = self.stand_in_of(_KEY)
+            self.keys.append(self.value_of(self._state))
+        return random.split_off(self._state)
 
 
 class Trace:
     """What a function does with tensors of these types: `calls`, from `params` to `results`.
 
     `tree` is what it returned, with stand-ins that have ended for tensors. `states` are tensors
-    from outside, by number, and `lifts` those that a tape from outside follows. `keys` are the
-    global random keys that it drew.
+    from outside, by number, and `lifts` those that a tape from outside follows. `keys` has the
+    state that it splits its global random keys off, if it draws any.
     """
 
     def __init__(
@@ -94,6 +99,7 @@ class Trace:
         self.params, self.results, self.tree = params, results, tree
         flow = Flow(record.calls, [use.value for use in results])
         self.calls = without_dead_calls(flow)
+        self.dying = _last_uses(self.calls, flow.results)
         self.states: list[Allocation] = record.states
         self.lifts: Mapping[Value, Tensor] = record.lifts
         self.keys = record.keys
@@ -136,6 +142,20 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
             del record
 
 
+def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, list[Value]]:
+    """The values without a home that are read last by each call, but for results."""
+    seen = set(results)
+    found: dict[Call, list[Value]] = {}
+    for call in reversed(calls):
+        inner = [*with_blocks([call])]
+        uses = [use for each in inner for use in (*each.ins, *each.outs)]
+        uses += [block.result for each in inner for block in each.blocks if block.result]
+        used = {use.value: None for use in uses}
+        found[call] = [value for value in used if value.home is None and value not in seen]
+        seen.update(found[call])
+    return found
+
+
 def _refuse_updates(calls: Sequence[Call], what: str) -> None:
     """Raise `CaptureError` for a call that writes to a tensor from outside."""
     for call in calls:
@@ -158,7 +178,7 @@ class Meaning(Protocol[V]):
         """The value of a tensor from outside."""
 
     def key(self) -> V:
-        """A new random key."""
+        """A new random key, that others are split off."""
 
     def seen_as(self, x: V, type: TensorType) -> V:
         """The same elements under a type of this shape."""
@@ -206,7 +226,7 @@ def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
     """The results of a trace for these arguments, as the meaning has it."""
     values = {**dict(zip(trace.params, args, strict=True)), **_given(trace, meaning)}
     frame = _Frame(trace, meaning, values, {})
-    frame.run(trace.calls)
+    frame.run(trace.calls, dying=trace.dying)
     return [frame.use(use) for use in trace.results]
 
 
@@ -295,9 +315,19 @@ class _Frame(Generic[V]):
         if use.value.home is not None:
             self.homes[use.value.home] = x
 
-    def run(self, calls: Sequence[Call], made: Container[Value | Home] = ()) -> None:
-        """Run the calls, but for those that make what is `made` already."""
+    def run(
+        self,
+        calls: Sequence[Call],
+        made: Container[Value | Home] = (),
+        dying: Mapping[Call, Sequence[Value]] | None = None,
+    ) -> None:
+        """Run the calls, but for those that make what is `made` already. After a call those values
+        are dropped that are `dying` there."""
+        last: Sequence[Value] = ()
         for call in calls:
+            for value in last:
+                self.values.pop(value, None)
+            last = () if dying is None else dying.get(call, ())
             if any(use.value in made or use.value.home in made for use in call.outs if made):
                 continue
             if call.callee is not None:

@@ -1,0 +1,428 @@
+"""What calls do with values that have lanes: the meaning of a trace under `vmap`.
+
+A value is batched if it may differ between lanes; all else stays as it is, and is computed once.
+Ops have a batching rule each (`mlvm.eager.autodiff.rules_batching`). Control flow by a value with
+lanes is run for those lanes that take part, which are `live`: both branches run, and a choice is
+made; a loop turns until its last lane is done, and keeps what a lane had when it was. What a lane
+does not do it cannot be refused for: ops get the values of a live lane in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Final, TypeAlias, cast
+
+from mlvm.core.errors import CaptureError, GradientError
+from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.rules_batching import (
+    BATCHING,
+    REFUSING,
+    Lanes,
+    aligned,
+    elementwise,
+    looped,
+    whole,
+)
+from mlvm.eager.control import blocks, branches, functions, loops
+from mlvm.eager.control.blocks import Tensors
+from mlvm.eager.control.checking import check
+from mlvm.eager.functions import random
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.shapes import moveaxis, reshape
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor, is_tracked
+from mlvm.machines.checks import CHECK
+from mlvm.machines.residuals import PUSH, READ
+from mlvm.step.flow import Call, Procedure
+
+Values: TypeAlias = list[Lanes]
+Flags: TypeAlias = list[bool]
+
+_NOTHING: Final = cast(Tensor, None)
+"""What a value has while it is only asked which values are batched."""
+
+
+class Batched:
+    """The meaning of calls on values of n lanes. See `mlvm.eager.transform.trace.Meaning`.
+
+    `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
+    computed: values tell whether they are batched, and `refuses` whether an op that may refuse
+    values was seen.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.live: Tensor | None = None
+        self.is_dry = False
+        self.refuses = False
+        self.records: list[Tensors] = []
+
+    # --- values -----------------------------------------------------------------------
+
+    def constant(self, x: Tensor) -> Lanes:
+        return Lanes(x, False)
+
+    def key(self) -> Lanes:
+        return Lanes(random.split(random.next_key(), self.n), True)
+
+    def seen_as(self, x: Lanes, type: TensorType) -> Lanes:
+        shape = (self.n, *type.shape) if x.batched else type.shape
+        if self.is_dry or x.x.shape == shape:
+            return x
+        return Lanes(reshape(x.x, shape), x.batched)
+
+    def stopped(self, x: Lanes) -> Lanes:
+        return x if self.is_dry else Lanes(stop_gradient(x.x), x.batched)
+
+    def whole(self, v: Lanes) -> Tensor:
+        """The value with an axis of lanes."""
+        return whole(v, self.n)
+
+    def op(self, call: OneOp, xs: Sequence[Lanes]) -> Lanes:
+        name = call.op.name
+        batched = any([v.batched for v in xs])
+        if self.is_dry:
+            self.refuses |= name in REFUSING
+            return Lanes(_NOTHING, batched)
+        if not batched:
+            return Lanes(apply(call, *[v.x for v in xs]), False)
+        if self.live is not None and name in REFUSING:
+            xs = self._as_live(xs)
+        rule = BATCHING.get(name, elementwise if call.op.elementwise else None)
+        if rule is None:
+            raise no_rule(name)
+        if rule is looped and blocks.is_recorded():
+            return Lanes(self._mapped(call, xs), True)
+        return Lanes(rule(call, self.n, *xs), True)
+
+    def _as_live(self, xs: Sequence[Lanes]) -> Values:
+        """The values, where lanes that take no part have those of the first that does."""
+        live = cast(Tensor, self.live)
+        lanes = op.arange(start=0, stop=self.n, step=1, dtype=i64)
+        if not self.n:
+            return list(xs)
+        from_ = op.where(live, lanes, op.argmax(op.astype(live, dtype=i64)))
+        return [Lanes(op.take(v.x, from_, axis=0), True) if v.batched else v for v in xs]
+
+    def _mapped(self, call: OneOp, xs: Sequence[Lanes]) -> Tensor:
+        """One lane after the other, by a loop of the program."""
+
+        def lane(rows: Tensors) -> Tensor:
+            given = iter(rows)
+            return apply(call, *[next(given) if v.batched else v.x for v in xs])
+
+        made: Tensor = loops.map(lane, [v.x for v in xs if v.batched])
+        return made
+
+    # --- which values are batched -----------------------------------------------------
+
+    @contextmanager
+    def _dry(self) -> Iterator[None]:
+        before, self.is_dry = self.is_dry, True
+        try:
+            yield
+        finally:
+            self.is_dry = before
+
+    @contextmanager
+    def _living(self, live: Tensor | None) -> Iterator[None]:
+        """Inside, calls take part in these lanes."""
+        before, self.live = self.live, live
+        try:
+            yield
+        finally:
+            self.live = before
+
+    def _settled(self, turn: Callable[[Values], Flags], state: Values) -> Flags:
+        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next.
+        """
+        flags = [v.batched for v in state]
+        with self._dry():
+            while True:
+                after = turn([Lanes(_NOTHING, flag) for flag in flags])
+                after = [one or other for one, other in zip(flags, after, strict=True)]
+                if after == flags:
+                    return flags
+                flags = after
+
+    def _physical(self, values: Sequence[Lanes], flags: Flags) -> Tensors:
+        """Tensors for the values, those that are flagged with lanes."""
+        return [self.whole(v) if flag else v.x for v, flag in zip(values, flags, strict=True)]
+
+    def _among_live(self, mask: Tensor) -> Tensor:
+        """The lanes of the mask that take part."""
+        return mask if self.live is None else op.logical_and(mask, self.live)
+
+    def _chosen(self, mask: Tensor, v: Lanes, other: Lanes) -> Lanes:
+        """The first value in lanes of the mask, the second in others."""
+        x, y = self.whole(v), self.whole(other)
+        return Lanes(op.where(aligned(Lanes(mask, True), v.ndim), x, y), True)
+
+    # --- control flow -----------------------------------------------------------------
+
+    def cond(self, pred: Lanes, branches_: Sequence[Callable[[], Values]]) -> Values:
+        if self.is_dry:
+            made = [branch() for branch in branches_]
+            return [Lanes(_NOTHING, pred.batched or a.batched or b.batched) for a, b in zip(*made)]
+        if pred.batched:
+            return self._choice(reshape(pred.x, (self.n,)), branches_)
+        if not blocks.is_recorded():
+            return branches_[0 if bool(pred.x) else 1]()
+        with self._dry():
+            dry = [branch() for branch in branches_]
+        flags = [a.batched or b.batched for a, b in zip(*dry, strict=True)]
+        ways = [lambda branch=branch: self._physical(branch(), flags) for branch in branches_]
+        return _lanes(branches.cond(pred.x, *ways), flags)
+
+    def _choice(self, pred: Tensor, ways: Sequence[Callable[[], Values]]) -> Values:
+        """What each lane finds in its branch."""
+        masks = [self._among_live(pred), self._among_live(op.logical_not(pred))]
+        made: list[Values] = []
+        unknown: blocks.Unknown | None = None
+        types: list[TensorType] = []
+        for mask, way in zip(masks, ways, strict=True):
+            try:
+                found = self._taken(mask, way, types)
+            except blocks.Unknown as error:  # the other tells what the function makes
+                unknown = error
+                continue
+            if found is not None:
+                made.append(found)
+        if not made:
+            if unknown is not None:
+                raise unknown
+            with self._living(masks[0]):
+                made.append(ways[0]())  # for no lane
+        if len(made) == 1:
+            return [Lanes(self.whole(v), True) for v in made[0]]
+        return [self._chosen(pred, a, b) for a, b in zip(*made, strict=True)]
+
+    def _taken(
+        self, mask: Tensor, branch: Callable[[], Values], types: list[TensorType]
+    ) -> Values | None:
+        """What the branch makes for these lanes, None if there are none. A program skips one that
+        may refuse values: it makes zeros then, of the `types` of the first."""
+        with self._living(mask):
+            if not blocks.is_recorded():
+                return branch() if bool(op.any(mask)) else None
+            before, self.refuses = self.refuses, False
+            with self._dry():
+                dry = branch()
+            is_skipped, self.refuses = self.refuses, self.refuses or before
+            if not is_skipped:
+                made = branch()
+                types[:] = [v.x.type.with_shape(v.shape) for v in made]
+                return made
+            flags = [v.batched for v in dry]
+
+            def taken() -> Tensors:
+                made = branch()
+                types[:] = [v.x.type.with_shape(v.shape) for v in made]
+                return self._physical(made, flags)
+
+            def skipped() -> Tensors:
+                return [
+                    full((self.n, *type.shape) if flag else type.shape, 0, dtype=type.dtype)
+                    for type, flag in zip(types, flags, strict=True)
+                ]
+
+            return _lanes(branches.cond(op.any(mask), taken, skipped), flags)
+
+    def while_loop(
+        self, test: Callable[[Values], Lanes], body: Callable[[Values], Values], state: Values
+    ) -> Values:
+        by_lane = False
+
+        def turn(now: Values) -> Flags:
+            nonlocal by_lane
+            by_lane |= test(now).batched
+            return [by_lane or v.batched for v in body(now)]
+
+        flags = self._settled(turn, state)
+        if self.is_dry:
+            return [Lanes(_NOTHING, flag) for flag in flags]
+
+        def going(now: Values) -> Tensor:
+            """The lanes that go on, or whether all do."""
+            pred = test(now)
+            if by_lane:
+                return self._among_live(reshape(self.whole(pred), (self.n,)))
+            one = reshape(pred.x, ())
+            return one if self.live is None else op.logical_and(one, op.any(self.live))
+
+        def next_turn(both: tuple[Tensor, Tensors]) -> tuple[Tensor, Tensors]:
+            on, xs = both
+            before = _lanes(xs, flags)
+            with self._living(on if by_lane else self.live):
+                after = body(before)
+                if by_lane:
+                    after = [self._chosen(on, a, b) for a, b in zip(after, before, strict=True)]
+                return going(after), self._physical(after, flags)
+
+        first = _lanes(self._physical(state, flags), flags)
+        start = going(first), [v.x for v in first]
+        _, made = loops.while_loop(lambda both: op.any(both[0]), next_turn, start)
+        return _lanes(made, flags)
+
+    def scan(
+        self,
+        body: Callable[[Lanes, Values, Values], tuple[Values, Values]],
+        state: Values,
+        xs: Values,
+        turns: Lanes | int,
+        total: int | None,
+        reverse: bool,
+    ) -> tuple[Values, Values]:
+        by_lane = isinstance(turns, Lanes) and turns.batched
+        made_flags: Flags = []
+        dry_rows = [Lanes(_NOTHING, v.batched) for v in xs]
+
+        def dry_turn(now: Values) -> Flags:
+            after, made = body(Lanes(_NOTHING, False), now, dry_rows)
+            made_flags[:] = [by_lane or v.batched for v in made]
+            return [by_lane or v.batched for v in after]
+
+        flags = self._settled(dry_turn, state)
+        if self.is_dry:
+            return _dry_lanes(flags), _dry_lanes(made_flags)
+        xflags = [v.batched for v in xs]
+        counts = None
+        if isinstance(turns, Lanes):
+            count = turns.x
+            if by_lane:
+                counts = reshape(count, (self.n,))
+                if self.live is not None:
+                    counts = op.where(self.live, counts, constant(0, counts.dtype))
+                none = full((1,), 0, dtype=counts.dtype)
+                count = op.max(op.concat(none, counts, axis=0))
+            elif self.live is not None:
+                count = op.where(op.any(self.live), count, constant(0, count.dtype))
+            turns_: Tensor | int = count
+        else:
+            turns_ = turns
+
+        def turn(i: Tensor, now: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
+            before = _lanes(now, flags)
+            on = None if counts is None else op.less(i, counts)
+            with self._living(self.live if on is None else on):
+                after, made = body(Lanes(i, False), before, _lanes(rows, xflags))
+                if on is not None:
+                    after = [self._chosen(on, a, b) for a, b in zip(after, before, strict=True)]
+                    made = [self._chosen(on, y, Lanes(_zero(y.x), False)) for y in made]
+            return self._physical(after, flags), self._physical(made, made_flags)
+
+        first = self._physical(state, flags)
+        rows = [moveaxis(v.x, 1, 0) if v.batched else v.x for v in xs]
+        after, stacks = loops.counted(turn, first, rows, turns_, total, reverse=reverse)
+        stacks = [moveaxis(y, 1, 0) if f else y for y, f in zip(stacks, made_flags, strict=True)]
+        return _lanes(after, flags), _lanes(stacks, made_flags)
+
+    def function(
+        self,
+        procedure: Procedure,
+        body: Callable[[Values], Values],
+        args: Values,
+        types: Sequence[TensorType],
+    ) -> Values:
+        """It runs if it takes part in any lane: so recursion ends."""
+        if self.is_dry:
+            return _dry_lanes([True] * len(types))
+        flags, live = [v.batched for v in args], self.live
+        operands = [v.x for v in args] + ([] if live is None else [live])
+
+        def run(given: Tensors) -> Tensors:
+            own = None if live is None else given[-1]
+            with self._living(own):
+                return [self.whole(v) for v in body(_lanes(given[: len(args)], flags))]
+
+        def skipped() -> Tensors:
+            return [full((self.n, *type.shape), 0, dtype=type.dtype) for type in types]
+
+        if not blocks.is_recorded():
+            runs = live is None or bool(op.any(live))
+            return _lanes(run(operands) if runs else skipped(), [True] * len(types))
+        key = self, procedure, tuple(flags), live is None
+        called = partial(functions.call, key, procedure.name, operands, run)
+        made = called() if live is None else branches.cond(op.any(live), called, skipped)
+        return _lanes(made, [True] * len(types))
+
+    # --- host functions ---------------------------------------------------------------
+
+    def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
+        if self.is_dry:
+            self.refuses |= call.name == CHECK
+            return _dry_lanes([any([v.batched for v in xs])] * len(call.outs))
+        if call.name == CHECK:
+            [condition] = xs
+            holds = condition.x
+            if self.live is not None:
+                idle = aligned(Lanes(op.logical_not(self.live), True), condition.ndim)
+                holds = op.logical_or(self.whole(condition), idle)
+            check(holds, call.attributes["message"])
+            return []
+        if call.name == PUSH:
+            return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
+        if call.name == READ:
+            types = [use.type.with_shape((self.n, *use.type.shape)) for use in call.outs]
+            [number] = xs
+            place = number.x
+            if number.batched and self.live is not None:
+                place = op.where(self.live, place, constant(-1, i64))
+            return _lanes(self._pulled(place, types), [True] * len(types))
+        raise no_rule(call.name)
+
+    def _pushed(self, xs: Tensors) -> Tensor:
+        """The number of a record of the values."""
+        if blocks.is_recorded():
+            _refuse_tracked(xs)
+            return blocks.recorder().push(xs)
+        self.records.append(xs)
+        return full((), len(self.records) - 1, dtype=i64)
+
+    def _pulled(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
+        """What was kept in the record of that number, or each lane in its own."""
+        if blocks.is_recorded():
+            return blocks.recorder().pull(number, types)
+        numbers = sorted({*cast(Any, number.numpy()).reshape(-1).tolist()} - {-1})
+        if not numbers:
+            return [full(type.shape, 0, dtype=type.dtype) for type in types]
+        found = self.records[numbers[0]][: len(types)]
+        for other in numbers[1:]:
+            mask = op.equal(number, constant(other, i64))
+            kept = zip(self.records[other], found, strict=False)
+            found = [self._chosen(mask, Lanes(a, True), Lanes(b, True)).x for a, b in kept]
+        return found
+
+
+def _lanes(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:
+    return [Lanes(x, flag) for x, flag in zip(xs, flags, strict=True)]
+
+
+def _dry_lanes(flags: Sequence[bool]) -> Values:
+    return [Lanes(_NOTHING, flag) for flag in flags]
+
+
+def _zero(like: Tensor) -> Tensor:
+    return constant(0 if like.dtype is not None else 0, like.dtype)
+
+
+def _refuse_tracked(xs: Sequence[Tensor]) -> None:
+    if any(map(is_tracked, xs)):
+        raise GradientError(
+            "a gradient through the gradient of a loop whose length is known at run time only, or "
+            "of an ml.function, is not supported in a captured function; scan, fori_loop with "
+            "ints, and cond have one"
+        )
+
+
+def no_rule(name: str) -> CaptureError:
+    """The error for a call that cannot be run for all lanes at once."""
+    return CaptureError(
+        f"vmap has no rule for {name}; call it outside of the function, for the whole batch, or "
+        f"take ml.map, which goes lane by lane"
+    )
