@@ -29,6 +29,7 @@ from mlvm.eager.transform.trace import begun, run, traced
 from mlvm.eager.tree import (
     Buffer,
     Node,
+    Structure,
     Tree,
     as_dicts,
     at_operands,
@@ -374,7 +375,7 @@ class Traced:
         for (module, name), each in zip(self._buffers, buffers, strict=True):
             setattr(module, name, Buffer(each))
         found, structure = flatten(value, buffers=True)
-        ts = [_tangent(d) if d.x.dtype.is_inexact else None for d in made[: len(found)]]
+        ts = [_tangent(d) if _moves(d.x) else None for d in made[: len(found)]]
         return value, as_dicts(structure, ts), aux
 
 
@@ -457,20 +458,7 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
         Tensor([2.], f32[1])
     """
     made = Traced(fn, primals, "linearize", has_aux)
-    numbers = [i for i, x in enumerate(made.xs) if x.dtype.is_inexact]
-
-    def both(*ts: Tensor) -> Tree:
-        given: dict[int, Tensor] = dict(zip(numbers, ts, strict=True))
-        duals = [Dual(x, given.get(i)) for i, x in enumerate(made.xs)]
-        found = run(made.trace, Directional(), duals)
-        return [each.x for each in found], [_tangent(d) for d in found if d.x.dtype.is_inexact]
-
-    linear = traced(both, [made.xs[i].type for i in numbers], "a function of linearize")
-    finished = begun(linear, Directional(moving=False))
-    zeros = [Dual(_tangent(Dual(made.xs[i], None)), None) for i in numbers]
-    count = len(made.trace.results)
-    value, _, aux = made.results(finished(zeros)[:count])
-    found, structure = flatten(value, buffers=True)
+    value, aux, structure, linear = linearized(made)
 
     def forward(*tangents: Tree) -> Tree:
         if len(tangents) != len(primals):
@@ -478,10 +466,42 @@ def linearize(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> 
                 f"linearize: a tangent belongs to each primal, given {len(tangents)} for "
                 f"{len(primals)}"
             )
-        ts = made.tangents(tangents)
-        given = [Dual(_tangent(Dual(made.xs[i], ts[i])), None) for i in numbers]
-        after = iter(finished(given)[count:])
-        ys = [alias_of(next(after).x) if y.dtype.is_inexact else None for _, y in found]
-        return as_dicts(structure, ys)
+        pairs = zip(made.xs, made.tangents(tangents), strict=True)
+        return as_dicts(structure, linear([_tangent(Dual(x, t)) for x, t in pairs if _moves(x)]))
 
     return (value, forward, aux) if has_aux else (value, forward)
+
+
+def linearized(
+    made: Traced,
+) -> tuple[Tree, Tree, Structure, Callable[[Sequence[Tensor]], list[Tensor | None]]]:
+    """The value and what is beside it, the value's structure, and the function from tangents of the
+    floats among the arguments to those of the value's leaves."""
+    floats = [_moves(x) for x in made.xs]
+
+    def both(*ts: Tensor) -> Tree:
+        given = iter(ts)
+        pairs = zip(made.xs, floats, strict=True)
+        duals = run(
+            made.trace, Directional(), [Dual(x, next(given) if m else None) for x, m in pairs]
+        )
+        return [d.x for d in duals], [_tangent(d) if _moves(d.x) else None for d in duals]
+
+    types = [x.type for x in made.xs if _moves(x)]
+    finished = begun(traced(both, types, made.trace.what), Directional(moving=False))
+    count = len(made.trace.results)
+    zeros = [Dual(full(type.shape, 0, dtype=type.dtype), None) for type in types]
+    value, _, aux = made.results(finished(zeros)[:count])
+    found, structure = flatten(value, buffers=True)
+    moving = [_moves(y) for _, y in found]
+
+    def linear(ts: Sequence[Tensor]) -> list[Tensor | None]:
+        after = iter(finished([Dual(t, None) for t in ts])[count:])
+        return [alias_of(next(after).x) if m else None for m in moving]
+
+    return value, aux, structure, linear
+
+
+def _moves(x: Tensor) -> bool:
+    """Whether it may have a tangent."""
+    return x.dtype.is_inexact

@@ -139,8 +139,7 @@ class Batched:
             self.live = before
 
     def _settled(self, turn: Callable[[Values], Flags], state: Values) -> Flags:
-        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next.
-        """
+        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next."""
         flags = [v.batched for v in state]
         with self._dry():
             while True:

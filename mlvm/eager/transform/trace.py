@@ -104,7 +104,8 @@ class Trace:
         self.lifts: Mapping[Value, Tensor] = record.lifts
         self.keys = record.keys
         self.held = record.held
-        _refuse_updates(self.calls, record.what)
+        self.what = record.what
+        _refuse_updates(self.calls, self.what)
 
     def with_results(self, made: Sequence[Tensor]) -> Tree:
         """What the function returned, with these tensors."""
@@ -247,12 +248,12 @@ def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]
     needed.update(use.value for use in trace.results)
     needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
     kept = {value: x for value, x in before.values.items() if value in needed}
-    homes = before.homes
+    homes, dying = before.homes, _last_uses(rest, [use.value for use in trace.results])
 
     def finished(args: Sequence[V]) -> list[V]:
         values = {**kept, **dict(zip(trace.params, args, strict=True))}
         frame = _Frame(trace, meaning, values, dict(homes))
-        frame.run(rest)
+        frame.run(rest, dying=dying)
         return [frame.use(use) for use in trace.results]
 
     return finished
