@@ -25,6 +25,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.transform.custom import Custom
 from mlvm.eager.transform.trace import begun, run, traced
 from mlvm.eager.tree import (
     Buffer,
@@ -252,6 +253,27 @@ class Directional:
         key = id(self), id(procedure), tuple([kind is True for kind in kinds])
         given = _packed(args, kinds)
         return _unpacked(functions.call(key, procedure.name, given, called), made)
+
+    def custom(
+        self,
+        rule: Custom,
+        body: Callable[[Duals], Duals],
+        args: Duals,
+        types: Sequence[TensorType],
+    ) -> Duals:
+        """The rule makes the tangents, if there are any."""
+        kinds = _kinds(args)
+        refused = next((kind for kind in kinds if isinstance(kind, Refused)), None)
+        found = _tried(lambda: body([Dual(each.x, None) for each in args])) or ()
+        if any(found):
+            raise rule.closes_over("tensor")
+        xs = [each.x for each in args]
+        if True in kinds and rule.jvp is not None and refused is None:
+            ys, ts = rule.jvp(xs, [each.t for each in args if not isinstance(each.t, Refused)])
+            return [Dual(y, t) for y, t in zip(ys, ts, strict=True)]
+        again = rule.again(lambda xs: [each.x for each in body([Dual(x, None) for x in xs])])
+        kind = refused or (Refused(rule.refused()) if any(kinds) else None)
+        return [Dual(y, kind if _moves(y) else None) for y in again(xs)]
 
     # --- host functions ---------------------------------------------------------------
 

@@ -42,7 +42,7 @@ STOP: Final = "stop_gradient"
 _KEY: Final = TensorType(u64, (2,))
 
 
-class _Tracer(Recorder):
+class Tracer(Recorder):
     """Records a function for a transformation. `lifts` are tensors of tapes from outside that the
     function reaches, by what stands for each: the tape has to see who uses them."""
 
@@ -70,9 +70,13 @@ class _Tracer(Recorder):
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
 
+    def use(self, x: Tensor) -> Use:
+        [x] = self.lifted((x,))
+        return super().use(x)
+
     def stopped(self, x: Tensor) -> Tensor:
         """A tensor of the same value. The call tells that no derivative goes through it."""
-        [y] = self._called(STOP, [x.type], [x])
+        [y] = self._called(STOP, [x.type], [untracked(x)])
         self.calls[-1].op = OPS["copy"]
         y.tape = None
         return y
@@ -93,9 +97,7 @@ class Trace:
     state that it splits its global random keys off, if it draws any.
     """
 
-    def __init__(
-        self, record: _Tracer, params: list[Value], results: list[Use], tree: Tree
-    ) -> None:
+    def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
         self.params, self.results, self.tree = params, results, tree
         flow = Flow(record.calls, [use.value for use in results])
         self.calls = without_dead_calls(flow)
@@ -123,7 +125,7 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
     prepare_constants(vm)
     random.prepare(vm)
     while True:
-        record = _Tracer(vm, what)
+        record = Tracer(vm, what)
         try:
             with recorded_by(record), taped(None), random.keys_from(record.draw):
                 params: list[Value] = []
@@ -218,6 +220,15 @@ class Meaning(Protocol[V]):
         types: Sequence[TensorType],
     ) -> list[V]:
         """What a function that may call itself makes of its arguments, values of these types."""
+
+    def custom(
+        self,
+        rule: Any,
+        body: Callable[[list[V]], list[V]],
+        args: list[V],
+        types: Sequence[TensorType],
+    ) -> list[V]:
+        """What a function with a rule of its own makes of its arguments: see `custom`."""
 
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:
         """What a host function makes: `call.outs`."""
@@ -455,7 +466,10 @@ class _Frame(Generic[V]):
         passed = [self.use(use) for use in call.passed[nresults:]]
         passed += [self.held(home) for home in cells]
         types = [home.type for home in (*results, *cells)]
-        made = self.meaning.function(callee, body, passed, types)
+        if callee.rule is not None:
+            made = self.meaning.custom(callee.rule, body, passed, types)
+        else:
+            made = self.meaning.function(callee, body, passed, types)
         for use, y in zip(call.passed[:nresults], made, strict=False):
             self.make(use, y)
         self._end(call, cells, made[nresults:])
