@@ -25,7 +25,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Shape, i64
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import full, zeros
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import broadcast_to, moveaxis, permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
@@ -396,7 +396,7 @@ def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
     if not lanes:
         like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
         assert like is not None  # no op with a rule is dynamic
-        return full((0, *like.shape), 0, dtype=like.dtype)
+        return zeros((0, *like.shape), dtype=like.dtype)
     return op.concat(*[reshape(x, (1, *x.shape)) for x in lanes], axis=0)
 
 

@@ -56,7 +56,7 @@ class Function(Generic[P, R]):
         operands: Tensors = []
         replace(operands.append, given)
         key = id(self), _spelled(given)
-        return call(key, self.__name__, operands, run)  # type: ignore[no-any-return]
+        return called(key, self.__name__, operands, run)  # type: ignore[no-any-return]
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method."""
@@ -129,7 +129,7 @@ _MOST_OPEN: Final = 16
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
-def call(key: object, name: str, args: Tensors, run: _Run) -> Tree:
+def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """What `run(args)` makes, as a function of the program. If its key is that of a function that
     is being recorded, that function calls itself.
 

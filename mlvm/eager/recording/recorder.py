@@ -123,10 +123,11 @@ class Recorder:
         self._references: dict[int, Reference] = {}  # those seen
         self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
         self._homes: dict[int, Home] = {}
+        self._regions = regions(vm)
         self._values: dict[int, Value] = {}  # what it holds now
         self._outside = {
             id(region.holder): region.holder
-            for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
+            for reference in self._regions.valuerefs()  # other threads make regions meanwhile
             if (region := reference()) is not None and region.holder is not None
         }
         self._views = _all_views(vm)
@@ -606,7 +607,7 @@ class Recorder:
     def _reference(self, handle: TensorHandle) -> Reference:
         """The reference to the tensor that holds the handle's region. It stands for the tensor."""
         self._require_live(handle)
-        region = regions(self.vm).get(handle)
+        region = self._regions.get(handle)
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
@@ -659,7 +660,7 @@ class Recorder:
                 self._values[id(reference)].home = home
 
     def _type(self, handle: TensorHandle) -> TensorType:
-        handles = regions(self.vm)[handle].handles
+        handles = self._regions[handle].handles
         return next(type for type, each in handles.items() if each == handle)
 
     def _value(self, reference: Reference) -> Value:

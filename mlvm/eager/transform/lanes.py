@@ -29,7 +29,7 @@ from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import moveaxis, reshape
 from mlvm.eager.tensor import primitives as op
@@ -228,7 +228,7 @@ class Batched:
 
             def skipped() -> Tensors:
                 return [
-                    full((self.n, *type.shape) if flag else type.shape, 0, dtype=type.dtype)
+                    zeros((self.n, *type.shape) if flag else type.shape, dtype=type.dtype)
                     for type, flag in zip(types, flags, strict=True)
                 ]
 
@@ -299,7 +299,7 @@ class Batched:
                 counts = reshape(count, (self.n,))
                 if self.live is not None:
                     counts = op.where(self.live, counts, constant(0, counts.dtype))
-                none = full((1,), 0, dtype=counts.dtype)
+                none = zeros(1, dtype=counts.dtype)
                 count = op.max(op.concat(none, counts, axis=0))
             elif self.live is not None:
                 count = op.where(op.any(self.live), count, constant(0, count.dtype))
@@ -314,7 +314,7 @@ class Batched:
                 after, made = body(Lanes(i, False), before, _lanes(rows, xflags))
                 if on is not None:
                     after = [self._chosen(on, a, b) for a, b in zip(after, before, strict=True)]
-                    made = [self._chosen(on, y, Lanes(_zero(y.x), False)) for y in made]
+                    made = [self._chosen(on, y, Lanes(zeros(y.shape, dtype=y.x.dtype), False)) for y in made]
             return self._physical(after, flags), self._physical(made, made_flags)
 
         first = self._physical(state, flags)
@@ -342,13 +342,13 @@ class Batched:
                 return [self.whole(v) for v in body(_lanes(given[: len(args)], flags))]
 
         def skipped() -> Tensors:
-            return [full((self.n, *type.shape), 0, dtype=type.dtype) for type in types]
+            return [zeros((self.n, *type.shape), dtype=type.dtype) for type in types]
 
         if not blocks.is_recorded():
             runs = live is None or bool(op.any(live))
             return _lanes(run(operands) if runs else skipped(), [True] * len(types))
         key = self, procedure, tuple(flags), live is None
-        called = partial(functions.call, key, procedure.name, operands, run)
+        called = partial(functions.called, key, procedure.name, operands, run)
         made = called() if live is None else branches.cond(op.any(live), called, skipped)
         return _lanes(made, [True] * len(types))
 
@@ -447,7 +447,7 @@ class Batched:
             return blocks.recorder().pull(number, types)
         numbers = sorted({*cast(Any, number.numpy()).reshape(-1).tolist()} - {-1})
         if not numbers:
-            return [full(type.shape, 0, dtype=type.dtype) for type in types]
+            return [zeros(type.shape, dtype=type.dtype) for type in types]
         found = self.records[numbers[0]][: len(types)]
         for other in numbers[1:]:
             mask = op.equal(number, constant(other, i64))
@@ -462,10 +462,6 @@ def _lanes(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:
 
 def _dry_lanes(flags: Sequence[bool]) -> Values:
     return [Lanes(_NOTHING, flag) for flag in flags]
-
-
-def _zero(like: Tensor) -> Tensor:
-    return constant(0 if like.dtype is not None else 0, like.dtype)
 
 
 def _refuse_tracked(xs: Sequence[Tensor]) -> None:

@@ -23,7 +23,7 @@ from mlvm.core.types import TensorType, u64
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
@@ -63,16 +63,15 @@ class Tracer(Recorder):
     def lifted(self, xs: Tensors) -> Tensors:
         return tuple([self._lift(x) if x.tape in self.outer else x for x in xs])
 
+    def use(self, x: Tensor) -> Use:
+        return super().use(*self.lifted((x,)))
+
     def _lift(self, x: Tensor) -> Tensor:
         key = x.tape, x.node, x.type
         if key not in self._lifted:
             self._lifted[key] = found = self.stand_in_of(x.type)
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
-
-    def use(self, x: Tensor) -> Use:
-        [x] = self.lifted((x,))
-        return super().use(x)
 
     def stopped(self, x: Tensor) -> Tensor:
         """A tensor of the same value. The call tells that no derivative goes through it."""
@@ -150,9 +149,12 @@ def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, li
     seen = set(results)
     found: dict[Call, list[Value]] = {}
     for call in reversed(calls):
-        inner = [*with_blocks([call])]
-        uses = [use for each in inner for use in (*each.ins, *each.outs)]
-        uses += [block.result for each in inner for block in each.blocks if block.result]
+        uses = [*call.ins, *call.outs]
+        for inner in with_blocks([call]) if call.blocks else ():
+            uses += [*inner.ins, *inner.outs, *[b.result for b in inner.blocks if b.result]]
+            if inner.turns is not None:
+                counted = [] if isinstance(inner.turns.count, int) else [inner.turns.count]
+                uses += [*counted, *inner.turns.xs]
         used = {use.value: None for use in uses}
         found[call] = [value for value in used if value.home is None and value not in seen]
         seen.update(found[call])
@@ -319,7 +321,7 @@ class _Frame(Generic[V]):
             x = self.trace.states[home.index].root
             if isinstance(x, Tensor):
                 return self.meaning.constant(untracked(x))
-        return self.meaning.constant(full(home.type.shape, 0, dtype=home.type.dtype))
+        return self.meaning.constant(zeros(home.type.shape, dtype=home.type.dtype))
 
     def make(self, use: Use, x: V) -> None:
         """Let the value be x from now on."""
@@ -419,6 +421,8 @@ class _Frame(Generic[V]):
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
         made = [row for home, row in turns.made if home in homes]
+        taken = {use.value for each in block.calls for use in each.outs}
+        read = [(x, row) for x, row in zip(turns.xs, turns.rows, strict=True) if row in taken]
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
@@ -429,12 +433,12 @@ class _Frame(Generic[V]):
         def body(i: V, now: list[V], rows: list[V]) -> tuple[list[V], list[V]]:
             frame = self.inner(carried, now, first)
             frame.values[turns.i.value] = i
-            frame.values.update(zip(turns.rows, rows, strict=True))
+            frame.values.update(zip([row for _, row in read], rows, strict=True))
             frame.run(block.calls, {*turns.rows, *stacks, counter})
             return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
 
         count = turns.count if isinstance(turns.count, int) else self.use(turns.count)
-        xs = [self.use(x) for x in turns.xs]
+        xs = [self.use(x) for x, _ in read]
         after, rows = self.meaning.scan(
             body, [*state.values()], xs, count, turns.total, turns.reverse
         )
