@@ -17,12 +17,11 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import closures_of
-from mlvm.eager.autodiff.rules import Sparse
+from mlvm.eager.autodiff.rows import Sparse
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.functions import random
-from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import MustMove, Recorder, current_capture, recording_of
-from mlvm.eager.tensor.apply import COPY, alias, one_op
+from mlvm.eager.tensor.apply import COPY, alias, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -132,7 +131,7 @@ class Segment:
         while node >= self.start:
             left = self.nodes[node - self.start]
             if left is None:
-                return stop_gradient(x)
+                return untracked(x)
             pulls, origins, _ = left
             if not isinstance(pulls, tuple) or pulls[0].type.nbytes != x.nbytes:
                 return x
@@ -239,7 +238,7 @@ def aliases(xs: Tensors) -> Tensors:
     """Other tensors over the same bytes, with the same nodes. An update moves them, and not xs."""
     others = []
     for x in xs:
-        other = stop_gradient(x)
+        other = untracked(x)
         if x.tape is not None:
             other.tape, other.node = x.tape, x.node
         others.append(other)

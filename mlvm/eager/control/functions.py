@@ -20,8 +20,8 @@ from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
-from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import Recorder
+from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -208,7 +208,7 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
         with taped(None):
-            params = [stop_gradient(x) for x in places]
+            params = [untracked(x) for x in places]
         if tape is not None:
             params = blocks.watched(tape, params)
         tree = run(blocks.aliases(params))

@@ -26,7 +26,7 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
-from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
+from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
@@ -196,6 +196,10 @@ class Recorder:
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the function uses in place of these tensors. See `mlvm.eager.transform.trace`."""
         return xs
+
+    def stopped(self, x: Tensor) -> Tensor:
+        """The tensor, through which no derivative goes."""
+        return untracked(x)
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy values in that stay the same: each launch copies them from a tensor that is kept

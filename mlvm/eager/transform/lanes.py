@@ -36,6 +36,8 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
+from mlvm.eager.transform.custom import Custom
+from mlvm.eager.transform.trace import run, traced
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import PUSH, READ
 from mlvm.step.flow import Call, Procedure
@@ -138,8 +140,7 @@ class Batched:
             self.live = before
 
     def _settled(self, turn: Callable[[Values], Flags], state: Values) -> Flags:
-        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next.
-        """
+        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next."""
         flags = [v.batched for v in state]
         with self._dry():
             while True:
@@ -346,6 +347,62 @@ class Batched:
         called = partial(functions.called, key, procedure.name, operands, run)
         made = called() if live is None else branches.cond(op.any(live), called, skipped)
         return _lanes(made, [True] * len(types))
+
+    def custom(
+        self,
+        rule: Custom,
+        body: Callable[[Values], Values],
+        args: Values,
+        types: Sequence[TensorType],
+    ) -> Values:
+        """A function of all lanes, whose rule is that of one lane, in all of them. What a cotangent
+        says of a value that is the same in all lanes is added up."""
+        flags = [v.batched for v in args]
+        if self.is_dry:
+            return _dry_lanes([True] * len(types))
+        n, what = self.n, f"the rule of {rule.name}"
+
+        def in_lanes(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
+            there = [x is not None for x in xs]
+            given = [Lanes(x, flag) for x, flag in zip(xs, flags, strict=True) if x is not None]
+
+            def lane(*rows: Tensor) -> Any:
+                rest = iter(rows)
+                return fn([next(rest) if is_there else None for is_there in there])
+
+            trace = traced(lane, [v.x.type.with_shape(v.shape) for v in given], what)
+            meaning = Batched(n)
+            made = [meaning.whole(v) for v in run(trace, meaning, given)]
+            return trace.with_results(made)
+
+        def fn(xs: Tensors) -> Tensors:
+            return [self.whole(v) for v in body(_lanes(xs, flags))]
+
+        def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
+            made: tuple[Tensors, Tensors] = in_lanes(rule.fwd, xs, flags)
+            return made
+
+        def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
+            def lane(both: list[Tensor]) -> Any:
+                return rule.bwd(both[: len(res)], both[len(res) :])
+
+            parts = in_lanes(lane, [*res, *gs], [True] * (len(res) + len(gs)))
+            return [
+                g if g is None or flag else op.sum(g, axis=0)
+                for g, flag in zip(parts, flags, strict=True)
+            ]
+
+        def jvp(xs: Tensors, ts: list[Tensor | None]) -> Any:
+            def lane(both: list[Tensor]) -> Any:
+                return rule.jvp(both[: len(xs)], both[len(xs) :])
+
+            return in_lanes(lane, [*xs, *ts], [*flags, *flags])
+
+        if rule.jvp is None:
+            made = Custom(rule.name, fn, fwd=fwd, bwd=bwd)
+        else:
+            made = Custom(rule.name, fn, jvp=jvp)
+        return _lanes(made([v.x for v in args]), [True] * len(types))
 
     # --- host functions ---------------------------------------------------------------
 

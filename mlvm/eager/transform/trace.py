@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import CaptureError, MachineError
+from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.autodiff.tape import taping
@@ -24,7 +25,7 @@ from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
-from mlvm.eager.tensor.apply import OneOp, Tensors, one_op
+from mlvm.eager.tensor.apply import OneOp, Tensors, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -35,10 +36,13 @@ from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 
 V = TypeVar("V")
 
+STOP: Final = "stop_gradient"
+"""What a copy is called through which no derivative goes."""
+
 _KEY: Final = TensorType(u64, (2,))
 
 
-class _Tracer(Recorder):
+class Tracer(Recorder):
     """Records a function for a transformation. `lifts` are tensors of tapes from outside that the
     function reaches, by what stands for each: the tape has to see who uses them."""
 
@@ -69,6 +73,13 @@ class _Tracer(Recorder):
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
 
+    def stopped(self, x: Tensor) -> Tensor:
+        """A tensor of the same value. The call tells that no derivative goes through it."""
+        [y] = self._called(STOP, [x.type], [untracked(x)])
+        self.calls[-1].op = OPS["copy"]
+        y.tape = None
+        return y
+
     def draw(self) -> Tensor:
         """The next key that is split off a state, which stands for the global one."""
         if self._state is None:
@@ -85,9 +96,7 @@ class Trace:
     state that it splits its global random keys off, if it draws any.
     """
 
-    def __init__(
-        self, record: _Tracer, params: list[Value], results: list[Use], tree: Tree
-    ) -> None:
+    def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
         self.params, self.results, self.tree = params, results, tree
         flow = Flow(record.calls, [use.value for use in results])
         self.calls = without_dead_calls(flow)
@@ -96,7 +105,8 @@ class Trace:
         self.lifts: Mapping[Value, Tensor] = record.lifts
         self.keys = record.keys
         self.held = record.held
-        _refuse_updates(self.calls, record.what)
+        self.what = record.what
+        _refuse_updates(self.calls, self.what)
 
     def with_results(self, made: Sequence[Tensor]) -> Tree:
         """What the function returned, with these tensors."""
@@ -114,7 +124,7 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
     prepare_constants(vm)
     random.prepare(vm)
     while True:
-        record = _Tracer(vm, what)
+        record = Tracer(vm, what)
         try:
             with recorded_by(record), taped(None), random.keys_from(record.draw):
                 params: list[Value] = []
@@ -178,6 +188,9 @@ class Meaning(Protocol[V]):
     def seen_as(self, x: V, type: TensorType) -> V:
         """The same elements under a type of this shape."""
 
+    def stopped(self, x: V) -> V:
+        """The value, through which no derivative goes."""
+
     def op(self, call: OneOp, xs: Sequence[V]) -> V:
         """What an op makes."""
 
@@ -211,18 +224,60 @@ class Meaning(Protocol[V]):
     ) -> list[V]:
         """What a function that may call itself makes of its arguments, values of these types."""
 
+    def custom(
+        self,
+        rule: Any,
+        body: Callable[[list[V]], list[V]],
+        args: list[V],
+        types: Sequence[TensorType],
+    ) -> list[V]:
+        """What a function with a rule of its own makes of its arguments: see `custom`."""
+
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:
         """What a host function makes: `call.outs`."""
 
 
 def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
     """The results of a trace for these arguments, as the meaning has it."""
-    values = dict(zip(trace.params, args, strict=True))
-    values.update({value: meaning.constant(x) for value, x in trace.lifts.items()})
-    values.update({value: meaning.key() for value in trace.keys})
+    values = {**dict(zip(trace.params, args, strict=True)), **_given(trace, meaning)}
     frame = _Frame(trace, meaning, values, {})
     frame.run(trace.calls, dying=trace.dying)
     return [frame.use(use) for use in trace.results]
+
+
+def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
+    """Run those calls that depend on no parameter. The function that is returned runs the others,
+    and makes the results."""
+    later, rest, ready = set(trace.params), list[Call](), list[Call]()
+    for call in trace.calls:
+        if later.isdisjoint(use.value for use in call.ins):
+            ready.append(call)
+        else:
+            later.update(use.value for use in call.outs)
+            rest.append(call)
+    before = _Frame(trace, meaning, _given(trace, meaning), {})
+    before.run(ready)
+    inner = [*with_blocks(rest)]
+    needed = {use.value for call in inner for use in (*call.ins, *call.passed)}
+    needed.update(use.value for use in trace.results)
+    needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
+    kept = {value: x for value, x in before.values.items() if value in needed}
+    homes, dying = before.homes, _last_uses(rest, [use.value for use in trace.results])
+
+    def finished(args: Sequence[V]) -> list[V]:
+        values = {**kept, **dict(zip(trace.params, args, strict=True))}
+        frame = _Frame(trace, meaning, values, dict(homes))
+        frame.run(rest, dying=dying)
+        return [frame.use(use) for use in trace.results]
+
+    return finished
+
+
+def _given(trace: Trace, meaning: Meaning[V]) -> dict[Value, V]:
+    """The values of a trace that are no arguments, and come from outside."""
+    values = {value: meaning.constant(x) for value, x in trace.lifts.items()}
+    values.update({value: meaning.key() for value in trace.keys})
+    return values
 
 
 class _Frame(Generic[V]):
@@ -266,7 +321,7 @@ class _Frame(Generic[V]):
         if home.role == "state":
             x = self.trace.states[home.index].root
             if isinstance(x, Tensor):
-                return self.meaning.constant(x)
+                return self.meaning.constant(untracked(x))
         return self.meaning.constant(zeros(home.type.shape, dtype=home.type.dtype))
 
     def make(self, use: Use, x: V) -> None:
@@ -300,7 +355,9 @@ class _Frame(Generic[V]):
                 self._while(call)
             else:
                 xs = [self.use(use) for use in call.ins]
-                if call.op is None:
+                if call.name == STOP:
+                    results = [self.meaning.stopped(x) for x in xs]
+                elif call.op is None:
                     results = self.meaning.other(call, xs)
                 elif call.op.name == "copy":
                     results = xs
@@ -417,7 +474,10 @@ class _Frame(Generic[V]):
         passed = [self.use(use) for use in call.passed[nresults:]]
         passed += [self.held(home) for home in cells]
         types = [home.type for home in (*results, *cells)]
-        made = self.meaning.function(callee, body, passed, types)
+        if callee.rule is not None:
+            made = self.meaning.custom(callee.rule, body, passed, types)
+        else:
+            made = self.meaning.function(callee, body, passed, types)
         for use, y in zip(call.passed[:nresults], made, strict=False):
             self.make(use, y)
         self._end(call, cells, made[nresults:])
