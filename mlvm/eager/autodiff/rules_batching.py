@@ -336,6 +336,13 @@ def _mask_set(call: OneOp, n: int, x: Lanes, values: Lanes, mask: Lanes) -> Tens
     return op.mask_set(whole(x, n), _joined(given), _guarded(mask.x, count))
 
 
+# --- lanes of another vmap -----------------------------------------------------------
+
+
+def _gather_lanes(call: OneOp, n: int, x: Lanes, rank: Lanes) -> Tensor:
+    return moveaxis(apply(call, whole(x, n), rank.x), 1, 0)
+
+
 # --- neural --------------------------------------------------------------------------
 
 
@@ -389,10 +396,7 @@ def _conv2d(call: OneOp, n: int, x: Lanes, kernel: Lanes) -> Tensor:
 
 def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
     """One lane after the other: a key makes the numbers of one."""
-    lanes = [
-        apply(call, *[getitem(v.x, i) if v.batched else v.x for v in xs])
-        for i in range(n)
-    ]
+    lanes = [apply(call, *[getitem(v.x, i) if v.batched else v.x for v in xs]) for i in range(n)]
     if not lanes:
         like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
         assert like is not None  # no op with a rule is dynamic
@@ -421,6 +425,9 @@ BATCHING: Final[dict[str, Rule]] = {
     "pinv": _pinv,
     # --- fft ---
     **_each("fft ifft rfft irfft", _along),
+    # --- lanes ---
+    "sum_lanes": elementwise,
+    "gather_lanes": _gather_lanes,
     # --- layout ---
     **_each("reshape pad slice embed slice_add slice_set", _prefixed),
     **_each("concat flip sort argsort", _along),
