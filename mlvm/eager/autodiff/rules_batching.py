@@ -340,7 +340,8 @@ def _mask_set(call: OneOp, n: int, x: Lanes, values: Lanes, mask: Lanes) -> Tens
 
 
 def _gather_lanes(call: OneOp, n: int, x: Lanes, rank: Lanes) -> Tensor:
-    return moveaxis(apply(call, whole(x, n), rank.x), 1, 0)
+    number = constant(0, i64) if rank.batched else rank.x  # which only the rule back asks for
+    return moveaxis(apply(call, whole(x, n), number), 1, 0)
 
 
 # --- neural --------------------------------------------------------------------------
@@ -463,10 +464,11 @@ BATCHING: Final[dict[str, Rule]] = {
     **_each("gamma poisson binomial multinomial", looped),
 }
 
-REFUSING: Final = frozenset(
+_REFUSING: Final = (
     "pow take scatter_add index_add index_set take_along_axis scatter_add_along_axis one_hot "
     "dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
-    "bernoulli gamma poisson binomial multinomial".split()
+    "bernoulli gamma poisson binomial multinomial"
 )
+REFUSING: Final = frozenset(_REFUSING.split())
 """Ops that refuse some values, such as an index out of range."""

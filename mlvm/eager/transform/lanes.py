@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, brief
@@ -48,7 +49,9 @@ Flags: TypeAlias = list[bool]
 Branch: TypeAlias = Callable[..., Values]
 """A branch, which may be given a function for the values that it reads from outside."""
 
-_axes: ContextVar[Mapping[str, tuple[int, Tensor]]] = ContextVar("axes", default={})
+_axes: ContextVar[Mapping[str, tuple[int, Tensor]]] = ContextVar(
+    "axes", default=MappingProxyType({})
+)
 """The axes of lanes by name: how many lanes there are, and the number of this one, i64[]."""
 
 _NOTHING: Final = cast(Tensor, None)
@@ -113,7 +116,7 @@ class Batched:
 
     def op(self, call: OneOp, xs: Sequence[Lanes]) -> Lanes:
         name = call.op.name
-        batched = any([v.batched for v in xs])
+        batched = any(v.batched for v in xs)
         if self.axis_name is not None and call.attributes.get("axis_name") == self.axis_name:
             return self._among_lanes(call, xs[0])
         if self.is_dry:
@@ -183,7 +186,7 @@ class Batched:
             self.live = before
 
     def _settled(self, turn: Callable[[Values], Flags], state: Values) -> Flags:
-        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next."""
+        """Which parts of a loop's state are batched in any turn. `turn` tells it for the next."""
         flags = [v.batched for v in state]
         with self._dry():
             while True:
@@ -454,7 +457,7 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         if self.is_dry:
-            return _dry_lanes([any([v.batched for v in xs])] * len(call.outs))
+            return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
             holds = condition.x

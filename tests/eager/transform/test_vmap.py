@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,21 +9,9 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import (
-    AttributeRefused,
-    AxisRefused,
-    CaptureError,
-    CheckFailed,
-    DTypeError,
-    GradientError,
-    MlvmError,
-    PositionRefused,
-    ShapeError,
-)
 from mlvm.core.types import Array
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
-from tests.brief import cases, refuses
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
 W = np.array([[1.0, 0.5, -0.25], [0.0, 2.0, 1.0], [-1.0, 0.75, 0.5]])
