@@ -206,8 +206,7 @@ class Batched:
 
     def _chosen(self, mask: Tensor, v: Lanes, other: Lanes) -> Lanes:
         """The first value in lanes of the mask, the second in others."""
-        x, y = self.whole(v), self.whole(other)
-        return Lanes(op.where(aligned(Lanes(mask, True), v.ndim), x, y), True)
+        return Lanes(op.where(aligned(Lanes(mask, True), v.ndim), v.x, other.x), True)
 
     # --- control flow -----------------------------------------------------------------
 
