@@ -72,7 +72,7 @@ class Custom:
             elif not isinstance(on, Tracer):
                 return self.fn(given)
             else:
-                made: Tensors = functions.call(object(), self.name, given, self.fn)
+                made: Tensors = functions.called(object(), self.name, given, self.fn)
                 callee = on.calls[-1].callee
                 assert callee is not None  # it was called
                 callee.rule = self
