@@ -44,6 +44,8 @@ from mlvm.step.flow import Call, Procedure
 
 Values: TypeAlias = list[Lanes]
 Flags: TypeAlias = list[bool]
+Branch: TypeAlias = Callable[..., Values]
+"""A branch, which may be given a function for the values that it reads from outside."""
 
 _NOTHING: Final = cast(Tensor, None)
 """What a value has while it is only asked which values are batched."""
@@ -53,15 +55,13 @@ class Batched:
     """The meaning of calls on values of n lanes. See `mlvm.eager.transform.trace.Meaning`.
 
     `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
-    computed: values tell whether they are batched, and `refuses` whether an op that may refuse
-    values was seen.
+    computed: values only tell whether they are batched.
     """
 
     def __init__(self, n: int) -> None:
         self.n = n
         self.live: Tensor | None = None
         self.is_dry = False
-        self.refuses = False
         self.records: list[Tensors] = []
 
     # --- values -----------------------------------------------------------------------
@@ -89,7 +89,6 @@ class Batched:
         name = call.op.name
         batched = any([v.batched for v in xs])
         if self.is_dry:
-            self.refuses |= name in REFUSING
             return Lanes(_NOTHING, batched)
         if not batched:
             return Lanes(apply(call, *[v.x for v in xs]), False)
@@ -166,26 +165,25 @@ class Batched:
 
     # --- control flow -----------------------------------------------------------------
 
-    def cond(self, pred: Lanes, branches_: Sequence[Callable[[], Values]]) -> Values:
-        if self.is_dry:
-            made = [branch() for branch in branches_]
-            return [Lanes(_NOTHING, pred.batched or a.batched or b.batched) for a, b in zip(*made)]
-        if pred.batched:
-            return self._choice(reshape(pred.x, (self.n,)), branches_)
-        if not blocks.is_recorded():
-            return branches_[0 if bool(pred.x) else 1]()
+    def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
+        if pred.batched and not self.is_dry:
+            return self._choice(reshape(pred.x, (self.n,)), ways)
+        if not (self.is_dry or blocks.is_recorded()):
+            return ways[0 if bool(pred.x) else 1]()
         with self._dry():
-            dry = [branch() for branch in branches_]
-        flags = [a.batched or b.batched for a, b in zip(*dry, strict=True)]
-        ways = [lambda branch=branch: self._physical(branch(), flags) for branch in branches_]
-        return _lanes(branches.cond(pred.x, *ways), flags)
+            made = zip(*[way() for way in ways], strict=True)
+            flags = [pred.batched or a.batched or b.batched for a, b in made]
+        if self.is_dry:
+            return _dry_lanes(flags)
+        physical = [lambda way=way: self._physical(way(), flags) for way in ways]
+        return _lanes(branches.cond(pred.x, *physical), flags)
 
-    def _choice(self, pred: Tensor, ways: Sequence[Callable[[], Values]]) -> Values:
+    def _choice(self, pred: Tensor, ways: Sequence[Branch]) -> Values:
         """What each lane finds in its branch."""
         masks = [self._among_live(pred), self._among_live(op.logical_not(pred))]
         made: list[Values] = []
-        unknown: blocks.Unknown | None = None
         types: list[TensorType] = []
+        unknown: blocks.Unknown | None = None
         for mask, way in zip(masks, ways, strict=True):
             try:
                 found = self._taken(mask, way, types)
@@ -198,31 +196,29 @@ class Batched:
             if unknown is not None:
                 raise unknown
             with self._living(masks[0]):
-                made.append(ways[0]())  # for no lane
+                made.append(ways[0]())  # there are no lanes
         if len(made) == 1:
             return [Lanes(self.whole(v), True) for v in made[0]]
         return [self._chosen(pred, a, b) for a, b in zip(*made, strict=True)]
 
-    def _taken(
-        self, mask: Tensor, branch: Callable[[], Values], types: list[TensorType]
-    ) -> Values | None:
-        """What the branch makes for these lanes, None if there are none. A program skips one that
-        may refuse values: it makes zeros then, of the `types` of the first."""
+    def _taken(self, mask: Tensor, branch: Branch, types: list[TensorType]) -> Values | None:
+        """What the branch makes for these lanes. It is skipped if there are none: then it is None
+        or, in a program, zeros of the `types` of the first."""
+
+        def entering(v: Lanes) -> Lanes:
+            if not v.batched or self.is_dry or not v.x.dtype.is_inexact or not self.n:
+                return v
+            row = stop_gradient(op.take(v.x, op.argmax(op.astype(mask, dtype=i64)), axis=0))
+            return self._chosen(mask, v, Lanes(row, False))
+
         with self._living(mask):
             if not blocks.is_recorded():
-                return branch() if bool(op.any(mask)) else None
-            before, self.refuses = self.refuses, False
+                return branch(entering) if bool(op.any(mask)) else None
             with self._dry():
-                dry = branch()
-            is_skipped, self.refuses = self.refuses, self.refuses or before
-            if not is_skipped:
-                made = branch()
-                types[:] = [v.x.type.with_shape(v.shape) for v in made]
-                return made
-            flags = [v.batched for v in dry]
+                flags = [v.batched for v in branch()]
 
             def taken() -> Tensors:
-                made = branch()
+                made = branch(entering)
                 types[:] = [v.x.type.with_shape(v.shape) for v in made]
                 return self._physical(made, flags)
 
@@ -412,7 +408,6 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         if self.is_dry:
-            self.refuses |= call.name == CHECK
             return _dry_lanes([any([v.batched for v in xs])] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs

@@ -31,7 +31,7 @@ from mlvm.eager.tensor.context import Tape, current_arena, current_capture, tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
-from mlvm.step.blocks import with_blocks, without_dead_calls
+from mlvm.step.blocks import free, with_blocks, without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 
 V = TypeVar("V")
@@ -194,8 +194,9 @@ class Meaning(Protocol[V]):
     def op(self, call: OneOp, xs: Sequence[V]) -> V:
         """What an op makes."""
 
-    def cond(self, pred: V, branches: Sequence[Callable[[], list[V]]]) -> list[V]:
-        """What the first branch makes if `pred` is true, else the second."""
+    def cond(self, pred: V, branches: Sequence[Callable[..., list[V]]]) -> list[V]:
+        """What the first branch makes if `pred` is true, else the second. A branch may be given a
+        function for the values that it reads from outside."""
 
     def while_loop(
         self, test: Callable[[list[V]], V], body: Callable[[list[V]], list[V]], state: list[V]
@@ -381,15 +382,18 @@ class _Frame(Generic[V]):
 
     def _end(self, call: Call, homes: Sequence[Home], made: Sequence[V]) -> None:
         self.homes.update(zip(homes, made, strict=True))
-        for use in call.outs:
-            if use.value.home is not None:
-                self.values[use.value] = self.homes[use.value.home]
+        cells = [value for value in self.values if value.home in self.cells] if self.cells else []
+        for value in (*[use.value for use in call.outs], *cells):  # no call tells of a cell
+            if value.home is not None:
+                self.values[value] = self.homes[value.home]
 
     def _cond(self, call: Call) -> None:
         homes, before, first = self._begin(call)
 
-        def branch(block: Block) -> list[V]:
+        def branch(block: Block, entering: Callable[[V], V] | None = None) -> list[V]:
             frame = self.inner(homes, before, first)
+            for use in free([block]) if entering is not None else ():
+                frame.values[use.value] = entering(frame.use(use))
             frame.run(block.calls)
             return [frame.homes[home] for home in homes]
 
