@@ -24,6 +24,7 @@ SUITES = {
     "queue": "bench.queue",
     "remote": "bench.remote",
     "scaling": "bench.scaling",
+    "transformations": "bench.transformations",
 }
 
 
