@@ -72,7 +72,7 @@ class Custom:
             elif not isinstance(on, Tracer):
                 return self.fn(given)
             else:
-                made: Tensors = functions.call(object(), self.name, given, self.fn)
+                made: Tensors = functions.called(object(), self.name, given, self.fn)
                 callee = on.calls[-1].callee
                 assert callee is not None  # it was called
                 callee.rule = self
@@ -164,7 +164,7 @@ class _Arguments:
         self.owner, self.args = owner, args
         self.numbers = [i for i in range(len(args)) if i not in owner.nondiff_argnums]
         self.nondiff = [args[i] for i in owner.nondiff_argnums]
-        flat = [flatten(as_tree(args[i]), None, ends=among_others) for i in self.numbers]
+        flat = [flatten(as_tree(args[i]), ends=among_others) for i in self.numbers]
         self.structures = [structure for _, structure in flat]
         self.xs: Tensors = [x for found, _ in flat for _, x in found]
         self.out: Structure = flatten(None)[1]
@@ -187,7 +187,7 @@ class _Arguments:
 
     def result(self, out: Tree) -> Tensors:
         """The tensors of a result, whose structure is kept."""
-        found, self.out = flatten(as_tree(out), None, ends=among_others)
+        found, self.out = flatten(as_tree(out), ends=among_others)
         self.types = [y.type for _, y in found]
         return [y for _, y in found]
 

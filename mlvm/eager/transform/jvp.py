@@ -252,7 +252,7 @@ class Directional:
 
         key = id(self), id(procedure), tuple([kind is True for kind in kinds])
         given = _packed(args, kinds)
-        return _unpacked(functions.call(key, procedure.name, given, called), made)
+        return _unpacked(functions.called(key, procedure.name, given, called), made)
 
     def custom(
         self,
