@@ -290,7 +290,9 @@ def _grad(fn: Fn, of: tuple[int, ...]) -> Fn:
 def arguments(program: Program) -> tuple[list[Array], dict[int, Any]]:
     """Arguments with lanes, and for each `vmap` its axes."""
     rng = np.random.default_rng(program.number + 10**6)
-    shapes = [(K,) if rng.random() < 0.6 else (K, K) for _ in range(program.ninputs)]
+    shapes: list[tuple[int, ...]] = [
+        (K,) if rng.random() < 0.6 else (K, K) for _ in range(program.ninputs)
+    ]
     axes: dict[int, Any] = {}
     for number, (kind, of) in enumerate(program.levels):
         if kind == "vmap":

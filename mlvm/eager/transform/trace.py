@@ -430,7 +430,8 @@ class _Frame(Generic[V]):
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
-            state.pop(home, None)
+            if home in state:
+                del state[home]
         carried = [*state]
         first = [value for value in first if value.home in state]
 
