@@ -363,6 +363,8 @@ def main(argv: list[str] | None = None) -> int:
             wrong += 1
             print(program.described())
             print(difference)
+        if (number - options.seed) % 50 == 49:
+            print(f"{number - options.seed + 1} programs", flush=True)
     print(f"{options.programs} programs beside {'JAX' if jax else 'their lanes'}, {wrong} wrong")
     return 1 if wrong else 0
 
