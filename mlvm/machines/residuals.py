@@ -41,6 +41,7 @@ END: Final = "residuals.end"
 HELD: Final = "residuals.held"
 
 _CHUNK: Final = 1 << 16
+_PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
@@ -69,6 +70,7 @@ class Residuals:
         if not self._programs:
             raise MachineError(f"{END} without {BEGIN}")
         _, self._top, count = self._programs.pop()
+        self._machine().keep(-sum(map(_overhead, self._records[count:])))
         del self._records[count:]
 
     def push(self, frame: Frame) -> None:
@@ -116,6 +118,7 @@ class Residuals:
                     sums += [[*each] for each in named if each[0].dtype == np.int64]
 
     def _push(self, arrays: Sequence[Array]) -> int:
+        self._machine().keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
             np.copyto(place, array)
@@ -153,6 +156,11 @@ class Residuals:
         return vm
 
 
+def _overhead(record: Sequence[Array]) -> int:
+    """Bytes of a record beside the elements."""
+    return _PER_RECORD * (1 + len(record))
+
+
 def register(vm: VM) -> None:
     """Make the functions known to the VM's programs."""
     of = Residuals(vm)
@@ -165,6 +173,7 @@ def register(vm: VM) -> None:
         (END, of.end, 0),
     ]
     callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
+    callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
     vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
 
 

@@ -694,10 +694,12 @@ class Captured(Generic[P, R]):
                     return
                 for program in programs:
                     vm.launch(program, handles)
-        except HandleError as error:
-            used = used or [given[role][i] for role, i, _ in known.uses]
-            raise explain(error, vm, used) from None
         except Exception as error:
+            if getattr(error, "late", False):
+                raise
+            if isinstance(error, HandleError):
+                used = used or [given[role][i] for role, i, _ in known.uses]
+                raise explain(error, vm, used) from None
             known.explain(error)
             raise
         finally:

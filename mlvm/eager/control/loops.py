@@ -378,7 +378,7 @@ def _recorded_loop(
         if tape is not None and total is None:
             last = blocks.initialized(record, constant(0, i64))
     length = record.use(turns) if isinstance(turns, Tensor) else turns
-    given = [record.use(x) for x in xs]
+    of_xs = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
@@ -434,7 +434,7 @@ def _recorded_loop(
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
     if length is not None:
-        record.calls[-1].turns = Turns(counted, length, total, reverse, given, taken, stacked_rows)
+        record.calls[-1].turns = Turns(counted, length, total, reverse, of_xs, taken, stacked_rows)
     finals, results = blocks.released(record, state), blocks.released(record, results)
     stacks = blocks.released(record, stacks)
     if tape is not None and segment is not None:
