@@ -240,6 +240,18 @@ def _matmul_y(
     return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
 
 
+# --- lanes -----------------------------------------------------------------------------
+
+
+def _sum_lanes(g: Tensor, axis_name: str, size: int) -> Tensor:
+    return op.sum_lanes(g, axis_name=axis_name, size=size)
+
+
+def _gather_lanes(g: Tensor, rank: Tensor, axis_name: str, size: int) -> Tensor:
+    """This lane's row of what all lanes give to it."""
+    return op.take(_sum_lanes(g, axis_name, size), rank, axis=0)
+
+
 # --- layout ----------------------------------------------------------------------------
 
 
@@ -590,6 +602,9 @@ VJPS: Final[dict[str, Rules]] = {
     **DECOMPOSITIONS,
     # --- fft ---
     **TRANSFORMS,
+    # --- lanes ---
+    "sum_lanes": linear(x=_sum_lanes),
+    "gather_lanes": linear(x=_gather_lanes),
     # --- layout ---
     "reshape": linear(x=lambda g, x_type: reshape(g, x_type.shape)),
     "permute_dims": linear(x=lambda g, axes: op.permute_dims(g, axes=_inverse(axes))),

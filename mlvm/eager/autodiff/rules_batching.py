@@ -336,6 +336,14 @@ def _mask_set(call: OneOp, n: int, x: Lanes, values: Lanes, mask: Lanes) -> Tens
     return op.mask_set(whole(x, n), _joined(given), _guarded(mask.x, count))
 
 
+# --- lanes of another vmap -----------------------------------------------------------
+
+
+def _gather_lanes(call: OneOp, n: int, x: Lanes, rank: Lanes) -> Tensor:
+    number = constant(0, i64) if rank.batched else rank.x  # which only the rule back asks for
+    return moveaxis(apply(call, whole(x, n), number), 1, 0)
+
+
 # --- neural --------------------------------------------------------------------------
 
 
@@ -389,10 +397,7 @@ def _conv2d(call: OneOp, n: int, x: Lanes, kernel: Lanes) -> Tensor:
 
 def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
     """One lane after the other: a key makes the numbers of one."""
-    lanes = [
-        apply(call, *[getitem(v.x, i) if v.batched else v.x for v in xs])
-        for i in range(n)
-    ]
+    lanes = [apply(call, *[getitem(v.x, i) if v.batched else v.x for v in xs]) for i in range(n)]
     if not lanes:
         like = call.infer(tuple([v.x.type.with_shape(v.shape) for v in xs]))
         assert like is not None  # no op with a rule is dynamic
@@ -421,6 +426,9 @@ BATCHING: Final[dict[str, Rule]] = {
     "pinv": _pinv,
     # --- fft ---
     **_each("fft ifft rfft irfft", _along),
+    # --- lanes ---
+    "sum_lanes": elementwise,
+    "gather_lanes": _gather_lanes,
     # --- layout ---
     **_each("reshape pad slice embed slice_add slice_set", _prefixed),
     **_each("concat flip sort argsort", _along),
@@ -456,10 +464,11 @@ BATCHING: Final[dict[str, Rule]] = {
     **_each("gamma poisson binomial multinomial", looped),
 }
 
-REFUSING: Final = frozenset(
+_REFUSING: Final = (
     "pow take scatter_add index_add index_set take_along_axis scatter_add_along_axis one_hot "
     "dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
-    "bernoulli gamma poisson binomial multinomial".split()
+    "bernoulli gamma poisson binomial multinomial"
 )
+REFUSING: Final = frozenset(_REFUSING.split())
 """Ops that refuse some values, such as an index out of range."""

@@ -341,7 +341,7 @@ def _loop(
         last = None  # the number of the last record
         if tape is not None and total is None:
             last = blocks.initialized(record, constant(-1, i64))
-    count = record.use(turns) if isinstance(turns, Tensor) else turns
+    length = record.use(turns) if isinstance(turns, Tensor) else turns
     given = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [untracked(x) for x in state]))
@@ -389,8 +389,8 @@ def _loop(
     for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
-    if count is not None:
-        record.calls[-1].turns = Turns(counted, count, total, reverse, given, taken, stacked_rows)
+    if length is not None:
+        record.calls[-1].turns = Turns(counted, length, total, reverse, given, taken, stacked_rows)
     finals, results = blocks.released(record, state), blocks.released(record, results)
     stacks = blocks.released(record, stacks)
     if tape is not None and segment is not None:

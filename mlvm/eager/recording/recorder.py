@@ -724,9 +724,7 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
     on = current_capture.get() or Recorder
-    return CaptureError(
-        f"{user_line() or 'here'}: {what} inside {on.what}; {on.no_repeat}{remedy}"
-    )
+    return CaptureError(f"{user_line() or 'here'}: {what} inside {on.what}; {on.no_repeat}{remedy}")
 
 
 @contextmanager

@@ -9,12 +9,14 @@ does not do it cannot be refused for: ops get the values of a live lane in its p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import CaptureError, GradientError
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
@@ -47,8 +49,34 @@ Flags: TypeAlias = list[bool]
 Branch: TypeAlias = Callable[..., Values]
 """A branch, which may be given a function for the values that it reads from outside."""
 
+_axes: ContextVar[Mapping[str, tuple[int, Tensor]]] = ContextVar(
+    "axes", default=MappingProxyType({})
+)
+"""The axes of lanes by name: how many lanes there are, and the number of this one, i64[]."""
+
 _NOTHING: Final = cast(Tensor, None)
 """What a value has while it is only asked which values are batched."""
+
+
+@contextmanager
+def lanes_named(axis_name: str | None, n: int, rank: Tensor | None) -> Iterator[None]:
+    """Inside the block, the lanes of a function that is traced have that name."""
+    token = _axes.set(_axes.get() if rank is None else {**_axes.get(), str(axis_name): (n, rank)})
+    try:
+        yield
+    finally:
+        _axes.reset(token)
+
+
+def lanes_of(axis_name: str) -> tuple[int, Tensor]:
+    """How many lanes of that name there are, and the number of this one, i64[]. Raises
+    `AttributeRefused` where no `vmap` around has that name."""
+    if axis_name not in _axes.get():
+        known = ", ".join(map(repr, _axes.get())) or "none"
+        raise AttributeRefused(
+            f"no vmap around has axis_name {brief(axis_name)}; there are: {known}"
+        )
+    return _axes.get()[axis_name]
 
 
 class Batched:
@@ -58,8 +86,9 @@ class Batched:
     computed: values only tell whether they are batched.
     """
 
-    def __init__(self, n: int) -> None:
+    def __init__(self, n: int, axis_name: str | None = None) -> None:
         self.n = n
+        self.axis_name = axis_name
         self.live: Tensor | None = None
         self.is_dry = False
         self.records: list[Tensors] = []
@@ -87,7 +116,9 @@ class Batched:
 
     def op(self, call: OneOp, xs: Sequence[Lanes]) -> Lanes:
         name = call.op.name
-        batched = any([v.batched for v in xs])
+        batched = any(v.batched for v in xs)
+        if self.axis_name is not None and call.attributes.get("axis_name") == self.axis_name:
+            return self._among_lanes(call, xs[0])
         if self.is_dry:
             return Lanes(_NOTHING, batched)
         if not batched:
@@ -100,6 +131,21 @@ class Batched:
         if rule is looped and blocks.is_recorded():
             return Lanes(self._mapped(call, xs), True)
         return Lanes(rule(call, self.n, *xs), True)
+
+    def _among_lanes(self, call: OneOp, v: Lanes) -> Lanes:
+        """What the lanes tell each other, which all of them know then."""
+        if self.is_dry:
+            return Lanes(_NOTHING, False)
+        if self.live is not None:
+            raise CaptureError(
+                f"lanes of axis {self.axis_name!r} meet in a branch or loop that not all of them "
+                f"take; let them meet outside of it"
+            )
+        if call.op.name == "gather_lanes":
+            return Lanes(self.whole(v), False)
+        if not v.batched:
+            return Lanes(apply(call, v.x), False)
+        return Lanes(op.sum(v.x, axis=0, dtype=v.x.dtype), False)
 
     def _as_live(self, xs: Sequence[Lanes]) -> Values:
         """The values, where lanes that take no part have those of the first that does."""
@@ -140,7 +186,7 @@ class Batched:
             self.live = before
 
     def _settled(self, turn: Callable[[Values], Flags], state: Values) -> Flags:
-        """Which parts of a loop's state are batched in any turn, if `turn` tells it for the next."""
+        """Which parts of a loop's state are batched in any turn. `turn` tells it for the next."""
         flags = [v.batched for v in state]
         with self._dry():
             while True:
@@ -160,8 +206,7 @@ class Batched:
 
     def _chosen(self, mask: Tensor, v: Lanes, other: Lanes) -> Lanes:
         """The first value in lanes of the mask, the second in others."""
-        x, y = self.whole(v), self.whole(other)
-        return Lanes(op.where(aligned(Lanes(mask, True), v.ndim), x, y), True)
+        return Lanes(op.where(aligned(Lanes(mask, True), v.ndim), v.x, other.x), True)
 
     # --- control flow -----------------------------------------------------------------
 
@@ -310,7 +355,10 @@ class Batched:
                 after, made = body(Lanes(i, False), before, _lanes(rows, xflags))
                 if on is not None:
                     after = [self._chosen(on, a, b) for a, b in zip(after, before, strict=True)]
-                    made = [self._chosen(on, y, Lanes(zeros(y.shape, dtype=y.x.dtype), False)) for y in made]
+                    made = [
+                        self._chosen(on, y, Lanes(zeros(y.shape, dtype=y.x.dtype), False))
+                        for y in made
+                    ]
             return self._physical(after, flags), self._physical(made, made_flags)
 
         first = self._physical(state, flags)
@@ -408,7 +456,7 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         if self.is_dry:
-            return _dry_lanes([any([v.batched for v in xs])] * len(call.outs))
+            return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
             holds = condition.x

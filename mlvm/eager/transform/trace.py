@@ -153,7 +153,7 @@ def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, li
         for inner in with_blocks([call]) if call.blocks else ():
             uses += [*inner.ins, *inner.outs, *[b.result for b in inner.blocks if b.result]]
             if inner.turns is not None:
-                counted = [] if isinstance(inner.turns.count, int) else [inner.turns.count]
+                counted = [] if isinstance(inner.turns.length, int) else [inner.turns.length]
                 uses += [*counted, *inner.turns.xs]
         used = {use.value: None for use in uses}
         found[call] = [value for value in used if value.home is None and value not in seen]
@@ -441,7 +441,8 @@ class _Frame(Generic[V]):
             frame.run(block.calls, {*turns.rows, *stacks, counter})
             return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
 
-        count = turns.count if isinstance(turns.count, int) else self.use(turns.count)
+        length = turns.length
+        count = length if isinstance(length, int) else self.use(length)
         xs = [self.use(x) for x, _ in read]
         after, rows = self.meaning.scan(
             body, [*state.values()], xs, count, turns.total, turns.reverse

@@ -9,19 +9,19 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from functools import update_wrapper
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, AxisRefused, DTypeError, ShapeError, brief
 from mlvm.core.rules import normalize_axis
 from mlvm.eager.autodiff.rules_batching import Lanes
-from mlvm.eager.functions.creation import asarray
+from mlvm.eager.functions.creation import arange, asarray
 from mlvm.eager.functions.shapes import moveaxis
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.transform.lanes import Batched
+from mlvm.eager.transform.lanes import Batched, lanes_named
 from mlvm.eager.transform.trace import run, traced
 from mlvm.eager.tree import Node, Tree, anywhere, flatten, named_leaves, partners, unflatten
 
@@ -37,6 +37,7 @@ def vmap(
     in_axes: Axes = 0,
     out_axes: Axes = 0,
     axis_size: int | None = None,
+    axis_name: str | None = None,
 ) -> Callable[..., Tree]:
     """A function of batches, which has lanes along one axis of its arguments: in each lane it is
     `fn` of one example. The lanes are computed at once, by one call of each op.
@@ -46,7 +47,8 @@ def vmap(
     place of a number may stand a tree of numbers, such as a dict for an argument that is a dict;
     it may end earlier than the argument. Keyword arguments have their lanes along axis 0.
     `out_axes` says the same of the results; None is for one that is the same in all lanes.
-    `axis_size` is the number of lanes, where no argument tells it.
+    `axis_size` is the number of lanes, where no argument tells it. By `axis_name` collectives of
+    `ml.parallel` find the lanes, as they find the members of a group.
 
     Arguments are trees of tensors and arrays, also Modules with stacked parameters; numbers and
     others are shared. Numbers that `fn` returns become tensors. Random keys that it takes from the
@@ -76,20 +78,24 @@ def vmap(
 
         def of_lanes(*lanes: Any) -> Tree:
             rest = iter(lanes)
+            rank = None if axis_name is None else next(rest)
             leaves = [
                 x if axis is None else next(rest)
                 for x, axis in zip(given.leaves, given.axes, strict=True)
             ]
             args, kwargs = unflatten(given.structure, leaves)
-            return fn(*args, **kwargs)
+            with lanes_named(axis_name, given.n, rank):
+                return fn(*args, **kwargs)
 
         mapped = [
             moveaxis(x, axis, 0)
             for x, axis in zip(given.leaves, given.axes, strict=True)
             if axis is not None
         ]
+        if axis_name is not None:
+            mapped.insert(0, arange(given.n))
         trace = traced(of_lanes, [x.type.with_shape(x.shape[1:]) for x in mapped], _WHAT)
-        meaning = Batched(given.n)
+        meaning = Batched(given.n, axis_name)
         made = run(trace, meaning, [Lanes(x, True) for x in mapped])
         paths = [path for path, _ in named_leaves(trace.tree, buffers=True)]
         axes = _axes_of(trace.tree, out_axes, "out_axes", f"the results of {name}")

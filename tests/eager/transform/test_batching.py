@@ -24,7 +24,7 @@ _DYNAMIC = {name for name, op in OPS.items() if op.dynamic}
 _ELEMENTWISE = {name for name, op in OPS.items() if op.elementwise and name != "broadcast_to"}
 
 
-ROUNDED = set("batch_contract layer_norm_scale_vjp logaddexp matmul".split())
+ROUNDED = {"batch_contract", "layer_norm_scale_vjp", "logaddexp", "matmul"}
 """Ops outside of the contract of docs/determinism.md, or whose rule computes otherwise."""
 
 
