@@ -197,12 +197,11 @@ def torch(case: str, size: Size) -> Run:
 
         return [jvp(losses, (params,), (s,))[1]]
 
-    fn = {
+    return {
         "per-example gradients": per_example,
         "hvp": lambda: hvp(vector),
         "influence": influence,
     }[case]
-    return fn
 
 
 def jax(case: str, size: Size) -> Run:
