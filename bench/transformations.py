@@ -7,7 +7,8 @@ The function is the loss of a classifier of dense layers. The cases:
     influence               how much each example of a batch has moved the loss of a test example
                             (Koh and Liang, Understanding black-box predictions via influence
                             functions, 2017): a damped inverse Hessian times the test's gradient, by
-                            a loop of such products, and the losses' derivatives in that direction
+                            a loop of such products, which `linearize` makes of the gradient, and
+                            the losses' derivatives in that direction
 
 All contenders have the same weights and examples, and none is timed before its results are those
 of numpy in f64, or for the loop those of the others' formula there. `us` is one call.
@@ -145,9 +146,10 @@ def mlvm(case: str, size: Size) -> Run:
 
     def influence(ps: Any, v: Any, xs: Any, labels: Any) -> Any:
         start = ml.grad(loss)(ps, xs[:1], labels[:1])
+        _, times = ml.linearize(lambda ps: ml.grad(loss)(ps, xs, labels), ps)
 
         def turn(_: Any, s: Any) -> Any:
-            moved = hvp(ps, s, xs, labels)
+            moved = times(s)
             return [
                 a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)
             ]
@@ -195,12 +197,11 @@ def torch(case: str, size: Size) -> Run:
 
         return [jvp(losses, (params,), (s,))[1]]
 
-    fn = {
+    return {
         "per-example gradients": per_example,
         "hvp": lambda: hvp(vector),
         "influence": influence,
     }[case]
-    return fn
 
 
 def jax(case: str, size: Size) -> Run:
@@ -228,9 +229,10 @@ def jax(case: str, size: Size) -> Run:
 
     def influence(ps: Any, v: Any, xs: Any, labels: Any) -> Any:
         start = jax.grad(loss)(ps, xs[:1], labels[:1])
+        _, times = jax.linearize(lambda ps: jax.grad(loss)(ps, xs, labels), ps)
 
         def turn(_: Any, s: Any) -> Any:
-            moved = hvp(ps, s, xs, labels)
+            moved = times(s)
             return [
                 a + (1 - DAMPING) * b - SCALE * c for a, b, c in zip(start, s, moved, strict=True)
             ]

@@ -8,7 +8,7 @@ turn: they are found before it runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, overload
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.types import TensorType
@@ -20,7 +20,7 @@ from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.functions.shapes import reshape
+from mlvm.eager.functions.shapes import concat, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.operands import as_operand
@@ -115,7 +115,7 @@ class Directional:
     """What calls do with pairs of a value and its tangent.
 
     `records` are those of the residuals, where they are no program's; `pushed` tells, for the types
-    of a record, which of its tensors have tangents. If it is not `moving`, there are none: the
+    of a record, which of its tensors have tangents; of one from outside none has. If it is not `moving`, there are none: the
     calls are run as they are.
     """
 
@@ -283,7 +283,7 @@ class Directional:
             return []
         if call.name == residuals.PUSH:
             return [self._push(list(xs))]
-        if call.name == residuals.READ:
+        if call.name in (residuals.READ, residuals.READ_ROWS):
             return self._read(xs[0], tuple([use.type for use in call.outs]))
         raise CaptureError(
             f"{call.line or 'here'}: {call.name} is called in a function of jvp, which knows no "
@@ -305,16 +305,30 @@ class Directional:
 
     def _read(self, number: Dual, types: tuple[TensorType, ...]) -> Duals:
         if not blocks.is_recorded():
-            return self.records[int(number.x)][: len(types)]
-        each = [(type,) * (1 + self._follows(type)) for type in types]
-        found = iter(blocks.recorder().pull(number.x, [type for part in each for type in part]))
+            if not number.x.ndim:
+                return self.records[int(number.x)][: len(types)]
+            return [
+                self._rows(cast(Any, number.x.tolist()), i, type) for i, type in enumerate(types)
+            ]
         known = [kinds for key, kinds in self.pushed.items() if key[: len(types)] == types]
+        each = [(type,) * (1 + (bool(known) and self._follows(type))) for type in types]
+        found = iter(blocks.recorder().pull(number.x, [type for part in each for type in part]))
         duals = []
         for i, part in enumerate(each):
             x, *ts = [next(found) for _ in part]
             kind = _joined(*[kinds[i] for kinds in known])
             duals.append(Dual(x, ts[0] if kind is True else kind or None))
         return duals
+
+    def _rows(self, numbers: list[int], which: int, type: TensorType) -> Dual:
+        """Rows of a tensor, each from a record of its own; there is none of a number below 0."""
+        zeros = Dual(full(type.shape, 0, dtype=type.dtype), None)
+        found = [self.records[k][which] if k >= 0 else zeros for k in numbers]
+        kind = _joined(*_kinds(found))
+        xs = concat([each.x[i : i + 1] for i, each in enumerate(found)])
+        if kind is not True:
+            return Dual(xs, kind or None)
+        return Dual(xs, concat([_tangent(each)[i : i + 1] for i, each in enumerate(found)]))
 
     def _follows(self, type: TensorType) -> bool:
         """Whether a tensor of a record is followed by its tangent."""

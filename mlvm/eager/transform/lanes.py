@@ -83,7 +83,9 @@ class Batched:
     """The meaning of calls on values of n lanes. See `mlvm.eager.transform.trace.Meaning`.
 
     `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
-    computed: values only tell whether they are batched.
+    computed: values only tell whether they are batched. `records` are those of the residuals, where
+    they are no program's; `kept` has the types of a lane's. One of others is from outside, and has
+    no lanes.
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
@@ -92,6 +94,7 @@ class Batched:
         self.live: Tensor | None = None
         self.is_dry = False
         self.records: list[Tensors] = []
+        self.kept: set[tuple[TensorType, ...]] = set()
 
     # --- values -----------------------------------------------------------------------
 
@@ -455,6 +458,12 @@ class Batched:
     # --- host functions ---------------------------------------------------------------
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
+        types = tuple([use.type for use in call.outs])
+        if call.name == PUSH:
+            self.kept.add(tuple([use.type for use in call.ins]))
+        is_foreign = call.name == READ and not any(k[: len(types)] == types for k in self.kept)
+        if self.is_dry and call.name in (PUSH, READ):
+            return _dry_lanes([call.name == READ and not is_foreign] * len(call.outs))
         if self.is_dry:
             return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
         if call.name == CHECK:
@@ -467,8 +476,10 @@ class Batched:
             return []
         if call.name == PUSH:
             return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
+        if is_foreign:
+            return _lanes(self._pulled(xs[0].x, types), [False] * len(types))
         if call.name == READ:
-            types = [use.type.with_shape((self.n, *use.type.shape)) for use in call.outs]
+            types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
             [number] = xs
             place = number.x
             if number.batched and self.live is not None:

@@ -31,6 +31,7 @@ from mlvm.eager.tensor.context import Tape, current_arena, current_capture, tape
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.machines.residuals import PUSH
 from mlvm.step.blocks import free, with_blocks, without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 
@@ -241,10 +242,11 @@ def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
 
 def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
     """Run those calls that depend on no parameter. The function that is returned runs the others,
-    and makes the results."""
+    and makes the results. What keeps residuals is run with what reads them."""
     later, rest, ready = set(trace.params), list[Call](), list[Call]()
     for call in trace.calls:
-        if later.isdisjoint(use.value for use in call.ins):
+        keeps = any(each.name == PUSH for each in with_blocks([call]))
+        if not keeps and later.isdisjoint(use.value for use in call.ins):
             ready.append(call)
         else:
             later.update(use.value for use in call.outs)
