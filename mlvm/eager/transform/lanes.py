@@ -27,7 +27,7 @@ from mlvm.eager.autodiff.rules_batching import (
     looped,
     whole,
 )
-from mlvm.eager.control import blocks, branches, functions, loops, records
+from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
@@ -496,14 +496,20 @@ class Batched:
     def _pushed(self, xs: Tensors) -> Tensor:
         """The number of a record of the values."""
         if blocks.is_recorded():
-            return records.push(xs)
+            if any(map(is_tracked, xs)):
+                raise GradientError(
+                    "a captured function takes a gradient through vmap of the gradient of a loop "
+                    "whose length is known at run time only, or of an ml.function; take both "
+                    "gradients inside of vmap, or capture less"
+                )
+            return blocks.recorder().push(xs)
         self.records.append(xs)
         return full((), len(self.records), dtype=i64)
 
     def _pulled(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
         """What was kept in the record of that number, or each lane in its own."""
         if blocks.is_recorded():
-            return records.pull(number, types)
+            return blocks.recorder().pull(number, types)
         found = [zeros(type.shape, dtype=type.dtype) for type in types]
         for other in sorted({*_numbers(number)} - {0}):
             pairs = zip(self.records[other - 1], found, strict=False)

@@ -15,6 +15,7 @@ from mlvm.core.errors import (
     CaptureError,
     CheckFailed,
     DTypeError,
+    GradientError,
     MlvmError,
     PositionRefused,
     ShapeError,
@@ -219,6 +220,24 @@ def test_second_derivatives_of_lanes() -> None:
 
     hessian = hessian_of(SMOOTH["cond"])
     _close(ml.vmap(hessian)(x), _stacked([hessian(row) for row in x]), 1e-9)
+
+
+@cases("name", "while of one", "power")
+def test_records_of_lanes_within_lanes(name: str) -> None:
+    """Each lane reads what it has kept: nested, and for second derivatives."""
+    x, w = _inputs()
+    slope = ml.grad(lambda x: _total(SMOOTH[name](x, w)))
+    second = ml.grad(lambda x: ml.sum(ml.sin(slope(x))))
+    pairs = ml.reshape(x, (2, 2, 3))
+    expected = np.stack([second(row) for row in x])
+    nested = ml.vmap(ml.vmap(slope))
+    each = np.stack([slope(row) for row in x])
+    _close(nested(pairs), [each.reshape(2, 2, 3)], 1e-9)
+    _same(ml.capture(nested)(pairs), nested(pairs))
+    _close(ml.capture(ml.vmap(second))(x), [expected], 1e-9)
+    outside = ml.grad(lambda x: ml.sum(ml.sin(ml.vmap(slope)(x))))
+    _close(outside(x), [expected], 1e-9)
+    refuses(GradientError, "take both gradients inside of vmap", ml.capture(outside), x)
 
 
 # --- axes ------------------------------------------------------------------------------
