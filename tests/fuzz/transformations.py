@@ -290,7 +290,9 @@ def _grad(fn: Fn, of: tuple[int, ...]) -> Fn:
 def arguments(program: Program) -> tuple[list[Array], dict[int, Any]]:
     """Arguments with lanes, and for each `vmap` its axes."""
     rng = np.random.default_rng(program.number + 10**6)
-    shapes = [(K,) if rng.random() < 0.6 else (K, K) for _ in range(program.ninputs)]
+    shapes: list[tuple[int, ...]] = [
+        (K,) if rng.random() < 0.6 else (K, K) for _ in range(program.ninputs)
+    ]
     axes: dict[int, Any] = {}
     for number, (kind, of) in enumerate(program.levels):
         if kind == "vmap":
@@ -361,6 +363,8 @@ def main(argv: list[str] | None = None) -> int:
             wrong += 1
             print(program.described())
             print(difference)
+        if (number - options.seed) % 50 == 49:
+            print(f"{number - options.seed + 1} programs", flush=True)
     print(f"{options.programs} programs beside {'JAX' if jax else 'their lanes'}, {wrong} wrong")
     return 1 if wrong else 0
 

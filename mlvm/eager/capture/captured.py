@@ -694,10 +694,12 @@ class Captured(Generic[P, R]):
                     return
                 for program in programs:
                     vm.launch(program, handles)
-        except HandleError as error:
-            used = used or [given[role][i] for role, i, _ in known.uses]
-            raise explain(error, vm, used) from None
         except Exception as error:
+            if getattr(error, "late", False):
+                raise
+            if isinstance(error, HandleError):
+                used = used or [given[role][i] for role, i, _ in known.uses]
+                raise explain(error, vm, used) from None
             known.explain(error)
             raise
         finally:
@@ -746,9 +748,9 @@ def capture(
     Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
     with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
-    raises it, with the line, if the function reads a tensor's value, calls an op whose result's
-    shape depends on values, or keeps a tensor of its own in any place but its result or such a
-    field. Raises `GradientError` inside a differentiated function,
+    raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
+    an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
+    result or such a field. Raises `GradientError` inside a differentiated function,
     and whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))

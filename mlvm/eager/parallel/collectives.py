@@ -5,6 +5,10 @@ would in a group of one. The functions have no gradients: reduce what `value_and
 
 With an `axis_name` the lanes of the `vmap` of that name meet, as members would. That is an op like
 others, and gradients go through it.
+
+No member waits for another longer than `timeout` seconds at a stretch; None is what the group was
+made with. Then all raise `GroupTimeout`, which names who has not come. A group of processes is
+closed then, unless that member ends within a second.
 """
 
 from __future__ import annotations
@@ -17,13 +21,13 @@ from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeE
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
-from mlvm.eager.functions import shapes
+from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.arguments import Ints, integers
 from mlvm.eager.functions.elements import take
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import apply_into, make_exclusive
@@ -73,7 +77,9 @@ def place_of(vm: VMProtocol) -> tuple[int, int]:
 # --- collectives ---------------------------------------------------------------------
 
 
-def all_reduce(tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None) -> None:
+def all_reduce(
+    tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
+) -> None:
     """Overwrite each tensor of the tree with the sum, mean, max or min over all members, or over
     all lanes of the `vmap` of that `axis_name`.
 
@@ -98,12 +104,12 @@ def all_reduce(tree: Tree, op: Reduction = "sum", *, axis_name: str | None = Non
         Tensor([-2., -1.,  3.], f32[3])
     """
     if axis_name is None:
-        _in_place("all_reduce", tree, op=op)
+        _in_place("all_reduce", tree, op=op, timeout=timeout)
     else:
         _over_lanes(tree, lambda x: _reduced(x, op, axis_name))
 
 
-def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
+def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
     nothing may use its tensors.
 
@@ -118,7 +124,7 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
     """
-    _in_place("all_reduce.start", tree, op=op)
+    _in_place("all_reduce.start", tree, op=op, timeout=timeout)
 
 
 def all_reduce_wait(tree: Tree) -> None:
@@ -137,7 +143,9 @@ def all_reduce_wait(tree: Tree) -> None:
     _in_place("all_reduce.wait", tree)
 
 
-def broadcast(tree: Tree, root: int = 0, *, axis_name: str | None = None) -> None:
+def broadcast(
+    tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
+) -> None:
     """Overwrite each tensor of the tree with the tensor of the member with rank `root`, or of that
     lane of the `vmap` of that `axis_name`. Given a model, all members have the same one after it.
 
@@ -151,7 +159,7 @@ def broadcast(tree: Tree, root: int = 0, *, axis_name: str | None = None) -> Non
         [[2.0, 2.0], [2.0, 2.0]]
     """
     if axis_name is None:
-        _in_place("broadcast", tree, root=root)
+        _in_place("broadcast", tree, root=root, timeout=timeout)
     else:
         lanes = size(axis_name)
         if not 0 <= root < lanes:
@@ -159,7 +167,7 @@ def broadcast(tree: Tree, root: int = 0, *, axis_name: str | None = None) -> Non
         _over_lanes(tree, lambda x: getitem(_gathered(x, axis_name), root))
 
 
-def all_gather(x: Tensor, *, axis_name: str | None = None) -> Tensor:
+def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
     """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
     f[size * k, ...]; a scalar counts as a tensor of one element. With an `axis_name` that of all
     lanes of the `vmap` of that name.
@@ -177,10 +185,12 @@ def all_gather(x: Tensor, *, axis_name: str | None = None) -> Tensor:
         rows = _gathered(x, axis_name)
         return shapes.reshape(rows, (rows.shape[0] * (x.shape or (1,))[0], *x.shape[1:]))
     _require_untracked("all_gather", x)
-    return _apply("all_gather", x)
+    return _apply("all_gather", x, timeout=timeout)
 
 
-def reduce_scatter(x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None) -> Tensor:
+def reduce_scatter(
+    x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
+) -> Tensor:
     """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
     `axis_name` the piece of this lane of the `vmap` of that name.
 
@@ -198,10 +208,80 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum", *, axis_name: str | None = 
         pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
         return take(pieces, number, axis=0)
     _require_untracked("reduce_scatter", x)
-    return _apply("reduce_scatter", x, op=op)
+    return _apply("reduce_scatter", x, op=op, timeout=timeout)
 
 
-def send(x: Tensor, to: int) -> None:
+def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
+    """Begin what `all_gather` does, and go on. Until `all_gather_wait` of the result and x returns,
+    nothing may use the two.
+
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises what `all_gather` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(1) * (rank + 1.0)
+        ...     y = ml.parallel.all_gather_start(x)
+        ...     z = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.all_gather_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 2.0], [1.0, 2.0]]
+    """
+    return _begun("all_gather", x, timeout=timeout)
+
+
+def all_gather_wait(y: Tensor, x: Tensor) -> None:
+    """End what `all_gather_start` has begun with x: y has the elements then.
+
+    y: [size * k, ...]. x: [k, ...]. Raises `GroupError` for tensors that were not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(1) * rank
+        ...     y = ml.parallel.all_gather_start(x)
+        ...     ml.parallel.all_gather_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 1.0], [0.0, 1.0]]
+    """
+    _ended("all_gather", y, x)
+
+
+def reduce_scatter_start(
+    x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
+) -> Tensor:
+    """Begin what `reduce_scatter` does, and go on. Until `reduce_scatter_wait` of the result and x
+    returns, nothing may use the two.
+
+    x: [size * k, ...] -> [k, ...], the same dtype. Raises what `reduce_scatter` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.arange(4.0)
+        ...     y = ml.parallel.reduce_scatter_start(x)
+        ...     z = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.reduce_scatter_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 2.0], [4.0, 6.0]]
+    """
+    return _begun("reduce_scatter", x, op=op, timeout=timeout)
+
+
+def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
+    """End what `reduce_scatter_start` has begun with x: y has the elements then.
+
+    y: [k, ...]. x: [size * k, ...]. Raises `GroupError` for tensors that were not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.arange(2.0)
+        ...     y = ml.parallel.reduce_scatter_start(x, "max")
+        ...     ml.parallel.reduce_scatter_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0], [1.0]]
+    """
+    _ended("reduce_scatter", y, x)
+
+
+def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
     x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
@@ -214,10 +294,11 @@ def send(x: Tensor, to: int) -> None:
         [[1.0, 1.0], None]
     """
     _require_untracked("send", x)
-    _effect("send", [x], to=to)
+    _own(x)
+    _effect("send", [x], to=to, timeout=timeout)
 
 
-def recv(shape: Ints, *, source: int, dtype: object) -> Tensor:
+def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
     The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
@@ -229,10 +310,11 @@ def recv(shape: Ints, *, source: int, dtype: object) -> Tensor:
         [[1.0, 1.0], None]
     """
     lengths = integers(shape, "shape")
-    return _apply("recv", source=source, shape=lengths, dtype=DType.of(dtype))
+    of = DType.of(dtype)
+    return _apply("recv", source=source, shape=lengths, dtype=of, timeout=timeout)
 
 
-def barrier() -> None:
+def barrier(*, timeout: float | None = None) -> None:
     """Wait until all members are here.
 
     >>> def member(rank, vm):
@@ -241,7 +323,7 @@ def barrier() -> None:
     >>> with ml.parallel.Group(2) as group: group.run(member)
     [0, 1]
     """
-    _effect("barrier", [])
+    _effect("barrier", [], timeout=timeout)
 
 
 # --- lanes ---------------------------------------------------------------------------
@@ -301,10 +383,39 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     _effect(name, tensors, **attributes)
 
 
+def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
+    """The tensor that a collective's other half will have filled."""
+    _require_untracked(name, x)
+    if size() == 1:
+        return _apply(name, x, **attributes)
+    call = _one_op(*place_of(current_arena().vm), name, _bound(name, attributes))
+    type = call.infer((x.type,))
+    assert type is not None  # neither is dynamic
+    y = creation.empty(type.shape, dtype=type.dtype)
+    make_exclusive(y)
+    _own(x)
+    _effect(f"{name}.start", [y, x], **attributes)
+    return y
+
+
+def _own(x: Tensor) -> None:
+    """See to it that x has bytes of its own in a captured function, for which a collective may do
+    anything with its operands."""
+    if current_capture.get() is not None:
+        make_exclusive(x)
+
+
+def _ended(name: str, y: Tensor, x: Tensor) -> None:
+    for each in (y, x):
+        _require_untracked(name, each)
+    if size() > 1:
+        _effect(f"{name}.wait", [y, x])
+
+
 def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     """One launch of the collective, into a new tensor."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         return apply(call, *operands)
     result = call.infer(tuple([x.type for x in operands]))
@@ -316,12 +427,18 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
     """One launch of a collective that leaves no result."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         program = _program(name, len(operands), tuple(call.attributes.items()))
         launch_for_values(program, current_arena().vm, tuple(operands))
     else:
         call.op.infer([x.type for x in operands], call.attributes)
+
+
+def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The attributes in the collective's own order; a timeout only if there is one."""
+    bound = _OPS[name].bind(attributes)
+    return tuple([each for each in bound.items() if each != ("timeout", None)])
 
 
 _OPS: Final = Member("", 0, 1).ops

@@ -57,8 +57,8 @@ class Tracer(Recorder):
         outer: frozenset[Tape] = frozenset() if around is None else around.outer
         self.outer = outer if tape is None else outer | {tape}
         self.lifts: dict[Value, Tensor] = {}
-        self.keys: list[Value] = []
-        self._state: Tensor | None = None
+        self.key = self.stand_in_of(_KEY)
+        self.keys = [self.value_of(self.key)]
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
@@ -81,13 +81,6 @@ class Tracer(Recorder):
         y.tape = None
         return y
 
-    def draw(self) -> Tensor:
-        """The next key that is split off a state, which stands for the global one."""
-        if self._state is None:
-            self._state = self.stand_in_of(_KEY)
-            self.keys.append(self.value_of(self._state))
-        return random.split_off(self._state)
-
 
 class Trace:
     """What a function does with tensors of these types: `calls`, from `params` to `results`.
@@ -104,7 +97,8 @@ class Trace:
         self.dying = _last_uses(self.calls, flow.results)
         self.states: list[Allocation] = record.states
         self.lifts: Mapping[Value, Tensor] = record.lifts
-        self.keys = record.keys
+        read = {use.value for call in self.calls for use in call.ins}
+        self.keys = [value for value in record.keys if value in read]
         self.held = record.held
         self.what = record.what
         _refuse_updates(self.calls, self.what)
@@ -127,7 +121,7 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
     while True:
         record = Tracer(vm, what)
         try:
-            with recorded_by(record), taped(None), random.keys_from(record.draw):
+            with recorded_by(record), taped(None), random.drawing_from(record.key):
                 params: list[Value] = []
 
                 def stand_in(type: TensorType) -> Tensor:
@@ -432,7 +426,8 @@ class _Frame(Generic[V]):
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
-            state.pop(home, None)
+            if home in state:
+                del state[home]
         carried = [*state]
         first = [value for value in first if value.home in state]
 

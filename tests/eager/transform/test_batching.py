@@ -24,8 +24,16 @@ _DYNAMIC = {name for name, op in OPS.items() if op.dynamic}
 _ELEMENTWISE = {name for name, op in OPS.items() if op.elementwise and name != "broadcast_to"}
 
 
-ROUNDED = {"batch_contract", "layer_norm_scale_vjp", "logaddexp", "matmul"}
+ROUNDED = {"batch_contract", "layer_norm_scale_vjp", "logaddexp"}
 """Ops outside of the contract of docs/determinism.md, or whose rule computes otherwise."""
+
+
+def _is_exact(name: str, case: Case, batched: tuple[bool, ...]) -> bool:
+    """Whether a lane has the bits that it has alone. Of a product, rows of the first operand do."""
+    if name == "matmul":
+        is_complex = any(x.dtype.kind == "c" for x in case.inputs)
+        return batched[0] and not (is_complex or case.attributes.get("transpose_x"))
+    return name not in ROUNDED
 
 
 def test_every_op_broadcasts_or_has_a_rule_or_cannot_have_one() -> None:
@@ -50,7 +58,7 @@ def _run(name: str, case: Case, xs: list[Tensor]) -> Tensor:
 @pytest.mark.filterwarnings("ignore::mlvm.eager.tensor.precision.PrecisionWarning")
 @pytest.mark.parametrize("name", sorted(OPS.keys() - _WITHOUT_OPERANDS - _DYNAMIC))
 def test_lanes_at_once_are_lanes_one_by_one(name: str) -> None:
-    for case in CASES[name][: 2 if name in _ELEMENTWISE else None]:
+    for case in CASES[name][: 1 if name in _ELEMENTWISE else None]:
         each = [[from_array(_lane(x, i)) for i in range(LANES)] for x in case.inputs]
         for batched in product([True, False], repeat=len(each)):
             if not any(batched):
@@ -63,7 +71,7 @@ def test_lanes_at_once_are_lanes_one_by_one(name: str) -> None:
                 expected = _run(name, case, lane).numpy()
                 assert one.dtype == expected.dtype
                 assert one.shape == expected.shape
-                if name not in ROUNDED:
+                if _is_exact(name, case, batched):
                     assert one.tobytes() == expected.tobytes()
                 elif one.dtype.kind in "fc":
                     eps = np.finfo(one.dtype).eps
