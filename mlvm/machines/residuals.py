@@ -7,7 +7,7 @@ knows it by its number there.
     residuals.begin  ( -- )               a program's own stack, above that of one around it
     residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
     residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
-    residuals.read_rows ( o1 .. on p -- ) row i of each is row i of it in record p[i]
+    residuals.read_rows ( o1 .. on p -- ) o[i..] is that element in record p[i..]
     residuals.add    ( r p q -- )         a record of the sums of those of two; its number is in r
     residuals.end    ( -- )               the program's records are given up
     residuals.held   ( -- n )             the bytes of the stack, which the VM keeps, as an i64[]
@@ -90,7 +90,7 @@ class Residuals:
         *outs, places = _arrays(READ_ROWS, frame)
         numbers = places.copy()
         for number in np.unique(numbers).tolist():
-            rows = np.flatnonzero(numbers == number)
+            rows = numbers == number
             for out, x in zip(outs, self._record_like(number, outs), strict=True):
                 out[rows] = x[rows]
 
@@ -194,7 +194,7 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         len(arrays) < len(params)
         or number is None
         or TensorType.of(number).dtype is not i64
-        or number.ndim != (name == READ_ROWS)
+        or (number.ndim > 0) != (name == READ_ROWS)
     ):
         raise MachineError(f"{name} takes tensors, and an i64[] for the record's number")
     return arrays

@@ -61,7 +61,7 @@ from mlvm.eager.tensor.tensor import Tensor
 
 def _masked(g: Tensor, mask: Tensor) -> Tensor:
     """g where the mask holds, else 0."""
-    return op.where(mask, g, constant(0.0, g.dtype))
+    return op.where(mask, g, constant(0, g.dtype))
 
 
 def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, reshape
 from mlvm.eager.tensor import primitives as op
@@ -301,12 +301,14 @@ class Directional:
             each = [(x.x, _tangent(d)) if self._follows(x.x.type) else (x.x,) for x, d in pairs]
             return Dual(blocks.recorder().push([x for part in each for x in part]), None)
         self.records.append(xs)
-        return Dual(asarray(len(self.records) - 1), None)
+        return Dual(asarray(len(self.records)), None)
 
     def _read(self, number: Dual, types: tuple[TensorType, ...]) -> Duals:
         if not blocks.is_recorded():
             if not number.x.ndim:
-                return self.records[int(number.x)][: len(types)]
+                k = int(number.x)
+                none = [Dual(zeros(type.shape, dtype=type.dtype), None) for type in types]
+                return self.records[k - 1][: len(types)] if k else none
             return [
                 self._rows(cast(Any, number.x.tolist()), i, type) for i, type in enumerate(types)
             ]
@@ -321,9 +323,9 @@ class Directional:
         return duals
 
     def _rows(self, numbers: list[int], which: int, type: TensorType) -> Dual:
-        """Rows of a tensor, each from a record of its own; there is none of a number below 0."""
-        zeros = Dual(full(type.shape, 0, dtype=type.dtype), None)
-        found = [self.records[k][which] if k >= 0 else zeros for k in numbers]
+        """Rows of a tensor, each from a record of its own; that of number 0 has zeros."""
+        none = Dual(zeros(type.shape, dtype=type.dtype), None)
+        found = [self.records[k - 1][which] if k else none for k in numbers]
         kind = _joined(*_kinds(found))
         xs = concat([each.x[i : i + 1] for i, each in enumerate(found)])
         if kind is not True:

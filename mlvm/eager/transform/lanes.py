@@ -27,11 +27,11 @@ from mlvm.eager.autodiff.rules_batching import (
     looped,
     whole,
 )
-from mlvm.eager.control import blocks, branches, functions, loops
+from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import full, zeros
+from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import moveaxis, reshape
 from mlvm.eager.tensor import primitives as op
@@ -41,7 +41,7 @@ from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import Custom
 from mlvm.eager.transform.trace import run, traced
 from mlvm.machines.checks import CHECK
-from mlvm.machines.residuals import PUSH, READ
+from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.flow import Call, Procedure
 
 Values: TypeAlias = list[Lanes]
@@ -461,9 +461,10 @@ class Batched:
         types = tuple([use.type for use in call.outs])
         if call.name == PUSH:
             self.kept.add(tuple([use.type for use in call.ins]))
-        is_foreign = call.name == READ and not any(k[: len(types)] == types for k in self.kept)
-        if self.is_dry and call.name in (PUSH, READ):
-            return _dry_lanes([call.name == READ and not is_foreign] * len(call.outs))
+        reads = call.name in (READ, READ_ROWS)
+        is_foreign = reads and not any(k[: len(types)] == types for k in self.kept)
+        if self.is_dry and (reads or call.name == PUSH):
+            return _dry_lanes([reads and not is_foreign] * len(call.outs))
         if self.is_dry:
             return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
         if call.name == CHECK:
@@ -478,36 +479,60 @@ class Batched:
             return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
         if is_foreign:
             return _lanes(self._pulled(xs[0].x, types), [False] * len(types))
-        if call.name == READ:
+        if reads:
             types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
             [number] = xs
-            place = number.x
-            if number.batched and self.live is not None:
-                place = op.where(self.live, place, constant(-1, i64))
-            return _lanes(self._pulled(place, types), [True] * len(types))
+            if number.batched or call.name == READ_ROWS:
+                number = Lanes(self.whole(number), True)
+                if self.live is not None:
+                    number = self._chosen(self.live, number, Lanes(constant(0, i64), False))
+            return _lanes(self._pulled(number.x, types), [True] * len(types))
+        if call.name == ADD:
+            flag = any(v.batched for v in xs)
+            number, other = self._physical(xs, [flag, flag])
+            return [Lanes(self._summed(number, other), flag)]
         raise no_rule(call.name)
 
     def _pushed(self, xs: Tensors) -> Tensor:
         """The number of a record of the values."""
         if blocks.is_recorded():
-            _refuse_tracked(xs)
-            return blocks.recorder().push(xs)
+            return records.push(xs)
         self.records.append(xs)
-        return full((), len(self.records) - 1, dtype=i64)
+        return full((), len(self.records), dtype=i64)
 
     def _pulled(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
         """What was kept in the record of that number, or each lane in its own."""
         if blocks.is_recorded():
-            return blocks.recorder().pull(number, types)
-        numbers = sorted({*cast(Any, number.numpy()).reshape(-1).tolist()} - {-1})
-        if not numbers:
-            return [zeros(type.shape, dtype=type.dtype) for type in types]
-        found = self.records[numbers[0]][: len(types)]
-        for other in numbers[1:]:
+            return records.pull(number, types)
+        found = [zeros(type.shape, dtype=type.dtype) for type in types]
+        for other in sorted({*_numbers(number)} - {0}):
+            pairs = zip(self.records[other - 1], found, strict=False)
             mask = op.equal(number, constant(other, i64))
-            kept = zip(self.records[other], found, strict=False)
-            found = [self._chosen(mask, Lanes(a, True), Lanes(b, True)).x for a, b in kept]
+            found = [
+                op.where(reshape(mask, (*mask.shape, *[1] * (x.ndim - mask.ndim))), x, y)
+                if mask.ndim
+                else x
+                for x, y in pairs
+            ]
         return found
+
+    def _summed(self, number: Tensor, other: Tensor) -> Tensor:
+        """The numbers of the sums of records, and of those that they name."""
+        if blocks.is_recorded():
+            return blocks.recorder().summed(number, other)
+        sums: dict[tuple[int, int], int] = {}
+        pairs = [*zip(_numbers(number), _numbers(other), strict=True)]
+        for p, q in pairs:
+            if p and q and (p, q) not in sums:
+                both = zip(self.records[p - 1], self.records[q - 1], strict=True)
+                total = [self._summed(x, y) if x.dtype is i64 else x + y for x, y in both]
+                sums[p, q] = int(self._pushed(total))
+        found = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
+        return reshape(asarray(found, dtype=i64), number.shape)
+
+
+def _numbers(x: Tensor) -> list[int]:
+    return [int(number) for number in x.numpy().reshape(-1)]
 
 
 def _lanes(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:
@@ -516,15 +541,6 @@ def _lanes(xs: Sequence[Tensor], flags: Sequence[bool]) -> Values:
 
 def _dry_lanes(flags: Sequence[bool]) -> Values:
     return [Lanes(_NOTHING, flag) for flag in flags]
-
-
-def _refuse_tracked(xs: Sequence[Tensor]) -> None:
-    if any(map(is_tracked, xs)):
-        raise GradientError(
-            "a gradient through the gradient of a loop whose length is known at run time only, or "
-            "of an ml.function, is not supported in a captured function; scan, fori_loop with "
-            "ints, and cond have one"
-        )
 
 
 def no_rule(name: str) -> CaptureError:
