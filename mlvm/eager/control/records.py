@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from mlvm.core.errors import GradientError
 from mlvm.core.types import Shape, TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
 from mlvm.eager.autodiff.tape import taping
@@ -41,8 +42,8 @@ def pull(
     are_tracked: Sequence[bool] | None = None,
     used: set[int] | None = None,
 ) -> Tensors:
-    """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked if its number is, are those that were so when
-    they were pushed. `used` gets the numbers of those that had a cotangent."""
+    """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked
+    if its number is, are those that were so when they were pushed. `used` gets the numbers of those that had a cotangent."""
     xs, tape = recorder().pull(number, types), taping()
     if tape is not None and number.tape is tape:
         results = [
@@ -67,4 +68,9 @@ def _push_cotangents(
         used.update(k for k, g in enumerate(cotangents) if g is not None)
     pairs = zip(cotangents, results, strict=True)
     made = push([or_zeros(g, x.type) for g, x in pairs if x is not None])
+    if not shape:
+        return [made]
+    tape = taping()
+    if tape is not None and made.tape is tape:
+        raise GradientError("there is no third derivative through residuals of lanes")
     return [broadcast_to(made, shape)]
