@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, cast, overload
 
 from mlvm.core.errors import CaptureError, DTypeError, GradientError, ShapeError, brief
-from mlvm.core.types import TensorType
+from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.forward import tangent_of
 from mlvm.eager.autodiff.grad import as_pair
-from mlvm.eager.control import blocks, branches, functions, loops
+from mlvm.eager.control import blocks, branches, functions, loops, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
@@ -115,8 +115,8 @@ class Directional:
     """What calls do with pairs of a value and its tangent.
 
     `records` are those of the residuals, where they are no program's; `pushed` tells, for the types
-    of a record, which of its tensors have tangents; of one from outside none has. If it is not `moving`, there are none: the
-    calls are run as they are.
+    of a record, which of its tensors have tangents; of one from outside none has. If it is not
+    `moving`, there are none: the calls are run as they are.
     """
 
     def __init__(self, *, moving: bool = True) -> None:
@@ -285,6 +285,9 @@ class Directional:
             return [self._push(list(xs))]
         if call.name in (residuals.READ, residuals.READ_ROWS):
             return self._read(xs[0], tuple([use.type for use in call.outs]))
+        if call.name == residuals.ADD:
+            [number, other] = [x.x for x in xs]
+            return [Dual(self._summed(number, other), None)]
         raise CaptureError(
             f"{call.line or 'here'}: {call.name} is called in a function of jvp, which knows no "
             f"tangent for it; call it outside"
@@ -299,7 +302,7 @@ class Directional:
         if blocks.is_recorded():
             pairs = [(x, Dual(x.x, x.t if isinstance(x.t, Tensor) else None)) for x in xs]
             each = [(x.x, _tangent(d)) if self._follows(x.x.type) else (x.x,) for x, d in pairs]
-            return Dual(blocks.recorder().push([x for part in each for x in part]), None)
+            return Dual(records.push([x for part in each for x in part]), None)
         self.records.append(xs)
         return Dual(asarray(len(self.records)), None)
 
@@ -314,7 +317,7 @@ class Directional:
             ]
         known = [kinds for key, kinds in self.pushed.items() if key[: len(types)] == types]
         each = [(type,) * (1 + (bool(known) and self._follows(type))) for type in types]
-        found = iter(blocks.recorder().pull(number.x, [type for part in each for type in part]))
+        found = iter(records.pull(number.x, [type for part in each for type in part]))
         duals = []
         for i, part in enumerate(each):
             x, *ts = [next(found) for _ in part]
@@ -331,6 +334,28 @@ class Directional:
         if kind is not True:
             return Dual(xs, kind or None)
         return Dual(xs, concat([_tangent(each)[i : i + 1] for i, each in enumerate(found)]))
+
+    def _summed(self, number: Tensor, other: Tensor) -> Tensor:
+        """The numbers of the sums of records, and of those that they name."""
+        if blocks.is_recorded():
+            return blocks.recorder().summed(number, other)
+        pairs = zip(
+            *[cast(Any, x.numpy()).reshape(-1).tolist() for x in (number, other)], strict=True
+        )
+        found = [self._sum(p, q) if p and q else p or q for p, q in pairs]
+        return reshape(asarray(found, dtype=i64), number.shape)
+
+    def _sum(self, p: int, q: int) -> int:
+        """The number of the sum of two records."""
+        total: Duals = []
+        for one, two in zip(self.records[p - 1], self.records[q - 1], strict=True):
+            if one.x.dtype is i64:
+                total.append(Dual(self._summed(one.x, two.x), None))
+                continue
+            kind = _joined(_kind(one), _kind(two))
+            t = _tangent(one) + _tangent(two) if kind is True else kind or None
+            total.append(Dual(one.x + two.x, t))
+        return int(self._push(total).x)
 
     def _follows(self, type: TensorType) -> bool:
         """Whether a tensor of a record is followed by its tangent."""

@@ -110,6 +110,25 @@ def test_a_tangent_is_the_slope_eagerly_captured_and_of_gradients(name: str) -> 
         assert over.type is X.type
 
 
+@pytest.mark.parametrize("name", ["a while_loop", "a function", "a scan in a scan"])
+def test_third_derivatives_in_any_order(name: str) -> None:
+    def total(x: Tensor) -> Tensor:
+        return ml.sum(ml.sin(WAYS[name](x)))
+
+    def second(x: Tensor) -> Tensor:
+        return ml.sum(ml.hvp(total, (x,), (V,)) * V)
+
+    back = lambda x: ml.sum(ml.grad(lambda x: ml.sum(ml.grad(total)(x) * V))(x) * V)  # noqa: E731
+    expected = _slope(second, X, V)
+    for fn in (
+        lambda x: ml.jvp(second, (x,), (V,))[1],
+        lambda x: ml.sum(ml.grad(second)(x) * V),
+        lambda x: ml.jvp(back, (x,), (V,))[1],
+    ):
+        for found in (fn(X), ml.capture(fn)(X)):
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
 def test_a_loop_carries_tangents_for_those_parts_of_its_state_that_get_one() -> None:
     def fn(x: Tensor) -> Any:
         step = lambda s: (s[0] + 1.0, s[1] * s[0], s[2] * 2.0)  # noqa: E731
