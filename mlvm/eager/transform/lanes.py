@@ -412,6 +412,7 @@ class Batched:
         if self.is_dry:
             return _dry_lanes([True] * len(types))
         n, what = self.n, f"the rule of {rule.name}"
+        own: Any = rule  # which has fwd and bwd, or jvp
 
         def in_lanes(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
             there = [x is not None for x in xs]
@@ -430,12 +431,12 @@ class Batched:
             return [self.whole(v) for v in body(_lanes(xs, flags))]
 
         def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            made: tuple[Tensors, Tensors] = in_lanes(rule.fwd, xs, flags)
+            made: tuple[Tensors, Tensors] = in_lanes(own.fwd, xs, flags)
             return made
 
         def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
             def lane(both: list[Tensor]) -> Any:
-                return rule.bwd(both[: len(res)], both[len(res) :])
+                return own.bwd(both[: len(res)], both[len(res) :])
 
             parts = in_lanes(lane, [*res, *gs], [True] * (len(res) + len(gs)))
             return [
@@ -445,7 +446,7 @@ class Batched:
 
         def jvp(xs: Tensors, ts: list[Tensor | None]) -> Any:
             def lane(both: list[Tensor]) -> Any:
-                return rule.jvp(both[: len(xs)], both[len(xs) :])
+                return own.jvp(both[: len(xs)], both[len(xs) :])
 
             return in_lanes(lane, [*xs, *ts], [*flags, *flags])
 
@@ -489,9 +490,9 @@ class Batched:
             return _lanes(self._pulled(number.x, types), [True] * len(types))
         if call.name == ADD:
             flag = any(v.batched for v in xs)
-            number, other = self._physical(xs, [flag, flag])
-            return [Lanes(self._summed(number, other), flag)]
-        raise no_rule(call.name)
+            both = self._physical(xs, [flag, flag])
+            return [Lanes(self._summed(*both), flag)]
+        raise no_rule(call.name, call.line)
 
     def _pushed(self, xs: Tensors) -> Tensor:
         """The number of a record of the values."""
@@ -549,9 +550,9 @@ def _dry_lanes(flags: Sequence[bool]) -> Values:
     return [Lanes(_NOTHING, flag) for flag in flags]
 
 
-def no_rule(name: str) -> CaptureError:
+def no_rule(name: str, line: str | None = None) -> CaptureError:
     """The error for a call that cannot be run for all lanes at once."""
     return CaptureError(
-        f"vmap has no rule for {name}; call it outside of the function, for the whole batch, or "
-        f"take ml.map, which goes lane by lane"
+        f"{f'{line}: ' if line else ''}vmap has no rule for {name}; call it outside of the "
+        f"function, for the whole batch, or take ml.map in place of vmap: it goes lane by lane"
     )

@@ -21,8 +21,10 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.core.types import Array
+from mlvm.eager.control import blocks
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.step.flow import Call
 from tests.brief import cases, refuses
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
@@ -316,7 +318,11 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
         CaptureError,
         "from outside of a function of v",
     ),
-    (lambda x: ml.vmap(lambda a: ml.call("f", a, like=a))(x), MlvmError, ""),
+    (
+        lambda x: ml.vmap(_host_call)(x),
+        CaptureError,
+        "no rule for tests.host; call it outside of the",
+    ),
     (lambda x: ml.vmap(lambda a: ml.check(a[0] < 1.0, "big"))(x), CheckFailed, r"1 of 4.*\[1\]"),
     (lambda x: ml.vmap(lambda a: ml.take(a, ml.asarray(3), axis=0))(x), PositionRefused, "3"),
     (lambda x: ml.vmap(lambda a: ml.take(a, _turns(a), axis=0))(x * 2.0), PositionRefused, ""),
@@ -331,6 +337,11 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
 )
 def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
     refuses(error, text, call, ml.asarray(X))
+
+
+def _host_call(x: Tensor) -> Tensor:
+    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], guards=True))
+    return x
 
 
 def _add_to(x: Tensor, a: Tensor) -> Tensor:
