@@ -377,8 +377,12 @@ def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
     x = ml.asarray(X, dtype=ml.float32)
     made = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
     np.testing.assert_array_equal(made, ml.stack([model(x) for model in models]))
-    grads = ml.vmap(ml.grad(lambda model: ml.sum(model(x) ** 2)))(stacked)
-    each = [ml.grad(lambda model: ml.sum(model(x) ** 2))(model) for model in models]
+
+    def loss(model: Any) -> Tensor:
+        return ml.sum(model(x) ** 2)
+
+    grads = ml.vmap(ml.grad(loss))(stacked)
+    each = [ml.grad(loss)(model) for model in models]
     _close(grads, _stacked(each), 1e-5)
 
 
@@ -445,8 +449,11 @@ def test_lanes_meet_by_the_name_of_their_axis() -> None:
     _close(
         through(x), _arrays(ml.grad(lambda x: ml.sum(ml.sin(x - ml.mean(x, axis=0)) * weights))(x))
     )
-    inside = ml.vmap(ml.grad(lambda x, w: ml.sum(normalized(x) * w)), axis_name="i")
-    _close(inside(x, weights), _arrays(through(x)))
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return ml.sum(normalized(x) * w)
+
+    _close(ml.vmap(ml.grad(part), axis_name="i")(x, weights), _arrays(through(x)))
     moved = ml.vmap(lambda x: ml.jvp(normalized, (x,), (x,))[1], axis_name="i")
     _close(moved(x), _arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
 
