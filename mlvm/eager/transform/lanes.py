@@ -430,12 +430,12 @@ class Batched:
             return [self.whole(v) for v in body(_lanes(xs, flags))]
 
         def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            made: tuple[Tensors, Tensors] = in_lanes(rule.fwd, xs, flags)
+            made: tuple[Tensors, Tensors] = in_lanes(cast(Any, rule.fwd), xs, flags)
             return made
 
         def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
-            def lane(both: list[Tensor]) -> Any:
-                return rule.bwd(both[: len(res)], both[len(res) :])
+            def lane(both: list[Any]) -> Any:
+                return cast(Any, rule.bwd)(both[: len(res)], both[len(res) :])
 
             parts = in_lanes(lane, [*res, *gs], [True] * (len(res) + len(gs)))
             return [
@@ -444,8 +444,8 @@ class Batched:
             ]
 
         def jvp(xs: Tensors, ts: list[Tensor | None]) -> Any:
-            def lane(both: list[Tensor]) -> Any:
-                return rule.jvp(both[: len(xs)], both[len(xs) :])
+            def lane(both: list[Any]) -> Any:
+                return cast(Any, rule.jvp)(both[: len(xs)], both[len(xs) :])
 
             return in_lanes(lane, [*xs, *ts], [*flags, *flags])
 
