@@ -42,7 +42,9 @@ def stack_of(program: Program) -> list[str]:
             is_large = kind in LARGE and any(each in LARGE for each in levels)
             if not is_large and not ("custom_vjp" in levels and kind == "custom_vjp"):
                 levels.append(kind)
-    return levels
+    back = [i for i, kind in enumerate(levels) if kind in (*BACK, "custom_jvp")]
+    last = max(back, default=-1)  # a captured function has no gradient: what takes it is captured
+    return [kind for i, kind in enumerate(levels) if kind != "jit" or i > last]
 
 
 def transformed(lib: Library, module: Any, program: Program, levels: list[str]) -> Fn:

@@ -459,7 +459,7 @@ def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
         if isinstance(value, Tensor) and value.dtype.kind == "complex":
             hint = "; take the real part, or the absolute value, or see holomorphic=True"
         elif isinstance(value, Tensor) and value.shape:
-            hint = "; take ml.sum or ml.mean of it, or see ml.vjp and ml.jacrev"
+            hint = "; take ml.sum or ml.mean of it, or see ml.vjp"
         elif isinstance(value, tuple) and not has_aux:
             hint = "; a loss with other values is returned with has_aux=True"
         raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")

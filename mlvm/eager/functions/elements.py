@@ -353,7 +353,7 @@ def stop_gradient(x: Tensor) -> Tensor:
     """
     type_of(x)
     on = current_capture.get()
-    return untracked(x) if on is None else on.stopped(x)  # type: ignore[no-any-return]
+    return untracked(x) if on is None else on.stopped(x)
 
 
 Tensor.__pos__ = positive

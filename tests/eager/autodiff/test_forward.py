@@ -65,7 +65,7 @@ def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Ca
     _, pull = vjp(function, *[xs[i] for i in numbers])
     g = _drawn(out.numpy(), 4)
     back = [x.numpy() for x in pull(from_array(g))]
-    total = sum(_inner(b, ts[i]) for b, i in zip(back, numbers, strict=True))
+    total = sum([_inner(b, np.asarray(ts[i])) for b, i in zip(back, numbers, strict=True)], 0.0)
     np.testing.assert_allclose(_inner(g, found.numpy()), total, rtol=1e-9, atol=1e-10)
     each = [
         tangent_of(call, tuple(xs), [t if i == k else None for i, t in enumerate(tangents)], out)

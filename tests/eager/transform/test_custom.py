@@ -81,7 +81,11 @@ def test_the_rule_is_taken_whatever_is_around(rule: str, around: str) -> None:
     for found in (gradient(X, Y), ml.capture(gradient)(X, Y)):
         for one, other in zip(found, EXPECTED, strict=True):
             np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-12)
-    rows = ml.vmap(ml.grad(lambda x, y: ml.sum(fn(x[None], y[None]))))
+
+    def row(x: Tensor, y: Tensor) -> Tensor:
+        return ml.sum(fn(x[None], y[None]))
+
+    rows = ml.vmap(ml.grad(row))
     if around not in ("in a cond", "in lanes in lanes", "with an argument for all lanes"):
         np.testing.assert_allclose(rows(X, Y).numpy(), EXPECTED[0].numpy(), rtol=1e-12)
     second = -10.0 * ml.sin(X) * Y * Y  # the gradient's own derivative: rules are eager code
