@@ -25,6 +25,7 @@ SUITES = {
     "queue": "bench.queue",
     "remote": "bench.remote",
     "scaling": "bench.scaling",
+    "transformations": "bench.transformations",
 }
 
 

@@ -56,6 +56,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("docs/queues.md", 3),
     ("docs/pipelines.md", 4),
     ("docs/remote.md", 1),
+    ("docs/transformations.md", 7),
     ("docs/dtypes.md", 2),
     ("docs/values.md", 4),
 )

@@ -18,11 +18,12 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
 from mlvm.core.store import FreeStore
 from mlvm.core.vm import VM
+from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from tests.brief import cases
-from tests.fuzz import remote, threads
+from tests.fuzz import remote, threads, transformations
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -173,3 +174,15 @@ def test_what_threads_do_wrong_is_found_and_printed(
     _, _, failure = threads.fuzz(20, seed=0)
     assert failure is not None
     assert reason in failure
+
+
+def test_random_transformations(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lane by lane; and a wrong batching rule is found."""
+    command = ["--lanes", "--programs", "12", "--seed", "7"]
+    assert transformations.main(command) == 0
+    rule = BATCHING["sum"]
+    monkeypatch.setitem(BATCHING, "sum", lambda *args: rule(*args) * 2.0)
+    assert transformations.main(command) == 1
+    assert re.search(r"^program \d+: .*vmap", capsys.readouterr().out, re.MULTILINE)

@@ -7,6 +7,7 @@ knows it by its number there.
     residuals.begin  ( -- )               a program's own stack, above that of one around it
     residuals.push   ( p x1 .. xn -- )    a record of copies of the tensors; its number is in p
     residuals.read   ( o1 .. on p -- )    the first n tensors of that record are in o1 .. on
+    residuals.read_rows ( o1 .. on p -- ) o[i..] is that element in record p[i..]
     residuals.add    ( r p q -- )         a record of the sums of those of two; its number is in r
     residuals.end    ( -- )               the program's records are given up
     residuals.held   ( -- n )             the bytes of the stack, which the VM keeps, as an i64[]
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 BEGIN: Final = "residuals.begin"
 PUSH: Final = "residuals.push"
 READ: Final = "residuals.read"
+READ_ROWS: Final = "residuals.read_rows"
 ADD: Final = "residuals.add"
 END: Final = "residuals.end"
 HELD: Final = "residuals.held"
@@ -131,15 +133,27 @@ class Residuals:
         """Copy a record, or as many of its arrays. Raises `HostFunctionError` if there is none of
         that number and these types."""
         *outs, place = _arrays(READ, frame)
-        number = int(place)
+        for out, x in zip(outs, self._record_like(READ, int(place), outs), strict=False):
+            np.copyto(out, x)
+
+    def read_rows(self, frame: Frame) -> None:
+        """Copy each row of the arrays from a record of its own. Raises what `read` raises."""
+        *outs, places = _arrays(READ_ROWS, frame)
+        numbers = places.copy()
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            for out, x in zip(outs, self._record_like(READ_ROWS, number, outs), strict=False):
+                out[rows] = x[rows]
+
+    def _record_like(self, name: str, number: int, outs: Sequence[Array]) -> list[Array]:
+        """The arrays of a record, of which the first have the types of these."""
         record = (self._stack.record(number) if number else list(map(np.zeros_like, outs))) or []
         if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
             out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
         ):
             told = f"no record {number} of {len(outs)} such tensors is there"
-            raise HostFunctionError(f"{READ}: {told}")
-        for out, x in zip(outs, record, strict=False):
-            np.copyto(out, x)
+            raise HostFunctionError(f"{name}: {told}")
+        return record
 
     def add(self, frame: Frame) -> None:
         """Tell the numbers of the sums of records, each of two, and of what these name."""
@@ -206,10 +220,12 @@ def register(vm: VM, *, native: bool = False) -> None:
         callees[PUSH] = PythonFunction(PUSH, of.push, None, 0)
         callees[READ] = PythonFunction(READ, of.read, None, 0)
     callees[BEGIN] = PythonFunction(BEGIN, of.begin, 0, 0)
+    callees[READ_ROWS] = PythonFunction(READ_ROWS, of.read_rows, None, 0)
     callees[ADD] = PythonFunction(ADD, of.add, 3, 0)
     callees[END] = PythonFunction(END, of.end, 0, 0)
     callees[HELD] = PythonFunction(HELD, of.tell, 0, 1)
     callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
+    callees[READ_ROWS].reads = slice(-1, None)
     callees[ADD].reads = slice(1, None)
     vm.register_callees(callees)
 
@@ -225,7 +241,12 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))
     number = arrays[0 if name == PUSH else -1] if arrays else None
-    if len(arrays) < len(params) or number is None or TensorType.of(number) != TensorType(i64):
+    if (
+        len(arrays) < len(params)
+        or number is None
+        or TensorType.of(number).dtype is not i64
+        or (number.ndim > 0) != (name == READ_ROWS)
+    ):
         told = "takes tensors, and an i64[] for the record's number"
         raise HostFunctionError(f"{name}: {told}")
     return arrays

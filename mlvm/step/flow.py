@@ -132,11 +132,13 @@ class Block:
 @dataclass(eq=False)
 class Procedure:
     """A function of the program. Its `params` are `outer` homes of its block: its results, for
-    which the caller has memory, and then its arguments."""
+    which the caller has memory, and then its arguments. It may have a `rule` for its derivatives,
+    in a trace of the eager language."""
 
     name: str
     block: Block
     params: list[Home] = field(default_factory=list)
+    rule: object = None
 
 
 def _guards(call: Call) -> bool:

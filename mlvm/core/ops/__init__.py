@@ -5,6 +5,7 @@ from mlvm.core.ops import decompositions as decompositions
 from mlvm.core.ops import elementwise as elementwise
 from mlvm.core.ops import fft as fft
 from mlvm.core.ops import indexing as indexing
+from mlvm.core.ops import lanes as lanes
 from mlvm.core.ops import layout as layout
 from mlvm.core.ops import linalg as linalg
 from mlvm.core.ops import neural as neural

@@ -6,20 +6,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, Literal, ParamSpec, Protocol, TypeAlias, TypeVar, overload
+from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from mlvm.core.errors import DTypeError, GradientError
+from mlvm.core.errors import DTypeError, GradientError, brief
+from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
-from mlvm.eager.tensor.operands import Operand, as_operand
+from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
 from mlvm.eager.tree import (
     Copies,
     Leaves,
+    Node,
     Structure,
     Tree,
     Where,
@@ -27,9 +29,12 @@ from mlvm.eager.tree import (
     at_operands,
     copied,
     flatten,
+    map_to_dicts,
     meant,
+    partners,
     pruned,
     rebind_buffers,
+    unflatten,
 )
 
 P = ParamSpec("P")
@@ -100,15 +105,17 @@ class _Session:
         rebind_buffers(self.copies)
         return result
 
-    def pull(self, out: Tensor | Tracked, seed: Tensor, *, keep: bool) -> list[Tree]:
-        """The cotangents as trees like the arguments; zeros for what `out` does not depend on.
+    def pull(
+        self, outs: Sequence[Tensor | Tracked], seeds: Sequence[Tensor], *, keep: bool
+    ) -> list[Tree]:
+        """The cotangents as trees like the arguments; zeros for what no result depends on.
 
         Each has memory of its own: an update in place of one must not change another. A variable
         that occurs twice has the same cotangent in both places.
         """
         keep = keep or self.outer is not None
-        cotangents = self.tape.cotangents(out, seed, self.origins, self.start, keep=keep)
-        taken = {id(seed)}
+        cotangents = self.tape.cotangents(outs, seeds, self.origins, self.start, keep=keep)
+        taken = {id(seed) for seed in seeds}
         made: dict[int, Tensor] = {}
         for x, origin, g in zip(self.variables, self.origins, cotangents, strict=True):
             if origin in made:
@@ -138,7 +145,7 @@ class _Session:
                 g = op.copy(g)
             collector.add(numbers[number], g if g.base is None else op.copy(g))
 
-        self.tape.cotangents(out, seed, self.origins, self.start, keep=False, final=final)
+        self.tape.cotangents([out], [seed], self.origins, self.start, keep=False, final=final)
         value, made = collector.finish()
         return value, self._as_trees({origin: made[i] for origin, i in numbers.items()})
 
@@ -157,33 +164,38 @@ class _Session:
 @overload
 def value_and_grad(
     fn: Callable[P, Tensor],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[False] = False,
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, tuple[Tensor, Any]]: ...
 @overload
 def value_and_grad(
     fn: Callable[P, tuple[Tensor, A]],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[True],
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: bool = False,
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
     """A function that returns `fn`'s value and its gradient with respect to `argnums`.
 
-    `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything else, which
-    comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees of float or
-    complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its argument's
-    structure, with dicts for Modules, and zeros where the value does not depend on a tensor. A
-    tensor that occurs twice in one argument is one variable, with one gradient in both places.
+    `argnums` is the number of an argument by position, or a tuple of such; below 0 it counts from
+    the last. `fn` returns a float tensor of shape (); with `has_aux` a pair of it and anything
+    else, which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees
+    of float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its
+    argument's structure, with dicts for Modules, and zeros where the value does not depend on a
+    tensor. A tensor that occurs twice in one argument is one variable, with one gradient in both
+    places.
 
     `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
     `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are
@@ -191,7 +203,8 @@ def value_and_grad(
 
     The gradient with respect to a complex z = x + iy is dL/dx + i dL/dy, as in PyTorch: the
     direction of steepest ascent (Kreutz-Delgado, The Complex Gradient Operator and the
-    CR-Calculus, 2009).
+    CR-Calculus, 2009). With `holomorphic`, of complex arguments and a complex value, it is the
+    complex derivative df/dz.
 
     All else is a constant: no gradient flows through it, and no error is raised. Constants are the
     tensors that `fn` reaches without these arguments, such as a parameter it closes over, and
@@ -209,40 +222,40 @@ def value_and_grad(
         >>> ml.value_and_grad(lambda p: ml.sum(p["w"] * p["b"]), where="b")(params)
         (Tensor(2., f32[]), {'b': Tensor([2.], f32[1])})
     """
-    return collecting(fn, argnums, has_aux=has_aux, where=where)
+    return collecting(fn, argnums, has_aux=has_aux, holomorphic=holomorphic, where=where)
 
 
 def collecting(
     fn: Callable[..., Any],
-    argnums: int | tuple[int, ...],
+    argnums: int | Sequence[int],
     *,
     has_aux: bool,
+    holomorphic: bool = False,
     where: Where | None = None,
     collect: Collect | None = None,
 ) -> Callable[..., Any]:
     """`value_and_grad`; with `collect` the gradients are what the collector makes of them, and
     there is no gradient of these."""
     _require_function(fn)
-    several = isinstance(argnums, tuple)
-    numbers: tuple[int, ...] = argnums if isinstance(argnums, tuple) else (argnums,)
-    if not all(isinstance(i, int) and i >= 0 for i in numbers) or len(set(numbers)) < len(numbers):
-        raise GradientError(f"argnums is an int >= 0 or a tuple of different ones, not {argnums}")
+    several = not isinstance(argnums, int)
+    asked = as_argnums(argnums)
 
     @wraps(fn, updated=())
     def differentiated(*args: Any, **kwargs: Any) -> Any:
-        if max(numbers, default=-1) >= len(args):
-            raise GradientError(
-                f"argnums names argument {max(numbers)}; {len(args)} were given by position"
-            )
+        numbers = among(asked, args)
         session = _Session([args[i] for i in numbers], where)
         try:
             watched = dict(zip(numbers, session.arguments, strict=True))
             given = [watched.get(i, arg) for i, arg in enumerate(args)]
             result = session.run(fn, *given, **kwargs)
-            value = _scalar(result, has_aux)
+            value = _scalar(result, has_aux, holomorphic)
+            if holomorphic:
+                _require_complex(session.variables)
             one = full((), 1.0, dtype=value.dtype)
             if collect is None:
-                gradients = session.pull(value, one, keep=False)
+                gradients = session.pull([value], [one], keep=False)
+                if holomorphic:
+                    gradients = map_to_dicts(op.conj, gradients)
             elif session.outer is not None:
                 raise GradientError("there is no gradient of gradients that members have averaged")
             else:
@@ -260,24 +273,27 @@ def collecting(
 @overload
 def grad(
     fn: Callable[P, Tensor],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[False] = False,
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, Any]: ...
 @overload
 def grad(
     fn: Callable[P, tuple[Tensor, A]],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[True],
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[P, tuple[Any, A]]: ...
 def grad(
     fn: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: bool = False,
+    holomorphic: bool = False,
     where: Where | None = None,
 ) -> Callable[..., Any]:
     """A function that returns the gradient of `fn`, as `value_and_grad` describes it.
@@ -289,7 +305,7 @@ def grad(
         >>> ml.grad(lambda x: ml.sum(x**3))(ml.asarray([1.0, 2.0]))
         Tensor([ 3., 12.], f32[2])
     """
-    differentiated = collecting(fn, argnums, has_aux=has_aux, where=where)
+    differentiated = collecting(fn, argnums, has_aux=has_aux, holomorphic=holomorphic, where=where)
 
     @wraps(fn, updated=())
     def gradient(*args: Any, **kwargs: Any) -> Any:
@@ -299,44 +315,95 @@ def grad(
     return gradient
 
 
-def vjp(fn: Callable[..., Tensor], *primals: Tree) -> tuple[Tensor, Callable[[Operand], Any]]:
+@overload
+def vjp(
+    fn: Callable[..., Any], *primals: Tree, has_aux: Literal[False] = False
+) -> tuple[Any, Callable[[Any], Any]]: ...
+@overload
+def vjp(
+    fn: Callable[..., Any], *primals: Tree, has_aux: Literal[True]
+) -> tuple[Any, Callable[[Any], Any], Any]: ...
+def vjp(fn: Callable[..., Any], *primals: Tree, has_aux: bool = False) -> Any:
     """`fn(*primals)`, and a function from its cotangent to a tuple of the primals' cotangents.
 
     That function may be called any number of times. Until it is dropped, it keeps the values that
-    it needs: an update in place moves the tensor to other memory.
+    it needs: an update in place moves the tensor to other memory. With `has_aux`, `fn` returns a
+    pair of its value and anything else, which is the third result.
 
-    The value: [...], floats; its cotangent too, which may be a number, a list or an array. Raises
-    what `value_and_grad` raises, and `GradientError` for a cotangent of another type than the
-    value.
+    The value: [...], floats, or a tree of tensors; its cotangent is one of the same structure and
+    types, in which a number, a list or an array may stand for a tensor. A result that is no float
+    has None for its cotangent. Raises what `value_and_grad` raises, and `GradientError` for a value
+    without floats, and a cotangent of another type than the value.
 
         >>> y, pull = ml.vjp(ml.sin, ml.asarray([0.0]))
         >>> pull(ml.ones(1))
         (Tensor([1.], f32[1]),)
+        >>> (y, z), pull = ml.vjp(lambda x: (x * 2.0, x * x), ml.asarray(3.0))
+        >>> pull((1.0, 1.0))
+        (Tensor(8., f32[]),)
     """
     _require_function(fn)
     session = _Session(primals)
     try:
-        value = session.run(fn, *session.arguments)
-        if not isinstance(value, Tensor) or not value.dtype.is_inexact:
-            raise GradientError(
-                f"vjp is of a function to one float or complex tensor, not to {_kind(value)}"
-            )
+        result = session.run(fn, *session.arguments)
+        aux = None
+        if has_aux:
+            result, aux = as_pair(result)
+        found, structure = _results(result)
     except BaseException:
         session.close()
         raise
 
-    if value.tape is not session.tape:
-        value = alias_of(value)
-    known = Tracked(value.type, value.tape, getattr(value, "node", 0))
+    values = [value if value.tape is session.tape else alias_of(value) for value in found]
+    known = [Tracked(y.type, y.tape, getattr(y, "node", 0)) for y in values]
 
-    def pullback(cotangent: Operand) -> Any:
-        if not isinstance(cotangent, Tensor):
-            cotangent = asarray(cotangent, dtype=known.type.dtype)
-        if cotangent.type is not known.type:
-            raise GradientError(f"the cotangent of {known.type} cannot be {_kind(cotangent)}")
-        return tuple(session.pull(known, cotangent, keep=True))
+    def pullback(cotangent: Any) -> Any:
+        given = partners(structure, cotangent, _are_alike, _differ)
+        pairs = [
+            (y, _cotangent(y.type, g))
+            for y, g in zip(known, given, strict=True)
+            if y.type.dtype.is_inexact or g is not None
+        ]
+        return tuple(session.pull([y for y, _ in pairs], [g for _, g in pairs], keep=True))
 
-    return value, pullback
+    value = unflatten(structure, values)
+    return (value, pullback, aux) if has_aux else (value, pullback)
+
+
+def _results(result: Tree) -> tuple[list[Tensor], Structure]:
+    """The tensors of what a function returned. Raises `GradientError` where none is a float."""
+    try:
+        found, structure = flatten(result)
+    except DTypeError:
+        found, structure = [], None
+    if structure is None or not any(y.dtype.is_inexact for _, y in found):
+        raise GradientError(
+            f"vjp is of a function to float or complex tensors, alone or in a tree, not to "
+            f"{_kind(result)}"
+        )
+    return [y for _, y in found], structure
+
+
+def _cotangent(type: TensorType, g: Any) -> Tensor:
+    """The cotangent of a value of that type. Raises `GradientError` for one of another."""
+    if not type.dtype.is_inexact:
+        raise GradientError(f"the cotangent of {type}, which is no float, is None, not {_kind(g)}")
+    if g is not None and not isinstance(g, (Tensor, dict, tuple)):
+        g = asarray(g, dtype=type.dtype)
+    if not isinstance(g, Tensor) or g.type is not type:
+        raise GradientError(f"the cotangent of {type} cannot be {_kind(g)}")
+    return g
+
+
+def _are_alike(tree: Tree, other: Tree) -> bool:
+    return type(tree) is type(other) or (isinstance(other, dict) and isinstance(tree, Node))
+
+
+def _differ(path: str, tree: Tree, other: Tree) -> NoReturn:
+    where = f" at {path}" if path else ""
+    raise GradientError(
+        f"a cotangent has the structure of the value: {_kind(tree)}{where}, not {_kind(other)}"
+    )
 
 
 def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure]:
@@ -345,23 +412,64 @@ def _of_tensors(leaves: Leaves, structure: Structure) -> tuple[Leaves, Structure
     return found, structure
 
 
-def _scalar(result: object, has_aux: bool) -> Tensor:
+def as_argnums(argnums: int | Sequence[int]) -> tuple[int, ...]:
+    """The numbers of arguments. Raises `GradientError` for what says none."""
+    numbers = (argnums,) if isinstance(argnums, int) else argnums
+    if (
+        not isinstance(numbers, (tuple, list))
+        or any(not isinstance(i, int) or isinstance(i, bool) for i in numbers)
+        or len(set(numbers)) < len(numbers)
+    ):
+        raise GradientError(f"argnums is an int or a tuple of different ints, not {brief(argnums)}")
+    return tuple(numbers)
+
+
+def among(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
+    """The numbers, of which those below 0 count from the last argument. Raises `GradientError`
+    where there is none of that number, and for two that name the same one."""
+    found = tuple([i + len(args) if i < 0 else i for i in numbers])
+    for i, number in zip(found, numbers, strict=True):
+        if not 0 <= i < len(args):
+            raise GradientError(
+                f"argnums names argument {number}; {len(args)} were given by position"
+            )
+    if len(set(found)) < len(found):
+        raise GradientError(f"argnums names an argument twice: {numbers}")
+    return found
+
+
+def as_pair(result: object) -> tuple[Any, Any]:
+    """What a function with `has_aux` returned. Raises `GradientError` for anything but a pair."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
+    return result
+
+
+def _scalar(result: object, has_aux: bool, holomorphic: bool) -> Tensor:
     """The value to differentiate, out of what a function returned. Raises `GradientError`."""
-    value = result
-    if has_aux:
-        if not isinstance(result, tuple) or len(result) != 2:
-            raise GradientError(f"with has_aux a function returns a pair, not {_kind(result)}")
-        value = result[0]
+    value = as_pair(result)[0] if has_aux else result
+    if holomorphic:
+        if isinstance(value, Tensor) and value.shape == () and value.dtype.kind == "complex":
+            return value
+        raise GradientError(
+            f"with holomorphic=True a gradient is of a complex scalar, not of {_kind(value)}"
+        )
     if not isinstance(value, Tensor) or value.shape != () or not value.dtype.is_float:
         hint = ""
         if isinstance(value, Tensor) and value.dtype.kind == "complex":
-            hint = "; take the real part, or the absolute value"
+            hint = "; take the real part, or the absolute value, or see holomorphic=True"
         elif isinstance(value, Tensor) and value.shape:
             hint = "; take ml.sum or ml.mean of it, or see ml.vjp"
         elif isinstance(value, tuple) and not has_aux:
             hint = "; a loss with other values is returned with has_aux=True"
         raise GradientError(f"a gradient is of a float scalar, not of {_kind(value)}{hint}")
     return value
+
+
+def _require_complex(variables: Sequence[Tensor]) -> None:
+    for x in variables:
+        if x.dtype.kind != "complex":
+            raise DTypeError(f"with holomorphic=True arguments are complex, not {x.type}")
 
 
 def _require_function(fn: object) -> None:

@@ -22,52 +22,46 @@ and move elements hold for both; the others say what they do.
 A rule may return a cotangent of the shape that the operands broadcast to and of the dtype that they
 promote to: the engine sums and casts it. Rules are eager code, which an outer tape records for
 gradients of gradients. So a rule uses only differentiable ops on values that may be tracked.
+
+Beside the rules back an op's row says how a tangent goes forward (`rows`). That of an elementwise
+op goes as a cotangent does, without conjugates. Decompositions whose rows say nothing have the rule
+back transposed: it is linear in the cotangent, so its own gradient is the way forward.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final
 
 from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType, i64, u8
+from mlvm.eager.autodiff.rows import (
+    NON_DIFFERENTIABLE,
+    Rules,
+    Sparse,
+    forward,
+    in_its_place,
+    linear,
+    multilinear,
+    symmetric,
+)
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.functions.sums import cumulative_prod, with_ones_before
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, one_op
+from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
-
-
-class Sparse(NamedTuple):
-    """A cotangent that is zero but for some elements. `alone` makes it of the operands; `added`
-    takes a tensor before them, and gives it with those elements added."""
-
-    operands: tuple[Tensor, ...]
-    alone: OneOp
-    added: OneOp
-
-
-Rule: TypeAlias = Callable[..., "Tensor | Sparse"]
-Rules: TypeAlias = Mapping[str, Rule]
-
-NON_DIFFERENTIABLE: Final[Rules] = MappingProxyType({})
-"""The rules of an op without a gradient: its result is never a float, or is constant in pieces. A
-gradient of zero would be right almost everywhere, and never what was meant."""
-
 
 # --- elementwise -----------------------------------------------------------------------
 
 
 def _masked(g: Tensor, mask: Tensor) -> Tensor:
     """g where the mask holds, else 0."""
-    return op.where(mask, g, constant(0.0, g.dtype))
+    return op.where(mask, g, constant(0, g.dtype))
 
 
 def _wins(g: Tensor, wins: Tensor, ties: Tensor) -> Tensor:
@@ -117,6 +111,11 @@ def _abs(g: Tensor, x: Tensor, out: Tensor) -> Tensor:
         return g * op.sign(stop_gradient(x))
     zero = op.equal(out, 0.0)
     return _masked(g * (x / _one_at(zero, out)), op.logical_not(zero))
+
+
+def _abs_forward(t: Tensor, x: Tensor, out: Tensor) -> Tensor:
+    """Of a complex x, the real part of t conj(x) / |x|."""
+    return _abs(t, x, out) if x.dtype.is_float else op.real(_abs(op.conj(t), x, out))
 
 
 def _atan2_by(g: Tensor, x: Tensor, y: Tensor, of: Tensor) -> Tensor:
@@ -177,6 +176,15 @@ def _extreme(g: Tensor, x: Tensor, out: Tensor, x_type: TensorType, axis: Axis) 
     return _divided(_kept(g, x_type, axis), chosen, axis)
 
 
+def _reduced(t: Tensor, slopes: Tensor, axis: Axis, keepdims: bool) -> Tensor:
+    """The tangent of a reduction, from its slopes: what the rule back makes of ones."""
+    return op.sum(t * slopes, axis=axis, keepdims=keepdims)
+
+
+def _ones_like(out: Tensor) -> Tensor:
+    return _ones(out.shape, out.type)
+
+
 def _prod(g: Tensor, x: Tensor, x_type: TensorType, axis: Axis) -> Tensor:
     """The product of the other elements, without a division: zeros do no harm."""
     reduced = normalize_axes(axis, x.ndim)
@@ -230,6 +238,18 @@ def _matmul_y(
         return product(g, x, transpose_x=True, transpose_y=transpose_x)
     result = product(x, g, transpose_x=not transpose_x, transpose_y=False)
     return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
+
+
+# --- lanes -----------------------------------------------------------------------------
+
+
+def _sum_lanes(g: Tensor, axis_name: str, size: int) -> Tensor:
+    return op.sum_lanes(g, axis_name=axis_name, size=size)
+
+
+def _gather_lanes(g: Tensor, rank: Tensor, axis_name: str, size: int) -> Tensor:
+    """This lane's row of what all lanes give to it."""
+    return op.take(_sum_lanes(g, axis_name, size), rank, axis=0)
 
 
 # --- layout ----------------------------------------------------------------------------
@@ -432,6 +452,16 @@ def _max_pool2d(
     return op.unpatches(parts, shape=x.shape, stride=stride, padding=padding)
 
 
+def _max_pool2d_forward(
+    t: Tensor, x: Tensor, out: Tensor, window: Pair, stride: Pair, padding: Padding
+) -> Tensor:
+    windows = op.patches(x, window=window, stride=stride, padding=padding, pad_value=-math.inf)
+    chosen = op.equal(windows, _beside_patches(out))
+    parts = _divided(_beside_patches(_ones_like(out)), chosen, (3, 4))
+    moved = op.patches(t, window=window, stride=stride, padding=padding)
+    return op.sum(parts * moved, axis=(3, 4))
+
+
 def _avg_pool2d(
     g: Tensor, x_type: TensorType, window: Pair, stride: Pair, padding: Padding
 ) -> Tensor:
@@ -471,10 +501,10 @@ VJPS: Final[dict[str, Rules]] = {
     },
     "clip": {"x": _clip_x, "lower": _clip_lower, "upper": _clip_upper},
     "negative": {"x": lambda g: -g},
-    "abs": {"x": _abs},
-    "real": {"x": lambda g: g},
-    "imag": {"x": _imag},
-    "conj": {"x": lambda g: op.conj(g)},
+    "abs": forward({"x": _abs}, x=_abs_forward),
+    "real": linear(x=lambda g: g),
+    "imag": linear(x=_imag),
+    "conj": linear(x=lambda g: op.conj(g)),
     "copysign": {"x": lambda g, x, out: g * op.copysign(1.0, stop_gradient(x * out))},
     "square": {"x": lambda g, x: g * (2.0 * x)},
     "exp": {"x": lambda g, out: g * out},
@@ -525,134 +555,199 @@ VJPS: Final[dict[str, Rules]] = {
     "erfinv": {"x": lambda g, out: g * op.exp(op.square(out)) * (math.sqrt(math.pi) / 2)},
     "lgamma": {"x": lambda g, x: g * op.digamma(x)},
     "digamma": {"x": lambda g, x: g * op.polygamma(x, n=1)},
-    "polygamma": {"x": lambda g, x, n: g * op.polygamma(x, n=n + 1)},
+    "polygamma": symmetric(x=lambda g, x, n: g * op.polygamma(x, n=n + 1)),
     # --- reduction ---
-    "sum": {"x": lambda g, x_type, axis: _spread(g, x_type, axis)},
-    "mean": {"x": lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)},
-    "prod": {"x": _prod},
-    "var": {"x": _var},
-    "cumulative_sum": {"x": _cumulative_sum},
-    "logsumexp": {
-        "x": lambda g, x, out, x_type, axis: (
-            _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
-        )
-    },
-    "max": {"x": _extreme},
-    "min": {"x": _extreme},
+    "sum": linear(x=lambda g, x_type, axis: _spread(g, x_type, axis)),
+    "mean": linear(x=lambda g, x_type, axis: _spread(g / _count(x_type, axis), x_type, axis)),
+    "prod": forward(
+        {"x": _prod},
+        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
+            t, _prod(_ones_like(out), x, x_type, axis), axis, keepdims
+        ),
+    ),
+    "var": forward(
+        {"x": _var},
+        x=lambda t, x, out, x_type, axis, correction, keepdims: _reduced(
+            t, _var(_ones_like(out), x, x_type, axis, correction), axis, keepdims
+        ),
+    ),
+    "cumulative_sum": linear(x=_cumulative_sum),
+    "logsumexp": forward(
+        {
+            "x": lambda g, x, out, x_type, axis: (
+                _kept(g, x_type, axis) * op.exp(x - _kept(out, x_type, axis))
+            )
+        },
+        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
+            t, op.exp(x - _kept(out, x_type, axis)), axis, keepdims
+        ),
+    ),
+    "max": forward(
+        {"x": _extreme},
+        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
+            t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
+        ),
+    ),
+    "min": forward(
+        {"x": _extreme},
+        x=lambda t, x, out, x_type, axis, keepdims: _reduced(
+            t, _extreme(_ones_like(out), x, out, x_type, axis), axis, keepdims
+        ),
+    ),
     **_none("argmax argmin all any"),
     # --- linalg ---
-    "matmul": {"x": _matmul_x, "y": _matmul_y},
-    "batch_contract": {"x": _matmul_x, "y": _matmul_y},
+    "matmul": multilinear(x=_matmul_x, y=_matmul_y),
+    "batch_contract": multilinear(x=_matmul_x, y=_matmul_y),
     # --- decompositions ---
     **DECOMPOSITIONS,
     # --- fft ---
     **TRANSFORMS,
+    # --- lanes ---
+    "sum_lanes": linear(x=_sum_lanes),
+    "gather_lanes": linear(x=_gather_lanes),
     # --- layout ---
-    "reshape": {"x": lambda g, x_type: reshape(g, x_type.shape)},
-    "permute_dims": {"x": lambda g, axes: op.permute_dims(g, axes=_inverse(axes))},
+    "reshape": linear(x=lambda g, x_type: reshape(g, x_type.shape)),
+    "permute_dims": linear(x=lambda g, axes: op.permute_dims(g, axes=_inverse(axes))),
     "broadcast_to": {"x": lambda g: g},
-    "concat": {"xs": _part},
-    "flip": {"x": lambda g, axis: op.flip(g, axis=axis)},
-    "roll": {"x": _roll},
-    "pad": {
-        "x": lambda g, x_type, widths: _window(
-            g, tuple(before for before, _ in widths), x_type.shape
-        )
-    },
-    "slice": {"x": _slice},
-    "embed": {"x": _sliced},
-    "slice_add": {"x": lambda g: g, "updates": _sliced_updates},
-    "slice_set": {
-        "x": _slice_set_x,
-        "values": lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),
-    },
-    "tril": {"x": lambda g, k: op.tril(g, k=k)},
-    "triu": {"x": lambda g, k: op.triu(g, k=k)},
-    "sort": {"x": _sort},
+    "concat": linear(xs=_part),
+    "flip": linear(x=lambda g, axis: op.flip(g, axis=axis)),
+    "roll": linear(x=_roll),
+    "pad": forward(
+        {
+            "x": lambda g, x_type, widths: _window(
+                g, tuple(before for before, _ in widths), x_type.shape
+            )
+        },
+        x=lambda t, widths: op.pad(t, widths=widths),
+    ),
+    "slice": linear(x=_slice),
+    "embed": linear(x=_sliced),
+    "slice_add": linear(x=lambda g: g, updates=_sliced_updates),
+    "slice_set": linear(
+        x=_slice_set_x,
+        values=lambda g, start, length, step: op.slice(g, start=start, length=length, step=step),
+    ),
+    "tril": linear(x=lambda g, k: op.tril(g, k=k)),
+    "triu": linear(x=lambda g, k: op.triu(g, k=k)),
+    "sort": forward(
+        {"x": _sort},
+        x=lambda t, x, axis, descending: op.take_along_axis(
+            t, op.argsort(x, axis=axis, descending=descending), axis=axis
+        ),
+    ),
     "astype": {"x": lambda g: g},
     "copy": {"x": lambda g: g},
     **_none("argsort"),
     # --- creation ---
-    "full": {"value": lambda g: g},
+    "full": linear(value=lambda g: g),
     **_none("zeros arange linspace eye"),
     # --- indexing ---
-    "take": {"x": _take},
-    "scatter_add": {"updates": lambda g, indices, axis: op.take(g, indices, axis=axis)},
-    "index_add": {
-        "x": lambda g: g,
-        "updates": lambda g, indices, axis: op.take(g, indices, axis=axis),
-    },
-    "index_set": {
-        "x": lambda g, indices, axis, axes: op.index_set(
+    "take": linear(x=_take),
+    "scatter_add": linear(updates=lambda g, indices, axis: op.take(g, indices, axis=axis)),
+    "index_add": linear(
+        x=lambda g: g,
+        updates=lambda g, indices, axis: op.take(g, indices, axis=axis),
+    ),
+    "index_set": linear(
+        x=lambda g, indices, axis, axes: op.index_set(
             g, constant(0.0, g.dtype), indices, axis=axis, axes=axes
         ),
-        "values": _index_set_values,
-    },
-    "take_along_axis": {
-        "x": lambda g, indices, x_type, axis: op.scatter_add_along_axis(
+        values=_index_set_values,
+    ),
+    "take_along_axis": linear(
+        x=lambda g, indices, x_type, axis: op.scatter_add_along_axis(
             g, indices, axis=axis, length=x_type.shape[axis]
         )
-    },
-    "dynamic_update": {
-        "x": lambda g, start, update_type, axis: op.dynamic_update(
+    ),
+    "dynamic_update": linear(
+        x=lambda g, start, update_type, axis: op.dynamic_update(
             g, full(update_type.shape, 0.0, dtype=update_type.dtype), start, axis=axis
         ),
-        "update": lambda g, start, update_type, axis: op.take(
+        update=lambda g, start, update_type, axis: op.take(
             g, _rows(start, update_type.shape[axis]), axis=axis
         ),
-    },
-    "scatter_add_along_axis": {
-        "updates": lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis)
-    },
-    "boolean_index": {"x": lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)},
-    "mask_scatter": {"updates": lambda g, mask: op.boolean_index(g, mask)},
-    "mask_set": {
-        "x": lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
-        "values": _mask_set_values,
-    },
+    ),
+    "scatter_add_along_axis": linear(
+        updates=lambda g, indices, axis: op.take_along_axis(g, indices, axis=axis)
+    ),
+    "boolean_index": linear(x=lambda g, mask, x_type: op.mask_scatter(g, mask, shape=x_type.shape)),
+    "mask_scatter": linear(updates=lambda g, mask: op.boolean_index(g, mask)),
+    "mask_set": linear(
+        x=lambda g, mask: op.where(_over(mask, g.ndim), constant(0.0, g.dtype), g),
+        values=_mask_set_values,
+    ),
     **_none("one_hot nonzero_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
-    "gelu": {"x": lambda g, x, approximate: op.gelu_vjp(g, x, approximate=approximate)},
-    "gelu_vjp": {
-        "g": lambda c, x, approximate: op.gelu_vjp(c, x, approximate=approximate),
-        "x": lambda c, g, x, approximate: c * g * _gelu_second(x, approximate),
-    },
-    "dropout": {"x": lambda g, key, rate: op.dropout(g, key, rate=rate)},
-    "softmax": {"x": _softmax},
-    "log_softmax": {"x": _log_softmax},
-    "softmax_cross_entropy": {
-        "logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels)
-    },
-    "softmax_cross_entropy_vjp": {"g": _cross_entropy_vjp_g, "logits": _cross_entropy_vjp_logits},
-    "layer_norm": {
-        "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
-        "scale": lambda g, x, eps: op.layer_norm_scale_vjp(g, x, eps=eps),
-        "bias": lambda g: g,
-    },
-    "layer_norm_normalize": {"x": _normalize},
-    "layer_norm_vjp": {
-        "g": lambda c, x, scale, eps: _normalize(c, x, eps) * scale,
-        "x": _layer_norm_vjp_x,
-        "scale": lambda c, g, x, eps: _normalize(c, x, eps) * g,
-    },
-    "layer_norm_scale_vjp": {
-        "g": lambda c, x, eps: c * op.layer_norm_normalize(x, eps=eps),
-        "x": lambda c, g, x, eps: _normalize(c * g, x, eps),
-    },
-    "patches": {
-        "x": lambda g, x_type, stride, padding: op.unpatches(
-            g, shape=x_type.shape, stride=stride, padding=padding
-        )
-    },
-    "unpatches": {
-        "x": lambda g, x_type, stride, padding: op.patches(
+    "gelu": symmetric(x=lambda g, x, approximate: op.gelu_vjp(g, x, approximate=approximate)),
+    "gelu_vjp": symmetric(
+        g=lambda c, x, approximate: op.gelu_vjp(c, x, approximate=approximate),
+        x=lambda c, g, x, approximate: c * g * _gelu_second(x, approximate),
+    ),
+    "dropout": linear(x=lambda g, key, rate: op.dropout(g, key, rate=rate)),
+    "softmax": symmetric(x=_softmax),
+    "log_softmax": forward(
+        {"x": _log_softmax},
+        x=lambda t, out, axis: t - op.sum(op.exp(out) * t, axis=axis, keepdims=True),
+    ),
+    "softmax_cross_entropy": forward(
+        {"logits": lambda g, logits, labels: op.softmax_cross_entropy_vjp(g, logits, labels)},
+        logits=lambda t, logits, labels, out: op.sum(
+            t * op.softmax_cross_entropy_vjp(_ones_like(out), logits, labels), axis=-1
+        ),
+    ),
+    "softmax_cross_entropy_vjp": forward(
+        {"g": _cross_entropy_vjp_g, "logits": _cross_entropy_vjp_logits},
+        g=in_its_place,
+        logits=lambda t, g, logits: _softmax(t, op.softmax(logits), -1) * reshape(g, (*g.shape, 1)),
+    ),
+    "layer_norm": forward(
+        {
+            "x": lambda g, x, scale, eps: op.layer_norm_vjp(g, x, scale, eps=eps),
+            "scale": lambda g, x, eps: op.layer_norm_scale_vjp(g, x, eps=eps),
+            "bias": lambda g: g,
+        },
+        x=lambda t, x, scale, eps: _normalize(t, x, eps) * scale,
+        scale=lambda t, x, eps: op.layer_norm_normalize(x, eps=eps) * t,
+        bias=lambda t: t,
+    ),
+    "layer_norm_normalize": symmetric(x=_normalize),
+    "layer_norm_vjp": forward(
+        {
+            "g": lambda c, x, scale, eps: _normalize(c, x, eps) * scale,
+            "x": _layer_norm_vjp_x,
+            "scale": lambda c, g, x, eps: _normalize(c, x, eps) * g,
+        },
+        g=in_its_place,
+        x=_layer_norm_vjp_x,
+        scale=in_its_place,
+    ),
+    "layer_norm_scale_vjp": forward(
+        {
+            "g": lambda c, x, eps: c * op.layer_norm_normalize(x, eps=eps),
+            "x": lambda c, g, x, eps: _normalize(c * g, x, eps),
+        },
+        g=in_its_place,
+        x=lambda t, g, x, eps: op.sum(g * _normalize(t, x, eps), axis=tuple(range(x.ndim - 1))),
+    ),
+    "patches": forward(
+        {
+            "x": lambda g, x_type, stride, padding: op.unpatches(
+                g, shape=x_type.shape, stride=stride, padding=padding
+            )
+        },
+        x=lambda t, window, stride, padding: op.patches(
+            t, window=window, stride=stride, padding=padding
+        ),
+    ),
+    "unpatches": linear(
+        x=lambda g, x_type, stride, padding: op.patches(
             g, window=x_type.shape[3:5], stride=stride, padding=padding
         )
-    },
-    "conv2d": {"x": _conv2d_x, "kernel": _conv2d_kernel},
-    "max_pool2d": {"x": _max_pool2d},
-    "avg_pool2d": {"x": _avg_pool2d},
+    ),
+    "conv2d": multilinear(x=_conv2d_x, kernel=_conv2d_kernel),
+    "max_pool2d": forward({"x": _max_pool2d}, x=_max_pool2d_forward),
+    "avg_pool2d": linear(x=_avg_pool2d),
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),
     **_none("gamma poisson binomial multinomial"),

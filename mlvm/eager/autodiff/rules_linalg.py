@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from mlvm.core.errors import GradientError
 from mlvm.core.ops.decompositions import QRMode, qr_shapes, svd_shapes
 from mlvm.core.ops.fft import OTHER_WAY, Norm
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import TensorType, c64, promote
+from mlvm.eager.autodiff.rows import Rules, forward, in_its_place, linear
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.matrices import adjoint, columns, conj, cut, diagonal_of, order_of, real
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape
@@ -87,6 +88,16 @@ def _cholesky(g: Tensor, out: Tensor, upper: bool) -> Tensor:
     return _hermitian(op.solve(adjoint(out), adjoint(left)))
 
 
+def _cholesky_forward(t: Tensor, out: Tensor, upper: bool) -> Tensor:
+    """L Phi(L^-1 T L^-H), for the Hermitian part T."""
+    if upper:
+        out = adjoint(out)
+    left = op.solve(out, _hermitian(t))
+    product = op.solve(out, adjoint(left))
+    result = op.matmul(out, (op.tril(product) + op.tril(product, k=-1)) * 0.5)
+    return adjoint(result) if upper else result
+
+
 def _inv(g: Tensor, out: Tensor) -> Tensor:
     """-X^-H g X^-H"""
     inverse = adjoint(out)
@@ -107,6 +118,13 @@ def _solve_x(g: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
     return -(op.solve(adjoint(x), g) @ adjoint(out))
 
 
+def _solve_forward(t: Tensor, x: Tensor, out: Tensor, y_type: TensorType) -> Tensor:
+    """-X^-1 T Z, for the solution Z."""
+    if y_type.ndim == 1:
+        return _solve_forward(t, x, _column(out), y_type.with_shape((1, 1)))[..., 0]
+    return -op.solve(x, t @ out)
+
+
 def _triangular_y(
     g: Tensor, x: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
 ) -> Tensor:
@@ -124,6 +142,17 @@ def _triangular_x(
     whole = -(back @ adjoint(out))
     inside = 1 if unit_diagonal else 0
     return op.tril(whole, k=-inside) if lower else op.triu(whole, k=inside)
+
+
+def _triangular_forward(
+    t: Tensor, x: Tensor, out: Tensor, y_type: TensorType, lower: bool, unit_diagonal: bool
+) -> Tensor:
+    """-X^-1 T Z, for the solution Z and the triangle T."""
+    inside = 1 if unit_diagonal else 0
+    t = op.tril(t, k=-inside) if lower else op.triu(t, k=inside)
+    columns = _column(out) if y_type.ndim == 1 else out
+    moved = -op.solve_triangular(x, t @ columns, lower=lower, unit_diagonal=unit_diagonal)
+    return moved[..., 0] if y_type.ndim == 1 else moved
 
 
 def _lu(g: Tensor, out: Tensor, x_type: TensorType) -> Tensor:
@@ -340,21 +369,29 @@ def _weights(n: int, inner: float, type: TensorType, axis: int) -> Tensor:
     return reshape(op.pad(twins, widths=(ends,), value=1.0), (n // 2 + 1, *along))
 
 
-TRANSFORMS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "fft": {"x": lambda g, axes, norm: op.ifft(g, axes=axes, norm=OTHER_WAY[norm])},
-    "ifft": {"x": lambda g, axes, norm: op.fft(g, axes=axes, norm=OTHER_WAY[norm])},
-    "rfft": {"x": _rfft},
-    "irfft": {"x": _irfft},
+TRANSFORMS: Final[Mapping[str, Rules]] = {
+    "fft": linear(x=lambda g, axes, norm: op.ifft(g, axes=axes, norm=OTHER_WAY[norm])),
+    "ifft": linear(x=lambda g, axes, norm: op.fft(g, axes=axes, norm=OTHER_WAY[norm])),
+    "rfft": linear(x=_rfft),
+    "irfft": linear(x=_irfft),
 }
 
-DECOMPOSITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
-    "cholesky": {"x": _cholesky},
-    "inv": {"x": _inv},
-    "solve": {"x": _solve_x, "y": _solve_y},
-    "solve_triangular": {"x": _triangular_x, "y": _triangular_y},
+DECOMPOSITIONS: Final[Mapping[str, Rules]] = {
+    "cholesky": forward({"x": _cholesky}, x=_cholesky_forward),
+    "inv": forward({"x": _inv}, x=lambda t, out: -(out @ t @ out)),
+    "solve": forward(
+        {"x": _solve_x, "y": _solve_y},
+        x=_solve_forward,
+        y=in_its_place,
+    ),
+    "solve_triangular": forward(
+        {"x": _triangular_x, "y": _triangular_y}, x=_triangular_forward, y=in_its_place
+    ),
     "lu": {"x": _lu},
-    "expm": {"x": _expm},
-    "det": {"x": lambda g, x: op.det_vjp(g, x)},
+    "expm": forward({"x": _expm}, x=lambda t, x: _expm(t, adjoint(x))),
+    "det": forward(
+        {"x": lambda g, x: op.det_vjp(g, x)}, x=lambda t, x, out: _det_vjp_g(t, x, out.type)
+    ),
     "det_vjp": {"g": _det_vjp_g, "x": _det_vjp_x},
     "slogdet": {"x": _slogdet},
     "eigh": {"x": _eigh},

@@ -20,8 +20,10 @@ from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 from mlvm.arena.arena import scope
 from mlvm.core.errors import GradientError
+from mlvm.core.op import Op
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS, Rule, Sparse
+from mlvm.eager.autodiff.rows import Rule, Sparse
+from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
 from mlvm.eager.functions.sums import sum_to
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import (
@@ -39,7 +41,7 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
 from mlvm.machines.native.extension import EXTENSION
 
-_RESULT: Final = -1
+RESULT: Final = -1
 _WORTH_UPDATING: Final = 32768
 """Bytes; fewer are copied sooner than an update in place, in Python, is launched."""
 
@@ -189,19 +191,19 @@ class Tape:
         origins = tuple([operands[i].node for i in tracked])
         out.tape = None
         if tracked:
-            saved = tuple([out if i == _RESULT else operands[i] for i in saves])
+            saved = tuple([out if i == RESULT else operands[i] for i in saves])
             self.leave(out, pulls, origins, saved)
 
     def needs_operand(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> bool:
         """Whether the node of a call would keep an operand over whose bytes `out` is written."""
         saves = self._template(call, operands, types, out).saves
-        return any(i != _RESULT and operands[i].root is out.root for i in saves)
+        return any(i != RESULT and operands[i].root is out.root for i in saves)
 
     def _template(self, call: OneOp, operands: Tensors, types: Types, out: Tensor) -> Template:
         mask = tuple([x.tape is self for x in operands])
         template = call.templates.get((types, mask))
         if template is None:
-            template = call.templates[types, mask] = _template(call, types, out.type, mask)
+            template = call.templates[types, mask] = template_of(call, types, out.type, mask)
         return template
 
     def leave(
@@ -247,33 +249,37 @@ class Tape:
 
     def cotangents(
         self,
-        out: Tensor | Tracked,
-        seed: Tensor,
+        outs: Sequence[Tensor | Tracked],
+        seeds: Sequence[Tensor],
         watched: Sequence[int],
         start: int,
         *,
         keep: bool,
         final: Callable[[int, Tensor | None, Pending], None] | None = None,
     ) -> list[Tensor | None]:
-        """Walk back from `out` with cotangent `seed` to the nodes numbered `watched`.
+        """Walk back from results with their cotangents, `seeds`, to the nodes numbered `watched`.
 
         Only nodes from `start` on are visited; they are dropped on the way unless `keep`.
-        A watched tensor that `out` does not depend on gets None. `final(number, cotangent, others)`
+        A watched tensor that no result depends on gets None. `final(number, cotangent, others)`
         takes each cotangent as soon as nothing will be added to it, beside all others that are
         on their way; nothing is returned then. Raises `GradientError` for a
         node whose op has no rule, and when the nodes have been dropped already.
         """
-        if out.tape is not self:
+        pending = Pending()
+        for out, seed in zip(outs, seeds, strict=True):
+            if out.tape is not self:
+                continue
+            if out.node >= len(self.nodes):
+                raise GradientError(
+                    f"what led to this {out.type} was dropped when the gradient around it was taken"
+                )
+            held = pending.get(out.node)
+            pending[out.node] = seed if held is None else held + seed
+        if not pending:
             if final is not None:
                 for number in dict.fromkeys(watched):
                     final(number, None, Pending())
             return [None] * len(watched)
-        if out.node >= len(self.nodes):
-            raise GradientError(
-                f"what led to this {out.type} was dropped when the gradient around it was taken"
-            )
-        pending = Pending()
-        pending[out.node] = seed
         wanted = self._dependents(watched, start) if keep else None
         last = {} if final is None else self._last_uses(watched, start)
         for index in range(len(self.nodes) - 1, start - 1, -1):
@@ -331,7 +337,7 @@ def taping() -> Tape | None:
     return tape if isinstance(tape, Tape) else None
 
 
-def _template(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
+def template_of(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]) -> Template:
     """Look up the rules of a call for the operands in the mask, and bind all that they take except
     values. A result that is neither float nor complex leaves no node.
 
@@ -339,41 +345,49 @@ def _template(call: OneOp, types: Types, out: TensorType, mask: tuple[bool, ...]
     conjugate of what the rule makes of g's conjugate."""
     if not out.dtype.is_inexact:
         return _NOTHING
+    tracked = tuple(i for i, is_tracked in enumerate(mask) if is_tracked)
+    saves: list[int] = []
+    pulls = []
+    for position in tracked:
+        name = operand_name(call.op, position)
+        rule = VJPS[call.op.name].get(name) or refusal(call, types, name)
+        bare, values = bound_rule(call, types, rule, position)
+        saves += [value for value in values if value not in saves]
+        if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
+            bare = partial(_conjugated, bare)
+        needs = tuple([saves.index(value) for value in values])
+        pulls.append(Pull(types[position], bare, needs))
+    return Template(tracked, tuple(pulls), tuple(saves))
+
+
+def operand_name(op: Op, position: int) -> str:
+    """The name of that operand; the last stands for any number."""
+    return op.inputs[min(position, len(op.inputs) - 1)]
+
+
+def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Rule, list[int]]:
+    """The rule of that operand with all that it takes except values. These are told by the numbers
+    of operands, or -1 for the result."""
     inputs = call.op.inputs
     known: dict[str, Any] = {
         **call.attributes,
         **{f"{name}_type": type for name, type in zip(inputs, types, strict=False)},
         "types": types,
+        "position": position,
     }
-    tracked = tuple(i for i, is_tracked in enumerate(mask) if is_tracked)
-    saves: list[int] = []
-    pulls = []
-    for position in tracked:
-        name = inputs[min(position, len(inputs) - 1)]  # the last stands for any number
-        rule = VJPS[call.op.name].get(name) or _refusal(call, types, name)
-        bound, needs = {}, []
-        for parameter in list(inspect.signature(rule).parameters)[1:]:
-            if parameter == "position":
-                bound[parameter] = position
-            elif parameter in known:
-                bound[parameter] = known[parameter]
-            else:
-                value = _RESULT if parameter == "out" else inputs.index(parameter)
-                if value not in saves:
-                    saves.append(value)
-                needs.append(saves.index(value))
-        bare = partial(rule, **bound) if bound else rule
-        if out.dtype.kind == "complex" and call.op.name in HOLOMORPHIC:
-            bare = partial(_conjugated, bare)
-        pulls.append(Pull(types[position], bare, tuple(needs)))
-    return Template(tracked, tuple(pulls), tuple(saves))
+    asked = list(inspect.signature(rule).parameters)[1:]
+    bound = {name: known[name] for name in asked if name in known}
+    values = [
+        RESULT if name == "out" else inputs.index(name) for name in asked if name not in bound
+    ]
+    return (partial(rule, **bound) if bound else rule), values
 
 
 def _conjugated(rule: Callable[..., Any], g: Tensor, *saved: Tensor) -> Tensor:
     return op.conj(rule(op.conj(g), *saved))
 
 
-def _refusal(call: OneOp, types: Types, operand: str) -> Rule:
+def refusal(call: OneOp, types: Types, operand: str) -> Rule:
     """The rule of an operand that has none."""
 
     def refuse(g: Tensor) -> NoReturn:

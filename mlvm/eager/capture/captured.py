@@ -32,6 +32,7 @@ from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, DType, TensorType
+from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
@@ -42,7 +43,7 @@ from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
 from mlvm.eager.recording import debug, recorder
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
-from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.garbage import collect
 from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor.operands import array_beside, widest_of
@@ -374,7 +375,7 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs, loop=True)  # type: ignore[no-any-return]
 
     def _call(self, args: Any, kwargs: Any, *, loop: bool = False) -> Any:
-        if current_tape.get() is not None:
+        if taping() is not None:
             raise GradientError(
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )

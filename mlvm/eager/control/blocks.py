@@ -17,10 +17,9 @@ from typing import Any, Final, ParamSpec, TypeAlias, TypeVar
 
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Held, Saved, closures_of, plus
-from mlvm.eager.autodiff.rules import Sparse
+from mlvm.eager.autodiff.rows import Sparse
 from mlvm.eager.autodiff.tape import Joint, Pending, Tape, has_effect, taping
 from mlvm.eager.functions import random
-from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.recording.recorder import (
     MustCarry,
     MustMove,
@@ -28,7 +27,7 @@ from mlvm.eager.recording.recorder import (
     current_capture,
     recording_of,
 )
-from mlvm.eager.tensor.apply import COPY, alias, apply, one_op
+from mlvm.eager.tensor.apply import COPY, alias, apply, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -195,7 +194,7 @@ class Segment:
         while node >= self.start:
             left = self.nodes[node - self.start]
             if left is None:
-                return stop_gradient(x)
+                return untracked(x)
             pulls, origins, _ = left
             if not isinstance(pulls, tuple) or pulls[0].type.nbytes != x.nbytes:
                 return x
@@ -329,7 +328,7 @@ def aliases(xs: Tensors) -> Tensors:
     """Other tensors over the same bytes, with the same nodes. An update moves them, and not xs."""
     others = []
     for x in xs:
-        other = stop_gradient(x)
+        other = untracked(x)
         if x.tape is not None:
             other.tape, other.node = x.tape, x.node
         others.append(other)

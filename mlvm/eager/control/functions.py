@@ -20,7 +20,7 @@ from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
-from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -55,7 +55,7 @@ class Function(Generic[P, R]):
         operands: Tensors = []
         replace(operands.append, given)
         key = id(self), _spelled(given)
-        return _call(key, self.__name__, operands, run)  # type: ignore[no-any-return]
+        return called(key, self.__name__, operands, run)  # type: ignore[no-any-return]
 
     def __get__(self, instance: object, owner: type | None = None) -> Any:
         """As a function in a class: a method."""
@@ -145,13 +145,18 @@ _MOST_OPEN: Final = 16
 _opened: ContextVar[tuple[_Open, ...]] = ContextVar("opened", default=())
 
 
-def _call(key: object, name: str, args: Tensors, run: _Run) -> Tree:
+def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     """What `run(args)` makes, as a function of the program. If its key is that of a function that
     is being recorded, that function calls itself.
 
     Raises `CaptureError` for a function that calls itself in any case, or each time as another.
     """
     tape = taping()
+    if any(x.tape is not None and x.tape is tape and not x.dtype.is_inexact for x in args):
+        raise GradientError(
+            f"a gradient through a direction of a gradient of {name} is not supported in a captured "
+            f"function; a direction of the gradient of its gradient is"
+        )
     known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
     if known is None:
         if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
@@ -247,7 +252,7 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
     with record.function(procedure):
         places = [record.parameter(x.type) for x in args]
         with taped(None):
-            params = [stop_gradient(x) for x in places]
+            params = [untracked(x) for x in places]
         if tape is not None:
             are_tracked = [x.dtype.is_inexact or opened.is_back for x in params]
             params = blocks.watched(tape, params, are_tracked)

@@ -32,12 +32,11 @@ from mlvm.eager.control.state import (
     tensors,
 )
 from mlvm.eager.functions.creation import arange, asarray, zeros
-from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import COPY, one_op
+from mlvm.eager.tensor.apply import COPY, one_op, untracked
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import is_free
@@ -322,7 +321,7 @@ def _scan(
     known, and there are no more turns. Turns and rows are those that there are at first, whatever a
     body does to `xs` and `turns`."""
     xs = blocks.aliases(xs)
-    turns = stop_gradient(turns) if isinstance(turns, Tensor) else turns
+    turns = untracked(turns) if isinstance(turns, Tensor) else turns
     count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
     with taped(None):
         first = count - 1 if reverse else constant(0, i64)
@@ -381,15 +380,15 @@ def _recorded_loop(
     length = record.use(turns) if isinstance(turns, Tensor) else turns
     of_xs = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
-        test.result = record.use(more(i, [stop_gradient(x) for x in state]))
+        test.result = record.use(more(i, [untracked(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     kept: Tensors = []  # what the way back needs of each turn
     stacks: Tensors = []  # that it is kept in, if these have a known length
     with blocks.carrying(carried) as block:
         with taped(None):
-            now = stop_gradient(i)
-            params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
+            now = untracked(i)
+            params, rows = [untracked(x) for x in state], [op.take(x, i, axis=0) for x in xs]
             counted, taken = record.use(now), [record.value_of(x) for x in rows]
         if tape is not None:
             params = blocks.watched(tape, params, tracked)

@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from mlvm.core.types import TensorType, i64
+from mlvm.core.errors import GradientError
+from mlvm.core.types import Shape, TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.blocks import Tensors, is_tracked, recorder
+from mlvm.eager.functions.shapes import broadcast_to
 from mlvm.eager.tensor.tensor import Tensor
 
 NUMBER = TensorType(i64)
@@ -40,21 +42,25 @@ def pull(
     are_tracked: Sequence[bool] | None = None,
     used: set[int] | None = None,
 ) -> Tensors:
-    """The tensors of a record. Those that are tracked if its number is, are those that were so when
-    they were pushed. `used` gets the numbers of those that had a cotangent."""
+    """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked
+    if its number is, are those that were so when they were pushed. `used` gets the numbers of those
+    that had a cotangent."""
     xs, tape = recorder().pull(number, types), taping()
     if tape is not None and is_tracked(number, tape):
         results: list[Tensor | None] = [
             x if tracked else None
             for x, tracked in zip(xs, are_tracked or [True] * len(xs), strict=True)
         ]
-        leave(tape, results, [number], {}, [], partial(_push_cotangents, results, used))
+        leave(
+            tape, results, [number], {}, [], partial(_push_cotangents, results, used, number.shape)
+        )
     return xs
 
 
 def _push_cotangents(
     results: Sequence[Tensor | None],
     used: set[int] | None,
+    shape: Shape,
     cotangents: Cotangents,
     saved: Saved,
     held: Held,
@@ -62,4 +68,10 @@ def _push_cotangents(
     if used is not None:
         used.update(k for k, g in enumerate(cotangents) if g is not None)
     pairs = zip(cotangents, results, strict=True)
-    return [push([or_zeros(g, x.type) for g, x in pairs if x is not None])]
+    made = push([or_zeros(g, x.type) for g, x in pairs if x is not None])
+    if not shape:
+        return [made]
+    tape = taping()
+    if tape is not None and made.tape is tape:
+        raise GradientError("there is no third derivative through residuals of lanes")
+    return [broadcast_to(made, shape)]

@@ -16,8 +16,9 @@ from mlvm.eager.functions.arguments import axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import Device, asarray, full, zeros_like
 from mlvm.eager.functions.shapes import broadcast_to, expand_dims, reshape, unstack
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.constants import Scalar
+from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.dtypes import iinfo
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -350,10 +351,9 @@ def stop_gradient(x: Tensor) -> Tensor:
         >>> ml.grad(lambda x: x * ml.stop_gradient(x))(ml.asarray(3.0))
         Tensor(3., f32[])
     """
-    type = type_of(x)
-    out = x.arena.view(x, type, Tensor)
-    out.tape = None
-    return out
+    type_of(x)
+    on = current_capture.get()
+    return untracked(x) if on is None else on.stopped(x)
 
 
 Tensor.__pos__ = positive

@@ -3,6 +3,9 @@
 Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
 would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
 
+With an `axis_name` the lanes of the `vmap` of that name meet, as members would. That is an op like
+others, and gradients go through it.
+
 No member waits for another longer than `timeout` seconds at a stretch; None is what the group was
 made with. Then all raise `GroupTimeout`, which names who has not come. A group of processes is
 closed then, unless that member ends within a second.
@@ -10,20 +13,25 @@ closed then, unless that member ends within a second.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, Final
+from typing import Any, Final, overload
 
-from mlvm.core.errors import DTypeError, GradientError
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.arguments import Ints, integers
-from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.eager.functions.elements import take
+from mlvm.eager.functions.indexing import getitem
+from mlvm.eager.tensor import primitives
+from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
 from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
-from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.update import apply_into, make_exclusive
+from mlvm.eager.transform.lanes import lanes_of
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
 from mlvm.parallel.group import member_of
@@ -32,22 +40,32 @@ from mlvm.parallel.meeting import Reduction
 # --- who and with whom ---------------------------------------------------------------
 
 
-def rank() -> int:
-    """The current VM's number in its group, from 0; 0 on a VM in no group.
+@overload
+def rank() -> int: ...
+@overload
+def rank(axis_name: str) -> Tensor: ...
+def rank(axis_name: str | None = None) -> int | Tensor:
+    """The current VM's number in its group, from 0; 0 on a VM in no group. With an `axis_name` the
+    number of the lane in the `vmap` of that name, i64[].
+
+    Raises `AttributeRefused` for a name that no `vmap` around has.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.rank())
     [0, 1]
     """
-    return place_of(current_arena().vm)[0]
+    return place_of(current_arena().vm)[0] if axis_name is None else lanes_of(axis_name)[1]
 
 
-def size() -> int:
-    """How many members the current VM's group has; 1 on a VM in no group.
+def size(axis_name: str | None = None) -> int:
+    """How many members the current VM's group has; 1 on a VM in no group. With an `axis_name` the
+    number of lanes of the `vmap` of that name.
+
+    Raises `AttributeRefused` for a name that no `vmap` around has.
 
     >>> with ml.parallel.Group(2) as group: group.run(lambda rank, vm: ml.parallel.size())
     [2, 2]
     """
-    return place_of(current_arena().vm)[1]
+    return place_of(current_arena().vm)[1] if axis_name is None else lanes_of(axis_name)[0]
 
 
 def place_of(vm: VMProtocol) -> tuple[int, int]:
@@ -59,8 +77,11 @@ def place_of(vm: VMProtocol) -> tuple[int, int]:
 # --- collectives ---------------------------------------------------------------------
 
 
-def all_reduce(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
-    """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
+def all_reduce(
+    tree: Tree, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
+) -> None:
+    """Overwrite each tensor of the tree with the sum, mean, max or min over all members, or over
+    all lanes of the `vmap` of that `axis_name`.
 
     All give trees of the same types. It is one launch, in which the members meet once. Elements are
     combined in order of rank: all members get the same bits, in every run.
@@ -75,8 +96,17 @@ def all_reduce(tree: Tree, op: Reduction = "sum", *, timeout: float | None = Non
         ...     return x.tolist()
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[3.0, 3.0], [3.0, 3.0]]
+        >>> def centered(x):
+        ...     mean = ml.copy(x)
+        ...     ml.parallel.all_reduce(mean, "mean", axis_name="batch")
+        ...     return x - mean
+        >>> ml.vmap(centered, axis_name="batch")(ml.asarray([1.0, 2.0, 6.0]))
+        Tensor([-2., -1.,  3.], f32[3])
     """
-    _in_place("all_reduce", tree, op=op, timeout=timeout)
+    if axis_name is None:
+        _in_place("all_reduce", tree, op=op, timeout=timeout)
+    else:
+        _over_lanes(tree, lambda x: _reduced(x, op, axis_name))
 
 
 def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
@@ -113,9 +143,11 @@ def all_reduce_wait(tree: Tree) -> None:
     _in_place("all_reduce.wait", tree)
 
 
-def broadcast(tree: Tree, root: int = 0, *, timeout: float | None = None) -> None:
-    """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
-    model, all members have the same one after it.
+def broadcast(
+    tree: Tree, root: int = 0, *, axis_name: str | None = None, timeout: float | None = None
+) -> None:
+    """Overwrite each tensor of the tree with the tensor of the member with rank `root`, or of that
+    lane of the `vmap` of that `axis_name`. Given a model, all members have the same one after it.
 
     The tensors: any shapes and dtypes. Raises `AttributeRefused` unless 0 <= root < size().
 
@@ -126,12 +158,19 @@ def broadcast(tree: Tree, root: int = 0, *, timeout: float | None = None) -> Non
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
     """
-    _in_place("broadcast", tree, root=root, timeout=timeout)
+    if axis_name is None:
+        _in_place("broadcast", tree, root=root, timeout=timeout)
+    else:
+        lanes = size(axis_name)
+        if not 0 <= root < lanes:
+            raise AttributeRefused(f"root is the number of one of {lanes} lanes, not {root}")
+        _over_lanes(tree, lambda x: getitem(_gathered(x, axis_name), root))
 
 
-def all_gather(x: Tensor, *, timeout: float | None = None) -> Tensor:
+def all_gather(x: Tensor, *, axis_name: str | None = None, timeout: float | None = None) -> Tensor:
     """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
-    f[size * k, ...]; a scalar counts as a tensor of one element.
+    f[size * k, ...]; a scalar counts as a tensor of one element. With an `axis_name` that of all
+    lanes of the `vmap` of that name.
 
     x: [k, ...] -> [size * k, ...], the same dtype. Raises `GroupError` where members give different
     types.
@@ -142,12 +181,18 @@ def all_gather(x: Tensor, *, timeout: float | None = None) -> Tensor:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
     """
+    if axis_name is not None:
+        rows = _gathered(x, axis_name)
+        return shapes.reshape(rows, (rows.shape[0] * (x.shape or (1,))[0], *x.shape[1:]))
     _require_untracked("all_gather", x)
     return _apply("all_gather", x, timeout=timeout)
 
 
-def reduce_scatter(x: Tensor, op: Reduction = "sum", *, timeout: float | None = None) -> Tensor:
-    """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
+def reduce_scatter(
+    x: Tensor, op: Reduction = "sum", *, axis_name: str | None = None, timeout: float | None = None
+) -> Tensor:
+    """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...]. With an
+    `axis_name` the piece of this lane of the `vmap` of that name.
 
     Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
 
@@ -156,6 +201,12 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum", *, timeout: float | None = 
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[0.0, 2.0], [4.0, 6.0]]
     """
+    if axis_name is not None:
+        lanes, number = lanes_of(axis_name)
+        if not x.ndim or not lanes or x.shape[0] % lanes:
+            raise ShapeError(f"{x.type} has no axis 0 that {lanes} lanes share")
+        pieces = shapes.reshape(_reduced(x, op, axis_name), (lanes, -1, *x.shape[1:]))
+        return take(pieces, number, axis=0)
     _require_untracked("reduce_scatter", x)
     return _apply("reduce_scatter", x, op=op, timeout=timeout)
 
@@ -273,6 +324,40 @@ def barrier(*, timeout: float | None = None) -> None:
     [0, 1]
     """
     _effect("barrier", [], timeout=timeout)
+
+
+# --- lanes ---------------------------------------------------------------------------
+
+
+def _over_lanes(tree: Tree, found: Callable[[Tensor], Tensor]) -> None:
+    """Overwrite each tensor of the tree with what is found of it."""
+    for x in named_tensors(tree, buffers=True).values():
+        apply_into(x, COPY, found(x))
+
+
+def _gathered(x: Tensor, axis_name: str) -> Tensor:
+    """x of all lanes, each in a row."""
+    lanes, number = lanes_of(axis_name)
+    return apply(one_op("gather_lanes", axis_name=axis_name, size=lanes), x, number)
+
+
+def _reduced(x: Tensor, op: Reduction, axis_name: str) -> Tensor:
+    """The sum, mean, max or min over all lanes."""
+    if op in ("max", "min"):
+        rows = _gathered(x, axis_name)
+        return primitives.max(rows, axis=0) if op == "max" else primitives.min(rows, axis=0)
+    if op not in ("sum", "mean"):
+        raise AttributeRefused(f"lanes are combined by sum, mean, max or min, not {brief(op)}")
+    lanes, _ = lanes_of(axis_name)
+    total = apply(one_op("sum_lanes", axis_name=axis_name, size=lanes), x)
+    if op == "sum":
+        return total
+    if not x.dtype.is_inexact:
+        raise DTypeError(f"a mean is one of floats, not of {x.type}")
+    return total / lanes
+
+
+# --- members -------------------------------------------------------------------------
 
 
 def _require_untracked(name: str, x: Tensor) -> None:

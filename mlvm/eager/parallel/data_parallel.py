@@ -35,7 +35,7 @@ R = TypeVar("R")
 @overload
 def value_and_grad(
     fn: Callable[P, Tensor],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[False] = False,
     where: Where | None = None,
@@ -43,14 +43,14 @@ def value_and_grad(
 @overload
 def value_and_grad(
     fn: Callable[P, tuple[Tensor, A]],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: Literal[True],
     where: Where | None = None,
 ) -> Callable[P, tuple[tuple[Tensor, A], Any]]: ...
 def value_and_grad(
     fn: Callable[..., Any],
-    argnums: int | tuple[int, ...] = 0,
+    argnums: int | Sequence[int] = 0,
     *,
     has_aux: bool = False,
     where: Where | None = None,
@@ -76,7 +76,7 @@ def value_and_grad(
     """
     alone = collecting(fn, argnums, has_aux=has_aux, where=where)
     differentiated = collecting(fn, argnums, has_aux=has_aux, where=where, collect=_Buckets)
-    several = isinstance(argnums, tuple)
+    several = not isinstance(argnums, int)
 
     @wraps(fn, updated=())
     def averaged(*args: Any, **kwargs: Any) -> Any:

@@ -26,7 +26,7 @@ from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
-from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply
+from mlvm.eager.tensor.apply import COPY, OneOp, Tensors, Types, apply, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_tape
 from mlvm.eager.tensor.tensor import Tensor
@@ -98,6 +98,8 @@ class Recorder:
     """
 
     what = "a captured function"
+    no_value = "and a later call would not see its own"
+    no_repeat = "a later call could not do it again"
     outer: frozenset[Tape] = frozenset()
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
@@ -132,10 +134,11 @@ class Recorder:
         self._references: dict[int, Reference] = {}  # those seen
         self._united: dict[int, Reference] = {}  # an argument's own, and that of its stand-in
         self._homes: dict[int, Home] = {}
+        self._regions = regions(vm)
         self._values: dict[int, Value] = {}  # what it holds now
         self._outside = {
             id(region.holder): region.holder
-            for reference in regions(vm).valuerefs()  # other threads make regions meanwhile
+            for reference in self._regions.valuerefs()  # other threads make regions meanwhile
             if (region := reference()) is not None and region.holder is not None
         }
         self._views = _all_views(vm)
@@ -196,14 +199,18 @@ class Recorder:
     def read(self, handle: TensorHandle) -> Array:
         self._require_live(handle)
         raise CaptureError(
-            f"{user_line()}: a value is read inside {self.what}, and a later call would "
-            f"not see its own; return the tensor, and read it outside, or let the program decide: "
+            f"{user_line()}: a value is read inside {self.what}, {self.no_value}; return the "
+            f"tensor, and read it outside, or let the program decide: "
             f"where, cond, while_loop, fori_loop, logical_and, check"
         )
 
     def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         """What the function uses in place of these tensors. See `mlvm.eager.transform.trace`."""
         return xs
+
+    def stopped(self, x: Tensor) -> Tensor:
+        """The tensor, through which no derivative goes."""
+        return untracked(x)
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy values in that stay the same: each launch copies them from a tensor that is kept
@@ -520,8 +527,9 @@ class Recorder:
         return number
 
     def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-        """What such a record holds."""
-        return self._called(residuals.READ, types, [number])
+        """What such a record holds; of many numbers, row i of record i."""
+        name = residuals.READ_ROWS if number.ndim else residuals.READ
+        return self._called(name, types, [number])
 
     def summed(self, x: Tensor, y: Tensor) -> Tensor:
         """The numbers of the sums of records of these numbers."""
@@ -654,7 +662,7 @@ class Recorder:
     def _reference(self, handle: TensorHandle) -> Reference:
         """The reference to the tensor that holds the handle's region. It stands for the tensor."""
         self._require_live(handle)
-        region = regions(self.vm).get(handle)
+        region = self._regions.get(handle)
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
@@ -707,7 +715,7 @@ class Recorder:
                 self._values[id(reference)].home = home
 
     def _type(self, handle: TensorHandle) -> TensorType:
-        handles = regions(self.vm)[handle].handles
+        handles = self._regions[handle].handles
         return next(type for type, each in handles.items() if each == handle)
 
     def _value(self, reference: Reference) -> Value:
@@ -769,11 +777,8 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
-    on = current_capture.get()
-    where = Recorder.what if on is None else on.what
-    return CaptureError(
-        f"{user_line() or 'here'}: {what} inside {where}; a later call could not do it again{remedy}"
-    )
+    on = current_capture.get() or Recorder
+    return CaptureError(f"{user_line() or 'here'}: {what} inside {on.what}; {on.no_repeat}{remedy}")
 
 
 @contextmanager

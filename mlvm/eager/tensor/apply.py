@@ -194,6 +194,13 @@ def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     return out
 
 
+def untracked(x: Tensor) -> Tensor:
+    """Another tensor over the bytes of x, which no tape knows."""
+    out = x.arena.view(x, x.type, Tensor)
+    out.tape = None
+    return out
+
+
 def alias_of(x: Tensor) -> Tensor:
     """Another tensor with the value of x; nothing is copied, until one of them is updated."""
     return alias(COPY, x, x.type)

@@ -64,6 +64,7 @@ class Capture(Protocol):
     outer: frozenset[Tape]
 
     def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
+    def stopped(self, x: Any) -> Any: ...
     def update(
         self,
         call: Any,

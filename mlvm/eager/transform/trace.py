@@ -17,30 +17,38 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation
 from mlvm.core.errors import CaptureError, MachineError
+from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
 from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
-from mlvm.eager.tensor.apply import OneOp, Tensors, one_op
+from mlvm.eager.tensor.apply import OneOp, Tensors, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
-from mlvm.step.blocks import with_blocks, without_dead_calls
+from mlvm.machines.residuals import PUSH
+from mlvm.step.blocks import free, with_blocks, without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Turns, Use, Value
 
 V = TypeVar("V")
 
+STOP: Final = "stop_gradient"
+"""What a copy is called through which no derivative goes."""
+
 _KEY: Final = TensorType(u64, (2,))
 
 
-class _Tracer(Recorder):
+class Tracer(Recorder):
     """Records a function for a transformation. `lifts` are tensors of tapes from outside that the
     function reaches, by what stands for each: the tape has to see who uses them."""
+
+    no_value = "which is recorded before it has any"
+    no_repeat = "it is recorded before it runs"
 
     def __init__(self, vm: VMProtocol, what: str) -> None:
         super().__init__(vm)
@@ -49,11 +57,15 @@ class _Tracer(Recorder):
         outer: frozenset[Tape] = frozenset() if around is None else around.outer
         self.outer = outer if tape is None else outer | {tape}
         self.lifts: dict[Value, Tensor] = {}
-        self.keys: list[Value] = []
+        self.key = self.stand_in_of(_KEY)
+        self.keys = [self.value_of(self.key)]
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
         return tuple([self._lift(x) if x.tape in self.outer else x for x in xs])
+
+    def use(self, x: Tensor) -> Use:
+        return super().use(*self.lifted((x,)))
 
     def _lift(self, x: Tensor) -> Tensor:
         key = x.tape, x.node, x.type
@@ -62,32 +74,34 @@ class _Tracer(Recorder):
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
 
-    def draw(self) -> Tensor:
-        """A stand-in for a global key."""
-        key = self.stand_in_of(_KEY)
-        self.keys.append(self.value_of(key))
-        return key
+    def stopped(self, x: Tensor) -> Tensor:
+        """A tensor of the same value. The call tells that no derivative goes through it."""
+        [y] = self._called(STOP, [x.type], [untracked(x)])
+        self.calls[-1].op = OPS["copy"]
+        y.tape = None
+        return y
 
 
 class Trace:
     """What a function does with tensors of these types: `calls`, from `params` to `results`.
 
     `tree` is what it returned, with stand-ins that have ended for tensors. `states` are tensors
-    from outside, by number, and `lifts` those that a tape from outside follows. `keys` are the
-    global random keys that it drew.
+    from outside, by number, and `lifts` those that a tape from outside follows. `keys` has the
+    state that it splits its global random keys off, if it draws any.
     """
 
-    def __init__(
-        self, record: _Tracer, params: list[Value], results: list[Use], tree: Tree
-    ) -> None:
+    def __init__(self, record: Tracer, params: list[Value], results: list[Use], tree: Tree) -> None:
         self.params, self.results, self.tree = params, results, tree
         flow = Flow(record.calls, [use.value for use in results])
         self.calls = without_dead_calls(flow)
+        self.dying = _last_uses(self.calls, flow.results)
         self.states: list[Allocation] = record.states
         self.lifts: Mapping[Value, Tensor] = record.lifts
-        self.keys = record.keys
+        read = {use.value for call in self.calls for use in call.ins}
+        self.keys = [value for value in record.keys if value in read]
         self.held = record.held
-        _refuse_updates(self.calls, record.what)
+        self.what = record.what
+        _refuse_updates(self.calls, self.what)
 
     def with_results(self, made: Sequence[Tensor]) -> Tree:
         """What the function returned, with these tensors."""
@@ -95,8 +109,8 @@ class Trace:
 
 
 def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
-    """Record `fn(*given)`, where a `TensorType` in a tree of `given` is a parameter. `what` names
-    the function in errors: "a function of vmap".
+    """Record `fn(*given)`, where parameters stand for the types in trees of `TensorType`s. `what`
+    names the function in errors: "a function of vmap".
 
     Raises `CaptureError` for what such a function cannot do: read a value, make a tensor whose
     shape depends on values, update a tensor from outside.
@@ -105,17 +119,11 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
     prepare_constants(vm)
     random.prepare(vm)
     while True:
-        record = _Tracer(vm, what)
+        record = Tracer(vm, what)
         try:
-            with recorded_by(record), taped(None), random.keys_from(record.draw):
-                params: list[Value] = []
-
-                def stand_in(type: TensorType) -> Tensor:
-                    x = record.stand_in_of(type)
-                    params.append(record.value_of(x))
-                    return x
-
-                args = [replace(stand_in, each, (TensorType,)) for each in given]
+            with recorded_by(record), taped(None), random.drawing_from(record.key):
+                args = [replace(record.stand_in_of, each, (TensorType,)) for each in given]
+                params = [record.value_of(x) for x in tensors(args)]
                 tree = as_tree(fn(*args))
                 made = [*record.lifted(tuple(tensors(tree)))]
                 return Trace(record, params, [record.use(x) for x in made], tree)
@@ -123,6 +131,23 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
             make_exclusive(error.x)
         finally:
             del record
+
+
+def _last_uses(calls: Sequence[Call], results: Sequence[Value]) -> dict[Call, list[Value]]:
+    """The values without a home that are read last by each call, but for results."""
+    seen = set(results)
+    found: dict[Call, list[Value]] = {}
+    for call in reversed(calls):
+        uses = [*call.ins, *call.outs]
+        for inner in with_blocks([call]) if call.blocks else ():
+            uses += [*inner.ins, *inner.outs, *[b.result for b in inner.blocks if b.result]]
+            if inner.turns is not None:
+                counted = [] if isinstance(inner.turns.length, int) else [inner.turns.length]
+                uses += [*counted, *inner.turns.xs]
+        used = {use.value: None for use in uses}
+        found[call] = [value for value in used if value.home is None and value not in seen]
+        seen.update(found[call])
+    return found
 
 
 def _refuse_updates(calls: Sequence[Call], what: str) -> None:
@@ -147,16 +172,20 @@ class Meaning(Protocol[V]):
         """The value of a tensor from outside."""
 
     def key(self) -> V:
-        """A new random key."""
+        """A new random key, that others are split off."""
 
     def seen_as(self, x: V, type: TensorType) -> V:
         """The same elements under a type of this shape."""
 
+    def stopped(self, x: V) -> V:
+        """The value, through which no derivative goes."""
+
     def op(self, call: OneOp, xs: Sequence[V]) -> V:
         """What an op makes."""
 
-    def cond(self, pred: V, branches: Sequence[Callable[[], list[V]]]) -> list[V]:
-        """What the first branch makes if `pred` is true, else the second."""
+    def cond(self, pred: V, branches: Sequence[Callable[..., list[V]]]) -> list[V]:
+        """What the first branch makes if `pred` is true, else the second. A branch may be given a
+        function for the values that it reads from outside."""
 
     def while_loop(
         self, test: Callable[[list[V]], V], body: Callable[[list[V]], list[V]], state: list[V]
@@ -176,9 +205,22 @@ class Meaning(Protocol[V]):
         `total` rows."""
 
     def function(
-        self, procedure: Procedure, body: Callable[[list[V]], list[V]], args: list[V]
+        self,
+        procedure: Procedure,
+        body: Callable[[list[V]], list[V]],
+        args: list[V],
+        types: Sequence[TensorType],
     ) -> list[V]:
-        """What a function that may call itself makes of its arguments."""
+        """What a function that may call itself makes of its arguments, values of these types."""
+
+    def custom(
+        self,
+        rule: Any,
+        body: Callable[[list[V]], list[V]],
+        args: list[V],
+        types: Sequence[TensorType],
+    ) -> list[V]:
+        """What a function with a rule of its own makes of its arguments: see `custom`."""
 
     def other(self, call: Call, xs: Sequence[V]) -> list[V]:
         """What a host function makes: `call.outs`."""
@@ -186,12 +228,46 @@ class Meaning(Protocol[V]):
 
 def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
     """The results of a trace for these arguments, as the meaning has it."""
-    values = dict(zip(trace.params, args, strict=True))
-    values.update({value: meaning.constant(x) for value, x in trace.lifts.items()})
-    values.update({value: meaning.key() for value in trace.keys})
+    values = {**dict(zip(trace.params, args, strict=True)), **_given(trace, meaning)}
     frame = _Frame(trace, meaning, values, {})
-    frame.run(trace.calls)
+    frame.run(trace.calls, dying=trace.dying)
     return [frame.use(use) for use in trace.results]
+
+
+def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
+    """Run those calls that depend on no parameter. The function that is returned runs the others,
+    and makes the results. What keeps residuals is run with what reads them."""
+    later, rest, ready = set(trace.params), list[Call](), list[Call]()
+    for call in trace.calls:
+        keeps = any(each.name == PUSH for each in with_blocks([call]))
+        if not keeps and later.isdisjoint(use.value for use in call.ins):
+            ready.append(call)
+        else:
+            later.update(use.value for use in call.outs)
+            rest.append(call)
+    before = _Frame(trace, meaning, _given(trace, meaning), {})
+    before.run(ready)
+    inner = [*with_blocks(rest)]
+    needed = {use.value for call in inner for use in (*call.ins, *call.passed)}
+    needed.update(use.value for use in trace.results)
+    needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
+    kept = {value: x for value, x in before.values.items() if value in needed}
+    homes, dying = before.homes, _last_uses(rest, [use.value for use in trace.results])
+
+    def finished(args: Sequence[V]) -> list[V]:
+        values = {**kept, **dict(zip(trace.params, args, strict=True))}
+        frame = _Frame(trace, meaning, values, dict(homes))
+        frame.run(rest, dying=dying)
+        return [frame.use(use) for use in trace.results]
+
+    return finished
+
+
+def _given(trace: Trace, meaning: Meaning[V]) -> dict[Value, V]:
+    """The values of a trace that are no arguments, and come from outside."""
+    values = {value: meaning.constant(x) for value, x in trace.lifts.items()}
+    values.update({value: meaning.key() for value in trace.keys})
+    return values
 
 
 class _Frame(Generic[V]):
@@ -235,8 +311,8 @@ class _Frame(Generic[V]):
         if home.role == "state":
             x = self.trace.states[home.index].root
             if isinstance(x, Tensor):
-                return self.meaning.constant(x)
-        return self.meaning.constant(full(home.type.shape, 0, dtype=home.type.dtype))
+                return self.meaning.constant(untracked(x))
+        return self.meaning.constant(zeros(home.type.shape, dtype=home.type.dtype))
 
     def make(self, use: Use, x: V) -> None:
         """Let the value be x from now on."""
@@ -244,9 +320,19 @@ class _Frame(Generic[V]):
         if use.value.home is not None:
             self.homes[use.value.home] = x
 
-    def run(self, calls: Sequence[Call], made: Container[Value | Home] = ()) -> None:
-        """Run the calls, but for those that make what is `made` already."""
+    def run(
+        self,
+        calls: Sequence[Call],
+        made: Container[Value | Home] = (),
+        dying: Mapping[Call, Sequence[Value]] | None = None,
+    ) -> None:
+        """Run the calls, but for those that make what is `made` already. After a call those values
+        are dropped that are `dying` there."""
+        last: Sequence[Value] = ()
         for call in calls:
+            for value in last:
+                self.values.pop(value, None)
+            last = () if dying is None else dying.get(call, ())
             if any(use.value in made or use.value.home in made for use in call.outs if made):
                 continue
             if call.callee is not None:
@@ -259,7 +345,9 @@ class _Frame(Generic[V]):
                 self._while(call)
             else:
                 xs = [self.use(use) for use in call.ins]
-                if call.op is None:
+                if call.name == STOP:
+                    results = [self.meaning.stopped(x) for x in xs]
+                elif call.op is None:
                     results = self.meaning.other(call, xs)
                 elif call.op.name == "copy":
                     results = xs
@@ -284,15 +372,19 @@ class _Frame(Generic[V]):
 
     def _end(self, call: Call, homes: Sequence[Home], made: Sequence[V]) -> None:
         self.homes.update(zip(homes, made, strict=True))
-        for use in call.outs:
-            if use.value.home is not None:
-                self.values[use.value] = self.homes[use.value.home]
+        cells = [value for value in self.values if value.home in self.cells] if self.cells else []
+        for value in (*[use.value for use in call.outs], *cells):  # no call tells of a cell
+            if value.home is not None:
+                self.values[value] = self.homes[value.home]
 
     def _cond(self, call: Call) -> None:
         homes, before, first = self._begin(call)
 
-        def branch(block: Block) -> list[V]:
+        def branch(block: Block, entering: Callable[[V], V] | None = None) -> list[V]:
             frame = self.inner(homes, before, first)
+            if entering is not None:
+                outside = {use.value: entering(frame.use(use)) for use in free([block])}
+                frame.values.update(outside)
             frame.run(block.calls)
             return [frame.homes[home] for home in homes]
 
@@ -324,23 +416,29 @@ class _Frame(Generic[V]):
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
         made = [row for home, row in turns.made if home in homes]
+        taken = {use.value for each in block.calls for use in each.outs}
+        read = [(x, row) for x, row in zip(turns.xs, turns.rows, strict=True) if row in taken]
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
-            state.pop(home, None)
+            if home is not None:
+                state.pop(home, None)
         carried = [*state]
+        done: set[Value | Home] = {*turns.rows, *stacks}
+        if counter is not None:
+            done.add(counter)
         first = [value for value in first if value.home in state]
 
         def body(i: V, now: list[V], rows: list[V]) -> tuple[list[V], list[V]]:
             frame = self.inner(carried, now, first)
             frame.values[turns.i.value] = i
-            frame.values.update(zip(turns.rows, rows, strict=True))
-            frame.run(block.calls, {*turns.rows, *stacks, counter})
+            frame.values.update(zip([row for _, row in read], rows, strict=True))
+            frame.run(block.calls, done)
             return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
 
         length = turns.length
         count = length if isinstance(length, int) else self.use(length)
-        xs = [self.use(x) for x in turns.xs]
+        xs = [self.use(x) for x, _ in read]
         after, rows = self.meaning.scan(
             body, [*state.values()], xs, count, turns.total, turns.reverse
         )
@@ -371,7 +469,11 @@ class _Frame(Generic[V]):
 
         passed = [self.use(use) for use in call.passed[nresults:]]
         passed += [self.held(home) for home in cells]
-        made = self.meaning.function(callee, body, passed)
+        types = [home.type for home in (*results, *cells)]
+        if callee.rule is not None:
+            made = self.meaning.custom(callee.rule, body, passed, types)
+        else:
+            made = self.meaning.function(callee, body, passed, types)
         for use, y in zip(call.passed[:nresults], made, strict=False):
             self.make(use, y)
         self._end(call, cells, made[nresults:])

@@ -20,7 +20,8 @@ from mlvm.core.op import OPS
 from mlvm.core.types import TensorType, c128, f64
 from mlvm.eager import optim
 from mlvm.eager.autodiff.grad import grad, vjp
-from mlvm.eager.autodiff.rules import HOLOMORPHIC, NON_DIFFERENTIABLE, VJPS
+from mlvm.eager.autodiff.rows import NON_DIFFERENTIABLE
+from mlvm.eager.autodiff.rules import HOLOMORPHIC, VJPS
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm

@@ -13,6 +13,7 @@ from tests.core.ops.cases import (
     elementwise,
     fft,
     indexing,
+    lanes,
     layout,
     linalg,
     neural,
@@ -24,7 +25,7 @@ from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(layout, linalg, neural, random, reduction, special),
+    *(lanes, layout, linalg, neural, random, reduction, special),
 )
 
 _MOVES = (

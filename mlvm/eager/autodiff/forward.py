@@ -1,0 +1,101 @@
+"""How a tangent goes forward through an op: by the rules that stand beside those back, in `rules`.
+
+Where there is none, the rule back is transposed. It takes a cotangent g to J^T g, for the Jacobian
+J. That is linear in g, so the gradient of it for g, in the direction of a tangent t, is J t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from mlvm.core.types import TensorType
+from mlvm.eager.autodiff.grad import vjp
+from mlvm.eager.autodiff.rows import Row, Rules, Sparse, in_its_place
+from mlvm.eager.autodiff.rules import VJPS
+from mlvm.eager.autodiff.tape import RESULT, bound_rule, operand_name, refusal, template_of
+from mlvm.eager.functions.creation import full
+from mlvm.eager.functions.sums import sum_to
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.apply import OneOp, Tensors, apply
+from mlvm.eager.tensor.tensor import Tensor
+
+
+def tangent_of(
+    call: OneOp, operands: Tensors, tangents: Sequence[Tensor | None], out: Tensor
+) -> Tensor:
+    """The tangent of a call's float or complex result `out`, from those of its operands: one at
+    least is there, and None stands for zeros. Raises `GradientError` for an op that has no rule."""
+    types = tuple([x.type for x in operands])
+    row = VJPS[call.op.name]
+    moving = [i for i, t in enumerate(tangents) if t is not None]
+    for i in moving:
+        name = operand_name(call.op, i)
+        if name not in row:
+            refusal(call, types, name)(out)
+    if isinstance(row, Row) and row.is_linear:
+        named = [operand_name(call.op, i) in row for i in range(len(operands))]
+        found = [
+            _or_zeros(t, x) if n else x for t, x, n in zip(tangents, operands, named, strict=True)
+        ]
+        return fitting(apply(call, *found), out.type)
+    rules = row.forward if isinstance(row, Row) else row if call.op.elementwise else None
+    if rules is None:
+        return _transposed(call, operands, tangents, out)
+    parts = [
+        _part(call, operands, i, t, out, rules) for i, t in enumerate(tangents) if t is not None
+    ]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part
+    return fitting(total, out.type)
+
+
+def _part(
+    call: OneOp, operands: Tensors, position: int, t: Tensor, out: Tensor, rules: Rules
+) -> Any:
+    """What the tangent of one operand adds."""
+    rule = rules[operand_name(call.op, position)]
+    if rule is in_its_place:
+        return apply(call, *operands[:position], t, *operands[position + 1 :])
+    bare, values = bound_rule(call, tuple([x.type for x in operands]), rule, position)
+    return bare(t, *[out if i == RESULT else operands[i] for i in values])
+
+
+def fitting(t: Tensor, type: TensorType) -> Tensor:
+    """A tangent as one of that type: cast, and repeated along the axes that broadcasting added."""
+    if t.dtype is not type.dtype:
+        t = op.astype(t, dtype=type.dtype)
+    return t if t.type is type else op.broadcast_to(t, shape=type.shape)
+
+
+def _or_zeros(t: Tensor | None, x: Tensor) -> Tensor:
+    return full(x.shape, 0, dtype=x.dtype) if t is None else t
+
+
+def _transposed(
+    call: OneOp, operands: Tensors, tangents: Sequence[Tensor | None], out: Tensor
+) -> Tensor:
+    """The tangent by the rules back."""
+    types = tuple([x.type for x in operands])
+    bound = template_of(call, types, out.type, tuple([t is not None for t in tangents]))
+    saved = [out if i == RESULT else operands[i] for i in bound.saves]
+
+    def back(g: Tensor) -> list[Tensor]:
+        parts = []
+        for type, rule, needs in bound.pulls:
+            part = rule(g, *[saved[i] for i in needs])
+            if isinstance(part, Sparse):
+                part = apply(part.alone, *part.operands)
+            parts.append(sum_to(part, type))
+        return parts
+
+    return transposed(back, out.type, [t for t in tangents if t is not None])
+
+
+def transposed(
+    back: Callable[[Tensor], list[Tensor]], type: TensorType, tangents: list[Tensor]
+) -> Tensor:
+    """J t, for a function from a cotangent of that type to J^T g."""
+    [result] = vjp(back, full(type.shape, 0, dtype=type.dtype))[1](tangents)
+    return result  # type: ignore[no-any-return]

@@ -1,0 +1,76 @@
+"""The forward rules, beside finite differences in f64, and beside the rules back, transposed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlvm.core.op import OPS
+from mlvm.core.types import Array
+from mlvm.eager.autodiff.forward import tangent_of
+from mlvm.eager.autodiff.grad import vjp
+from mlvm.eager.autodiff.rows import Row
+from mlvm.eager.autodiff.rules import VJPS
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.tensor import from_array
+from tests.core.ops.cases import Case
+from tests.eager.autodiff import test_rules as rules
+
+TRANSPOSED = "lu det_vjp slogdet eigh eigvalsh eig eigvals qr svd svdvals pinv".split()
+"""Ops without a rule forward of their own."""
+
+
+def _drawn(x: Array, seed: int) -> Array:
+    rng = np.random.default_rng(seed)
+    values = np.asarray(rng.standard_normal(x.shape))
+    if x.dtype.kind == "c":
+        values = values + 1j * rng.standard_normal(x.shape)
+    return values.astype(x.dtype)
+
+
+def _inner(x: Array, y: Array) -> float:
+    return float(np.sum(np.conj(x) * y).real)
+
+
+def test_which_ops_have_the_rule_back_transposed() -> None:
+    found = [
+        name
+        for name, row in VJPS.items()
+        if row and not isinstance(row, Row) and not OPS[name].elementwise
+    ]
+    assert found == TRANSPOSED
+
+
+@pytest.mark.parametrize(("name", "case"), rules._F64)
+def test_a_tangent_is_the_slope_and_the_rule_back_transposed(name: str, case: Case) -> None:
+    numbers = rules._wide(name, case)
+    call, xs = one_op(name, **case.attributes), [from_array(x) for x in case.inputs]
+    out = apply(call, *xs)
+    ts = [_drawn(x, 3) if i in numbers else None for i, x in enumerate(case.inputs)]
+    if name in ("eigh", "eigvalsh", "cholesky"):
+        ts = [None if t is None else t + np.conj(t.swapaxes(-1, -2)) for t in ts]
+    tangents = [None if t is None else from_array(t) for t in ts]
+    found = tangent_of(call, tuple(xs), tangents, out)
+    assert found.type is out.type
+
+    def moved(h: float) -> Array:
+        near = [x if t is None else x + h * t for x, t in zip(case.inputs, ts, strict=True)]
+        return apply(call, *map(from_array, near)).numpy()
+
+    h = 1e-6
+    with np.errstate(all="ignore"):
+        slopes = np.nan_to_num((moved(h) - moved(-h)) / (2 * h))
+    np.testing.assert_allclose(found.numpy(), slopes, rtol=2e-5, atol=2e-6)
+    function = rules._function(name, case, numbers)
+    _, pull = vjp(function, *[xs[i] for i in numbers])
+    g = _drawn(out.numpy(), 4)
+    back = [x.numpy() for x in pull(from_array(g))]
+    total = sum([_inner(b, np.asarray(ts[i])) for b, i in zip(back, numbers, strict=True)], 0.0)
+    np.testing.assert_allclose(_inner(g, found.numpy()), total, rtol=1e-9, atol=1e-10)
+    each = [
+        tangent_of(call, tuple(xs), [t if i == k else None for i, t in enumerate(tangents)], out)
+        for k in numbers
+    ]
+    np.testing.assert_allclose(
+        sum(t.numpy() for t in each), found.numpy(), rtol=1e-9, atol=1e-10, err_msg="one by one"
+    )

@@ -1,0 +1,314 @@
+"""Directions and Jacobians: `jvp`, `linearize`, `jacfwd`, `jacrev`, `hessian`, `hvp`, `vjp`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError, CheckFailed, DTypeError, GradientError, ShapeError
+from mlvm.core.program.program import Opcode
+from mlvm.eager import nn
+from mlvm.eager.tensor.tensor import Tensor
+from tests.brief import cases, refuses
+
+X = ml.asarray([0.5, 1.25, 2.0], dtype=ml.float64)
+V = ml.asarray([1.0, -0.5, 0.25], dtype=ml.float64)
+
+Function = Callable[..., Any]
+
+
+# --- through everything that a function may do -------------------------------------------
+
+
+def _while(x: Tensor) -> Any:
+    return ml.while_loop(
+        lambda s: ml.sum(s[1]) < 60.0, lambda s: (s[0] + 1, s[1] * x + 1.0), (0, x)
+    )[1]
+
+
+def _checked(x: Tensor) -> Tensor:
+    ml.check(ml.all(x > 0.0), "x is positive")
+    return x * x
+
+
+def _updated(x: Tensor) -> Tensor:
+    y = x * 2.0
+    y[0] = x[1] * x[1]
+    y += x
+    return y
+
+
+@ml.function
+def _power(n: Tensor, x: Tensor) -> Tensor:
+    return ml.cond(n < 1.0, lambda: x, lambda: _power(n - 1.0, x * x) * n)  # type: ignore[no-any-return]
+
+
+_scaled: Function = ml.custom_jvp(lambda x: x * 3.0)
+_scaled.defjvp(lambda xs, ts: (xs[0] * 3.0, ts[0] * 3.0))  # type: ignore[attr-defined]
+
+WAYS: dict[str, Function] = {
+    "elements": lambda x: ml.tanh(x) * ml.exp(-x) / (1.0 + x),
+    "rows": lambda x: ml.softmax(x[:, None] * x) @ x,
+    "a cond": lambda x: ml.cond(x[0] < 1.0, lambda y: y * y, lambda y: (y - x) * 0.0, x),
+    "the other branch": lambda x: ml.cond(x[0] > 1.0, lambda y: y * y, ml.sin, x),
+    "a while_loop": _while,
+    "a fori_loop": lambda x: ml.fori_loop(0, 3, lambda i, s: s * x + i, x * 0.0),
+    "turns that values count": lambda x: ml.fori_loop(
+        0, ml.astype(ml.sum(x), ml.int64), lambda i, s: s * x, x
+    ),
+    "a scan": lambda x: ml.sum(ml.scan(lambda s, r: (s * r + 1.0, s * s), x[0], x)[1]) * x,
+    "a scan backwards": lambda x: ml.scan(lambda s, r: (s * r, s), x[0], x, reverse=True)[1],
+    "a scan in a scan": lambda x: ml.scan(
+        lambda s, r: (ml.scan(lambda t, q: (t * q + s, t), r, x)[0], s * r), x[0], x
+    )[1],
+    "a part of the state alone": lambda x: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] + 1.0, s[1] * s[0] * x), (ml.asarray(0.5, dtype=ml.float64), x)
+    )[1],
+    "a function": lambda x: _power(ml.asarray(2.0), x),
+    "a checkpoint": lambda x: ml.checkpoint(lambda x: ml.sin(x) * x)(x),
+    "a check": _checked,
+    "updates": _updated,
+    "a constant": lambda x: x * ml.stop_gradient(x * x),
+    "lanes": ml.vmap(lambda x: ml.cond(x > 1.0, lambda: x * x, lambda: ml.sin(x))),
+    "a rule": lambda x: _scaled(x * x),
+    "another direction": lambda x: ml.jvp(lambda y: ml.sin(y) * x, (x,), (x * x,))[1],
+}
+
+
+def _slope(fn: Function, x: Tensor, v: Tensor) -> Any:
+    h = 1e-6
+    return ((fn(x + h * v) - fn(x - h * v)) / (2 * h)).numpy()
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_tangent_is_the_slope_eagerly_captured_and_of_gradients(name: str) -> None:
+    fn = WAYS[name]
+    value, tangent = ml.jvp(fn, (X,), (V,))
+    np.testing.assert_array_equal(value.numpy(), fn(X).numpy())
+    expected = _slope(fn, X, V)
+    if name == "a constant":
+        expected = (V * X * X).numpy()
+    np.testing.assert_allclose(tangent.numpy(), expected, rtol=1e-6, atol=1e-8)
+    _, forward = ml.linearize(fn, X)
+    np.testing.assert_allclose(forward(V).numpy(), tangent.numpy(), rtol=1e-12)
+    captured = ml.capture(lambda x, v: ml.jvp(fn, (x,), (v,)))(X, V)
+    for one, other in zip(captured, (value, tangent), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+    gradient = ml.grad(lambda x: ml.sum(ml.sin(fn(x))))
+    product = ml.hvp(lambda x: ml.sum(ml.sin(fn(x))), (X,), (V,))
+    if name not in ("a constant", "a rule"):
+        np.testing.assert_allclose(product.numpy(), _slope(gradient, X, V), rtol=1e-5, atol=1e-7)
+    again = ml.capture(lambda x, v: ml.hvp(lambda x: ml.sum(ml.sin(fn(x))), (x,), (v,)))(X, V)
+    np.testing.assert_array_equal(again.numpy(), product.numpy())
+    if name not in ("a while_loop", "turns that values count"):
+        over = ml.grad(lambda x: ml.sum(ml.cos(fn(X)) * ml.jvp(fn, (x,), (V,))[1]))(X)
+        assert over.type is X.type
+
+
+@pytest.mark.parametrize("name", ["a while_loop", "a function", "a scan in a scan"])
+def test_third_derivatives_in_any_order(name: str) -> None:
+    def total(x: Tensor) -> Tensor:
+        return ml.sum(ml.sin(WAYS[name](x)))
+
+    def second(x: Tensor) -> Tensor:
+        return ml.sum(ml.hvp(total, (x,), (V,)) * V)
+
+    back = lambda x: ml.sum(ml.grad(lambda x: ml.sum(ml.grad(total)(x) * V))(x) * V)  # noqa: E731
+    expected = _slope(second, X, V)
+    for fn in (
+        lambda x: ml.jvp(second, (x,), (V,))[1],
+        lambda x: ml.sum(ml.grad(second)(x) * V),
+        lambda x: ml.jvp(back, (x,), (V,))[1],
+    ):
+        np.testing.assert_allclose(fn(X).numpy(), expected, rtol=1e-4)
+        try:
+            found = ml.capture(fn)(X)
+        except GradientError as error:
+            assert "a gradient through a direction of a gradient of _power" in str(error)
+        else:
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
+def test_a_loop_carries_tangents_for_those_parts_of_its_state_that_get_one() -> None:
+    def fn(x: Tensor) -> Any:
+        step = lambda s: (s[0] + 1.0, s[1] * s[0], s[2] * 2.0)  # noqa: E731
+        return ml.while_loop(lambda s: s[0] < 4.0, step, (ml.asarray(0.0), x, ml.asarray(1.0)))
+
+    plain = ml.capture(fn, fuse=False)
+    moved = ml.capture(lambda x, v: ml.jvp(fn, (x,), (v,)), fuse=False)
+    plain(X), moved(X, V)
+
+    def products(of: Any) -> int:
+        code = of.program.main.code
+        return sum(i.opcode is Opcode.push_str and i.immediates[0] == "multiply.out" for i in code)
+
+    assert (products(plain), products(moved)) == (2, 3)
+    assert moved(X, V)[1][0].numpy() == 0.0
+
+
+# --- trees, types and errors -------------------------------------------------------------
+
+
+def test_trees_modules_and_what_is_no_float() -> None:
+    model = nn.Linear(3, 2)
+    given = {"kernel": ml.ones((3, 2)), "bias": None}
+    value, tangent = ml.jvp(
+        lambda m, p: {"y": m(p["x"]), "n": p["n"] + 1},
+        (model, {"x": ml.ones(3), "n": ml.arange(2)}),
+        (given, None),
+    )
+    assert value["y"].shape == (2,)
+    assert tangent["y"].tolist() == [3.0, 3.0]
+    assert tangent["n"] is None
+    _, forward, aux = ml.linearize(lambda m: (m(ml.ones(3)), m.bias), model, has_aux=True)
+    assert forward(given).tolist() == [3.0, 3.0]
+    assert model.bias is not None
+    assert aux.tolist() == model.bias.tolist()
+    assert ml.jvp(lambda x: (x * x, x), (2.0,), (3.0,), has_aux=True)[1].tolist() == 12.0
+    _, pull = ml.vjp(lambda x: (x * 2.0, ml.astype(x, ml.int32)), ml.asarray([1.5]))
+    assert [g.tolist() for g in pull(([1.0], None))] == [[2.0]]
+    _, pull, aux = ml.vjp(lambda x: ({"a": x * x, "b": x}, 7), ml.asarray(3.0), has_aux=True)
+    assert pull({"a": 1.0, "b": 1.0})[0].tolist() == 7.0 == aux
+
+
+def test_halves_and_complex_numbers_have_tangents_of_their_own_dtype() -> None:
+    for dtype in (ml.float16, ml.bfloat16):
+        x = ml.astype(X, dtype)
+        _, tangent = ml.jvp(lambda x: ml.tanh(x) * 2.0, (x,), (x,))
+        assert tangent.dtype is dtype
+        wide = ml.jvp(lambda x: ml.tanh(x) * 2.0, (X,), (X,))[1].numpy()
+        np.testing.assert_allclose(ml.astype(tangent, ml.float64).numpy(), wide, rtol=2e-2)
+    z = ml.asarray([1.0 + 2.0j, -0.5j])
+    _, tangent = ml.jvp(lambda z: ml.abs(z) * ml.real(z), (z,), (z * 1j,))
+    np.testing.assert_allclose(tangent.numpy(), -np.abs(z.numpy()) * z.numpy().imag, atol=1e-6)
+
+
+class _Counted(nn.Module):
+    def __init__(self) -> None:
+        self.calls = nn.buffer(ml.asarray(0.0))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.calls = self.calls + 1.0
+        return x * self.calls
+
+
+def test_a_buffer_gets_what_is_assigned_to_it() -> None:
+    model = _Counted()
+    assert ml.jvp(lambda m, x: m(x), (model, 3.0), (None, 1.0))[1].tolist() == 1.0
+    assert ml.jvp(lambda m, x: m(x), (model, 3.0), (None, 1.0))[1].tolist() == 2.0
+    assert model.calls.tolist() == 2.0
+
+
+def test_an_op_without_a_rule_is_refused_where_a_float_of_the_result_depends_on_it() -> None:
+    for function in (ml.jvp, lambda fn, xs, ts: ml.linearize(fn, *xs)[1](*ts)):
+        text = r"floor\(f64.* has no gradient for x"
+        refuses(GradientError, text, function, ml.floor, (X,), (V,))
+        _, kept = ml.jvp(lambda x: x[ml.astype(ml.floor(x), ml.int64)], (X,), (V,))
+        assert kept.tolist() == [1.0, -0.5, 0.25]
+
+
+@cases(
+    "primals, tangents, error, text",
+    ((X,), (V, V), DTypeError, "given 1 primals and 2 tangents"),
+    (X, (V,), DTypeError, "primals are a tuple"),
+    ((X,), (ml.ones(3),), DTypeError, r"the tangent of f64\[3\] cannot be f32\[3\]"),
+    ((X,), (V[:2],), ShapeError, r"the tangent of f64\[3\] cannot be f64\[2\]"),
+    (({"a": X},), ([V],), DTypeError, "has the structure of its primal, a dict, not a list"),
+    (({"a": X},), ({"b": V},), DTypeError, "has the structure of its primal"),
+    ((ml.arange(3),), (ml.ones(3),), DTypeError, r"the tangent of i64\[3\], no float, is None"),
+)
+def test_what_is_no_tangent(primals: Any, tangents: Any, error: Any, text: str) -> None:
+    refuses(error, text, ml.jvp, lambda x: x, primals, tangents)
+
+
+def test_errors_of_the_function_itself() -> None:
+    refuses(
+        CaptureError,
+        "a value is read inside a function of jvp",
+        ml.jvp,
+        lambda x: x * float(x[0]),
+        (X,),
+        (V,),
+    )
+    refuses(CheckFailed, "x is positive", ml.jvp, _checked, (-X,), (V,))
+    refuses(DTypeError, "a tangent belongs to each primal", ml.linearize(ml.sin, X)[1], V, V)
+    _, pull = ml.vjp(lambda x: (x, x), X)
+    refuses(GradientError, "a cotangent has the structure of the value", pull, [X, X])
+    refuses(GradientError, r"the cotangent of f64\[3\] cannot be f64\[2\]", pull, (X, X[:2]))
+    refuses(GradientError, "vjp is of a function to float", ml.vjp, lambda x: "text", X)
+
+
+def test_linearize_computes_what_no_tangent_needs_once() -> None:
+    calls: list[int] = []
+    fn = ml.capture(lambda x, v: _twice(x, v, calls), fuse=False)
+    fn(X, V)
+    code = fn.program.main.code
+    names = [i.immediates[0] for i in code if i.opcode is Opcode.push_str]
+    assert (names.count("exp.out"), names.count("sin.out"), names.count("cos.out")) == (1, 1, 1)
+    assert calls == [1]
+
+
+def _twice(x: Tensor, v: Tensor, calls: list[int]) -> Any:
+    def function(x: Tensor) -> Tensor:
+        calls.append(1)
+        return ml.sin(ml.exp(x))
+
+    value, forward = ml.linearize(function, x)
+    return value, forward(v), forward(v * 2.0)
+
+
+# --- Jacobians -----------------------------------------------------------------------------
+
+
+def test_jacobians_are_those_of_formulas_and_of_each_other() -> None:
+    a = ml.asarray(np.arange(6.0).reshape(2, 3))
+
+    def fn(x: Tensor, p: Any) -> Any:
+        return {"y": a @ ml.sin(x) * p["s"], "n": ml.astype(x, ml.int32), "z": ml.sum(x) * p["s"]}
+
+    p = {"s": ml.asarray(2.0, dtype=ml.float64)}
+    forward, back = ml.jacfwd(fn, (0, 1))(X, p), ml.jacrev(fn, (0, 1))(X, p)
+    np.testing.assert_allclose(forward["y"][0].numpy(), (a * ml.cos(X) * 2.0).numpy())
+    np.testing.assert_allclose(forward["y"][1]["s"].numpy(), (a @ ml.sin(X)).numpy())
+    assert forward["n"] is back["n"] is None
+    assert forward["z"][0].tolist() == [2.0, 2.0, 2.0]
+    for one, other in zip(ml.tree.leaves(forward), ml.tree.leaves(back), strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-14)
+    captured = ml.capture(lambda x: ml.jacfwd(fn)(x, p)["y"])(X)
+    np.testing.assert_array_equal(captured.numpy(), forward["y"][0].numpy())
+    assert ml.jacrev(lambda x: (x * x, "aux"), has_aux=True)(X)[1] == "aux"
+    assert ml.jacfwd(lambda x: (x * x, x), has_aux=True)(X)[1].tolist() == X.tolist()
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_hessian_is_symmetric_and_has_the_products_with_vectors(name: str) -> None:
+    if name in ("a constant", "a rule"):
+        pytest.skip("it is none")
+
+    def total(x: Tensor) -> Tensor:
+        return ml.sum(ml.sin(WAYS[name](x)))
+
+    hessian = ml.hessian(total)(X).numpy()
+    scale = max(1.0, np.abs(hessian).max())
+    np.testing.assert_allclose(hessian / scale, hessian.T / scale, atol=1e-11)
+    product = ml.hvp(total, (X,), (V,)).numpy()
+    np.testing.assert_allclose(hessian @ V.numpy() / scale, product / scale, atol=1e-11)
+
+
+def test_a_holomorphic_jacobian_has_complex_derivatives() -> None:
+    z = ml.asarray([1.0 + 1.0j, 2.0])
+    expected = np.diag(2 * z.numpy()) + np.ones((2, 2))
+    for jacobian in (ml.jacfwd, ml.jacrev):
+        found = jacobian(lambda z: z * z + ml.sum(z), holomorphic=True)(z)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-6)
+        refuses(DTypeError, "is complex, not f64", jacobian(lambda x: x, holomorphic=True), X)
+    refuses(DTypeError, "an argument is a real float, not c64", ml.jacfwd(ml.abs), z)
+    refuses(DTypeError, "a result is a real float, not c64", ml.jacrev(lambda z: z), z)
+    refuses(
+        DTypeError, "an argument is a real float, not i64", ml.jacfwd(lambda n: n), ml.arange(2)
+    )

@@ -1,0 +1,471 @@
+"""`vmap`: what it means, lane by lane, alone and with gradients, captures and control flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    AxisRefused,
+    CaptureError,
+    CheckFailed,
+    DTypeError,
+    GradientError,
+    MlvmError,
+    PositionRefused,
+    ShapeError,
+)
+from mlvm.core.types import Array
+from mlvm.eager.control import blocks
+from mlvm.eager.control.state import as_tree
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.step.flow import Call
+from tests.brief import cases, refuses
+
+X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
+W = np.array([[1.0, 0.5, -0.25], [0.0, 2.0, 1.0], [-1.0, 0.75, 0.5]])
+Lane = Callable[[Tensor, Tensor], Any]
+
+
+def _power(x: Tensor, n: Tensor) -> Any:
+    """x^n, by squares."""
+    half = ml.function(
+        lambda x, n: ml.cond(
+            n < 1.0, lambda x, n: ml.ones_like(x), lambda x, n: x * half(x, n - 1.0), x, n
+        )
+    )
+    return half(x, n)
+
+
+def _tree(x: Tensor, w: Tensor) -> Any:
+    """A recursion with two calls, whose depth is a lane's own."""
+    node = ml.function(
+        lambda x, depth: ml.cond(
+            depth < 0.5,
+            lambda x, depth: ml.sin(x),
+            lambda x, depth: ml.tanh(node(w @ x, depth - 1.0) - node(x * 0.5, depth - 1.5)),
+            x,
+            depth,
+        )
+    )
+    return node(x, ml.stop_gradient(ml.round(ml.abs(x[0]) * 2.0)))
+
+
+def _even(x: Tensor, w: Tensor) -> Any:
+    """Two functions that call each other."""
+    even = ml.function(
+        lambda n: ml.cond(n < 1.0, lambda n: n + w[0, 0], lambda n: odd(n - 1.0) * 2.0, n)
+    )
+    odd = ml.function(
+        lambda n: ml.cond(n < 1.0, lambda n: n - w[1, 1], lambda n: even(n - 1.0) * 3.0, n)
+    )
+    return even(ml.abs(x[1]) * 3.0)
+
+
+def _updated(x: Tensor, w: Tensor) -> Any:
+    y = ml.zeros(3, dtype=ml.float64)
+    y[1] = x[0]
+    y += w[0]
+    x[2] = 5.0
+    return y * x
+
+
+def _collatz(x: Tensor, w: Tensor) -> Any:
+    def turn(state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        n, steps = state
+        return ml.where(n % 2 == 0, n // 2, 3 * n + 1), steps + 1
+
+    first = ml.astype(ml.abs(x[1]) * 10.0, ml.int64) + 1
+    return ml.while_loop(lambda s: s[0] > 1, turn, (first, ml.asarray(0)))[1]
+
+
+def _turns(x: Tensor) -> Any:
+    return ml.astype(ml.abs(x[1]) * 2.0, ml.int64)
+
+
+SMOOTH: dict[str, Lane] = {
+    "elementwise": lambda x, w: ml.sin(x) * w[1] + 2.0,
+    "product": lambda x, w: ml.tanh(w @ x) @ w,
+    "matrix": lambda x, w: (x[:, None] * w) @ (w.T * x),
+    "indices": lambda x, w: w[ml.argsort(x)] * ml.sort(x),
+    "own index": lambda x, w: x[ml.argmax(x)] * w[ml.argmin(x)],
+    "reductions": lambda x, w: ml.softmax(x) * ml.std(w * x) + ml.logsumexp(x),
+    "einsum": lambda x, w: ml.einsum("i,ij,j->ij", x, w, x),
+    "solve": lambda x, w: ml.linalg.solve(w + ml.eye(3, dtype=ml.float64) * 3.0, x),
+    "updated": _updated,
+    "cond": lambda x, w: ml.cond(x[0] > 0.3, lambda x: ml.log(x[0]) * w[0], lambda x: x * 3.0, x),
+    "switch": lambda x, w: ml.switch(
+        ml.astype(x[2], ml.int64), [lambda x: x * w[0], ml.sin, lambda x: ml.exp(x) * w[1]], x
+    ),
+    "guarded index": lambda x, w: ml.cond(
+        x[1] < 2.5, lambda x: ml.take(x, ml.astype(x[1], ml.int64), axis=0), lambda x: x[0] * 2.0, x
+    ),
+    "shared cond": lambda x, w: ml.cond(w[0, 0] > 0.0, lambda x: x * w[0], lambda x: w[1], x),
+    "while": lambda x, w: ml.while_loop(
+        lambda s: ml.sum(s * s) < 50.0, lambda s: s * 1.5 + ml.cos(s) * w[0], x
+    ),
+    "while of one": lambda x, w: ml.while_loop(
+        lambda s: s[0] < 3.0, lambda s: (s[0] + 1.0, s[1] * ml.sin(s[1])), (w[0, 0], x)
+    )[1],
+    "while in cond": lambda x, w: ml.cond(
+        x[0] > 0.0,
+        lambda x: ml.while_loop(lambda s: s < 9.0, lambda s: s * 2.0 + w[0, 0], x[0]),
+        lambda x: ml.fori_loop(0, 3, lambda i, s: s * w[0, 1] + x[1], x[2]),
+        x,
+    ),
+    "fori": lambda x, w: ml.fori_loop(0, 3, lambda i, s: s * x[i] + w[i], x),
+    "own turns": lambda x, w: ml.fori_loop(0, _turns(x), lambda i, s: s * 1.1 + w[0], x),
+    "scan": lambda x, w: ml.scan(lambda s, r: (ml.tanh(w @ s + r), s[0]), x, x),
+    "scan back": lambda x, w: ml.scan(lambda s, r: (s * r + w[0], s), x, w, reverse=True),
+    "scan of lengths": lambda x, w: ml.scan(
+        lambda s, r: (s * 0.5 + r, s), x, w, ml.minimum(_turns(x), ml.asarray(3))
+    ),
+    "function": lambda x, w: ml.function(lambda x: ml.sin(x) * w[0])(x),
+    "power": lambda x, w: _power(x, ml.stop_gradient(ml.round(ml.abs(x[1])))) * w[0],
+    "tree": _tree,
+    "mutual": _even,
+    "checkpoint": lambda x, w: ml.checkpoint(lambda x: ml.sin(ml.exp(x)) * w[0])(x),
+    "checked": lambda x, w: ml.cond(
+        x[0] > 0.0, lambda x: (ml.check(x[0] > 0.0, "positive"), x * w[0])[1], lambda x: x, x
+    ),
+    "shared": lambda x, w: (w * 2.0, x),
+    "grad": lambda x, w: ml.grad(lambda y: ml.sum(ml.sin(w @ y) * y))(x),
+    "vmap": lambda x, w: ml.vmap(lambda row, y: ml.sum(row) * y * x, (0, None))(w, x),
+}
+OTHERS: dict[str, Lane] = {
+    "integers": _collatz,
+    "dropout": lambda x, w: ml.dropout(x, 0.5, key=ml.random.key(3)),
+    "own keys": lambda x, w: ml.random.normal(
+        2, key=ml.random.fold_in(ml.random.key(1), ml.astype(x[1] * 4, ml.int64))
+    ),
+    "halves": lambda x, w: ml.softmax(ml.astype(x, ml.float16) * 2.0) @ ml.astype(w, ml.float16),
+    "bf16": lambda x, w: ml.tanh(ml.astype(w, ml.bfloat16) @ ml.astype(x, ml.bfloat16)),
+    "complex": lambda x, w: ml.fft.fft(x * 1j) * w[0],
+    "numbers": lambda x, w: {"a": 1, "b": (None, 2.5, [True])},
+}
+BOTH = {**SMOOTH, **OTHERS}
+STRAIGHT = {"elementwise", "product", "matrix", "einsum", "solve", "halves", "bf16", "complex"}
+"""Those that are not captured, nor run for no lanes."""
+CAPTURED = {"cond", "while", "while in cond", "scan of lengths", "tree", "own turns"}
+"""Those whose gradients are captured."""
+
+
+def _inputs() -> tuple[Tensor, Tensor]:
+    return ml.asarray(X), ml.asarray(W)
+
+
+def _arrays(tree: Any) -> list[Array]:
+    return [np.asarray(x) for x in ml.tree.leaves(tree)]
+
+
+def _stacked(rows: list[Any]) -> list[Array]:
+    return [np.stack(column) for column in zip(*map(_arrays, rows), strict=True)]
+
+
+def _close(found: Any, expected: list[Array], rounded: float = 1e-12) -> None:
+    arrays = _arrays(found)
+    assert [(x.shape, x.dtype) for x in arrays] == [(y.shape, y.dtype) for y in expected]
+    for x, y in zip(arrays, expected, strict=True):
+        if x.dtype.itemsize == 2:
+            x, y, rounded = x.astype(np.float64), y.astype(np.float64), 2e-2
+        np.testing.assert_allclose(x, y, rounded, rounded)
+
+
+def _same(one: Any, other: Any) -> None:
+    assert [x.tobytes() for x in _arrays(one)] == [y.tobytes() for y in _arrays(other)]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_it_is_the_function_in_each_lane(name: str) -> None:
+    fn, (x, w) = BOTH[name], _inputs()
+    rows = [ml.asarray(row) for row in X]  # as a function may update its argument
+    batched = ml.vmap(fn, (0, None))
+    made = batched(x, w)
+    _close(made, _stacked([as_tree(fn(row, w)) for row in rows]))
+    _close(x, [X], 0.0)
+    if name in STRAIGHT:
+        return
+    _same(ml.capture(batched)(x, w), made)
+    for n in (0, 1):
+        few = batched(x[:n], w)
+        _close(few, [y[:n] for y in _arrays(made)])
+
+
+def _total(tree: Any) -> Tensor:
+    parts = [ml.sum(ml.sin(y)) for y in ml.tree.leaves(tree)]
+    return sum(parts[1:], parts[0])
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+def test_gradients_go_through_it_and_it_goes_over_gradients(name: str) -> None:
+    fn, (x, w) = SMOOTH[name], _inputs()
+    grads = ml.grad(lambda x, w: _total(fn(x, w)), argnums=(0, 1))
+    of_x, of_w = _stacked([grads(ml.asarray(row), w) for row in X])
+    over = ml.vmap(grads, (0, None))
+    through = ml.grad(lambda x, w: _total(ml.vmap(fn, (0, None))(x, w)), argnums=(0, 1))
+    if name in CAPTURED:
+        over, through = ml.capture(over), ml.capture(through)
+    _close(over(x, w), [of_x, of_w], 1e-9)
+    _close(through(x, w), [of_x, of_w.sum(0)], 1e-9)
+
+
+def test_second_derivatives_of_lanes() -> None:
+    x, w = _inputs()
+
+    def hessian_of(fn: Lane) -> Callable[..., Any]:
+        return ml.hessian(lambda x: _total(fn(x, w)))
+
+    hessian = hessian_of(SMOOTH["cond"])
+    _close(ml.vmap(hessian)(x), _stacked([hessian(row) for row in x]), 1e-9)
+
+
+@cases("name", "while of one", "power")
+def test_records_of_lanes_within_lanes(name: str) -> None:
+    """Each lane reads what it has kept: nested, and for second derivatives."""
+    x, w = _inputs()
+    slope = ml.grad(lambda x: _total(SMOOTH[name](x, w)))
+    second = ml.grad(lambda x: ml.sum(ml.sin(slope(x))))
+    pairs = ml.reshape(x, (2, 2, 3))
+    expected = np.stack([second(row) for row in x])
+    nested = ml.vmap(ml.vmap(slope))
+    each = np.stack([slope(row) for row in x])
+    _close(nested(pairs), [each.reshape(2, 2, 3)], 1e-9)
+    _same(ml.capture(nested)(pairs), nested(pairs))
+    _close(ml.capture(ml.vmap(second))(x), [expected], 1e-9)
+    outside = ml.grad(lambda x: ml.sum(ml.sin(ml.vmap(slope)(x))))
+    _close(outside(x), [expected], 1e-9)
+    refuses(GradientError, "take both gradients inside of vmap", ml.capture(outside), x)
+
+
+# --- axes ------------------------------------------------------------------------------
+
+TREE = {"a": ml.asarray(X), "b": [ml.asarray(W[0]), ml.asarray(X.T)]}
+
+
+@cases(
+    "call, expected",
+    (lambda x: ml.vmap(lambda r: r * 2.0, 1)(x), X.T * 2.0),
+    (lambda x: ml.vmap(lambda r: r * 2.0, -1, -1)(x), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c, (0, None))(x, 2.0), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c, [0, None])(x, ml.asarray(np.array(2.0))), X * 2.0),
+    (lambda x: ml.vmap(lambda r, c: r * c)(X, c=x), X * X),
+    (lambda x: ml.vmap(lambda c: c, None, axis_size=2)(x[0]), np.stack([X[0]] * 2)),
+    (lambda x: ml.vmap(lambda: x[0], axis_size=2)(), np.stack([X[0]] * 2)),
+    (lambda x: ml.vmap(lambda r: (x, r[0]), 0, (None, 0))(x)[0], X),
+    (lambda x: ml.vmap(lambda r: {"k": r}, 0, {"k": 1})(x)["k"], X.T),
+    (
+        lambda x: ml.vmap(lambda t: t["a"] * t["b"][0] + t["b"][1], ({"a": 0, "b": [None, 1]},))(
+            TREE
+        ),
+        X * W[0] + X,
+    ),
+    (
+        lambda x: ml.vmap(lambda t, s: t["a"] * len(s), ({"a": 0, "b": None}, 0))(TREE, "abc"),
+        X * 3.0,
+    ),
+    (
+        lambda x: ml.vmap(ml.vmap(lambda a, b: a * b, (None, 0)), (0, None))(x[:, 0], x[0]),
+        X[:, :1] * X[0],
+    ),
+)
+def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
+    _close(call(ml.asarray(X)), [expected], 0.0)
+
+
+@cases(
+    "call, error, text",
+    (lambda x: ml.vmap(x), DTypeError, "vmap: takes a function, not Tensor"),
+    (
+        lambda x: ml.vmap(lambda a, b: a)(x, x[:2]),
+        ShapeError,
+        r"numbers of lanes differ: a has 4: f64\[4,3\] along axis 0; b has 2: f64\[2,3\]",
+    ),
+    (lambda x: ml.vmap(lambda a: a, axis_size=3)(x), ShapeError, "a has 4.*; axis_size is 3"),
+    (lambda x: ml.vmap(lambda a: a, axis_size=-1)(x), AttributeRefused, "axis_size is a number"),
+    (
+        lambda x: ml.vmap(lambda *a: a[0])(x, x[0, 0]),
+        AxisRefused,
+        r"a\[1\] is f64\[\], which has no",
+    ),
+    (lambda x: ml.vmap(lambda a: a, 2)(x), AxisRefused, "no axis 2 for the lanes"),
+    (
+        lambda x: ml.vmap(lambda a, b: a)({"w": x}, {"b": 2.0}),
+        AttributeRefused,
+        "b/b is 2.0, a num",
+    ),
+    (lambda x: ml.vmap(lambda a: a, None)(x), AttributeRefused, "no argument has lanes"),
+    (
+        lambda x: ml.vmap(lambda a: a, (0, 0))(x),
+        AttributeRefused,
+        "it has 2 items where there are 1",
+    ),
+    (lambda x: ml.vmap(lambda a: a, ({"b": 0},))({"a": x}), AttributeRefused, "a dict of b where"),
+    (lambda x: ml.vmap(lambda a: a, (0.5,))(x), AttributeRefused, "ints or None.*not 0.5"),
+    (lambda x: ml.vmap(lambda a: a, "ab")(x), AttributeRefused, "not 'a"),
+    (lambda x: ml.vmap(lambda a: a, 0, 2)(x), AxisRefused, "no place for an axis 2"),
+    (lambda x: ml.vmap(lambda a: (a, 1), 0, (0, None, 0))(x), AttributeRefused, "it has 3 items"),
+    (lambda x: ml.vmap(lambda a: (a, 1), 0, None)(x), AttributeRefused, "None for result 0, which"),
+    (lambda x: ml.vmap(lambda a: "text")(x), DTypeError, "tensors as leaves, not a str"),
+    (lambda x: ml.vmap(lambda a: a * float(a[0]))(x), CaptureError, "a value is read inside a fun"),
+    (lambda x: ml.vmap(lambda a: a[a > 0.0])(x), CaptureError, "keep the shape, as where"),
+    (
+        lambda x: ml.vmap(lambda a: _add_to(x, a))(x),
+        CaptureError,
+        "from outside of a function of v",
+    ),
+    (
+        lambda x: ml.vmap(_host_call)(x),
+        CaptureError,
+        "no rule for tests.host; call it outside of the",
+    ),
+    (lambda x: ml.vmap(lambda a: ml.check(a[0] < 1.0, "big"))(x), CheckFailed, r"1 of 4.*\[1\]"),
+    (lambda x: ml.vmap(lambda a: ml.take(a, ml.asarray(3), axis=0))(x), PositionRefused, "3"),
+    (lambda x: ml.vmap(lambda a: ml.take(a, _turns(a), axis=0))(x * 2.0), PositionRefused, ""),
+    (lambda x: ml.vmap(lambda a: _summed(a, "j"), axis_name="i")(x), AttributeRefused, "are: 'i'"),
+    (
+        lambda x: ml.vmap(
+            lambda a: ml.cond(a[0] > 0, lambda a: _summed(a, "i"), lambda a: a, a), axis_name="i"
+        )(x),
+        CaptureError,
+        "meet in a branch or loop that not all of them take",
+    ),
+)
+def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
+    refuses(error, text, call, ml.asarray(X))
+
+
+def _host_call(x: Tensor) -> Tensor:
+    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], guards=True))
+    return x
+
+
+def _add_to(x: Tensor, a: Tensor) -> Tensor:
+    x += a
+    return a
+
+
+# --- what lanes have of their own --------------------------------------------------------
+
+
+def _summed(x: Tensor, axis_name: str) -> Tensor:
+    total = ml.copy(x)
+    ml.parallel.all_reduce(total, axis_name=axis_name)
+    return total
+
+
+def test_random_numbers_differ_between_lanes_and_turns() -> None:
+    draw = ml.vmap(
+        lambda x: ml.scan(lambda _, x: (None, ml.random.normal()), None, x)[1] + ml.random.normal()
+    )
+    ml.random.seed(0)
+    first, second = draw(ml.asarray(X)).numpy(), draw(ml.asarray(X)).numpy()
+    assert len({*first.reshape(-1), *second.reshape(-1)}) == 2 * X.size
+    ml.random.seed(0)
+    captured = ml.capture(draw)
+    np.testing.assert_array_equal(captured(ml.asarray(X)), first)
+    np.testing.assert_array_equal(captured(ml.asarray(X)), second)
+
+
+def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
+    models = [ml.nn.Sequential(ml.nn.Linear(3, 4), ml.tanh, ml.nn.Linear(4, 2)) for _ in range(3)]
+    stacked = ml.tree.map(lambda *xs: ml.stack(xs), *models)
+    x = ml.asarray(X, dtype=ml.float32)
+    made = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
+    np.testing.assert_array_equal(made, ml.stack([model(x) for model in models]))
+
+    def loss(model: Any) -> Tensor:
+        return ml.sum(model(x) ** 2)
+
+    grads = ml.vmap(ml.grad(loss))(stacked)
+    each = [ml.grad(loss)(model) for model in models]
+    _close(grads, _stacked(each), 1e-5)
+
+
+def test_a_lane_is_not_refused_what_it_does_not_do() -> None:
+    """Nor is there a nan in the gradient of a branch that it does not take."""
+    x, square = ml.asarray(X), ml.asarray(W @ W.T)
+
+    def root(x: Tensor) -> Tensor:
+        return ml.sqrt(x[0]) * ml.linalg.det(ml.linalg.cholesky(x[0] * square))
+
+    def fn(x: Tensor) -> Any:
+        return ml.cond(x[0] > 0.0, root, lambda x: x[1], x)
+
+    expected = [fn(row).numpy() for row in x]
+    for run in (ml.vmap(fn), ml.capture(ml.vmap(fn))):
+        np.testing.assert_allclose(run(x), expected, 1e-12)
+    np.testing.assert_array_equal(ml.vmap(fn)(-ml.abs(x)), -np.abs(X[:, 1]))
+    assert np.isfinite(ml.grad(lambda x: ml.sum(ml.vmap(fn)(x)))(x).numpy()).all()
+    where_lanes_end = ml.vmap(
+        lambda n, x: ml.while_loop(
+            lambda s: s[0] < n,
+            lambda s: (s[0] + 1, s[1] + ml.take(x, s[0], axis=0)),
+            (0, 0.0 * x[0]),
+        )[1]
+    )
+    counts = np.array([3, 0, 2, 1])
+    found = where_lanes_end(ml.asarray(counts), x)
+    _close(found, [np.array([X[i, :n].sum() for i, n in enumerate(counts)])])
+
+
+def test_lanes_meet_by_the_name_of_their_axis() -> None:
+    x, parallel = ml.asarray(X), ml.parallel
+
+    def reduced(op: Any) -> Callable[[Tensor], Tensor]:
+        def fn(x: Tensor) -> Tensor:
+            parallel.all_reduce(x, op, axis_name="i")
+            return x * (parallel.rank("i") + parallel.size("i"))
+
+        return ml.vmap(fn, axis_name="i")
+
+    factor = np.arange(4)[:, None] + 4
+    for op in ("sum", "mean", "max", "min"):
+        _close(reduced(op)(x), [getattr(np, op)(X, axis=0) * factor], 1e-12)
+    gathered = ml.vmap(
+        ml.vmap(lambda x: parallel.all_gather(x, axis_name="i"), axis_name="j"),
+        axis_name="i",
+        out_axes=None,
+    )
+    _close(ml.vmap(lambda x: gathered(x[:, None]), axis_name="k")(x[None]), [X.reshape(1, 1, 12)])
+
+    def scattered(x: Tensor) -> Tensor:
+        parallel.broadcast(x, 2, axis_name="i")
+        return parallel.reduce_scatter(x, "sum", axis_name="i")
+
+    _close(ml.vmap(scattered, axis_name="i")(x.T @ x), [3 * (X.T @ X)[2][:, None]])
+
+    def normalized(x: Tensor) -> Tensor:
+        mean = ml.copy(x)
+        parallel.all_reduce(mean, "mean", axis_name="i")
+        return ml.sin(x - mean)
+
+    weights = ml.asarray(np.cos(X))
+    through = ml.grad(lambda x: ml.sum(ml.vmap(normalized, axis_name="i")(x) * weights))
+    _close(
+        through(x), _arrays(ml.grad(lambda x: ml.sum(ml.sin(x - ml.mean(x, axis=0)) * weights))(x))
+    )
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return ml.sum(normalized(x) * w)
+
+    _close(ml.vmap(ml.grad(part), axis_name="i")(x, weights), _arrays(through(x)))
+    moved = ml.vmap(lambda x: ml.jvp(normalized, (x,), (x,))[1], axis_name="i")
+    _close(moved(x), _arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
+
+
+def test_what_all_lanes_share_is_read_once() -> None:
+    """Products with a shared matrix are one product, and what no lane changes is computed once."""
+    x, w = _inputs()
+    text = ml.disassemble(ml.program_of(ml.vmap(_shared_and_own, (0, None)), x, w))
+    assert text.count('"matmul') == 2
+    assert "concat" not in text
+    assert "broadcast_to" not in text
+
+
+def _shared_and_own(x: Tensor, w: Tensor) -> Tensor:
+    return ml.tanh((w @ w) @ x)

@@ -1,0 +1,229 @@
+"""Random functions under derivatives of all kinds, beside JAX.
+
+    python -m tests.fuzz.directions --programs 1000 --seed 0
+
+A program is one of `transformations`. Over it goes a stack of `grad`, `vjp`, `jvp`, `linearize`,
+`jacfwd`, `jacrev`, products with Hessians, functions with rules of their own, `vmap` and `capture`
+(`jit`). A program with a `while_loop` has those that go forward, and forward over reverse, which
+JAX cannot; it is checked with the loop cut to a `scan` there. JAX's results are expected; without
+JAX, what finite differences of the stack's inner function say of the last derivative. A program
+that differs is printed with the number that makes it again, and the exit status is 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.types import Array
+from tests.fuzz.transformations import HERE, Library, Program, jax_library, leaves
+
+Fn = Callable[..., Any]
+
+FORWARD = ("jvp", "linearize", "jacfwd", "custom_jvp", "vmap", "jit")
+BACK = ("grad", "vjp", "jacrev", "hvp", "custom_vjp")
+LARGE = ("jacfwd", "jacrev")
+
+
+def stack_of(program: Program) -> list[str]:
+    """Transformations from the inside out. One at most makes results much larger."""
+    rng = np.random.default_rng(program.number + 3 * 10**6)
+    kinds = FORWARD + BACK if program.differentiable else FORWARD
+    levels: list[str] = []
+    while len(levels) < int(rng.integers(1, 5)):
+        kind = kinds[int(rng.integers(len(kinds)))]
+        if kind == "custom_vjp" or "custom_vjp" not in levels or kind in ("grad", "vmap", "jit"):
+            is_large = kind in LARGE and any(each in LARGE for each in levels)
+            if not is_large and not ("custom_vjp" in levels and kind == "custom_vjp"):
+                levels.append(kind)
+    back = [i for i, kind in enumerate(levels) if kind in (*BACK, "custom_jvp")]
+    last = max(back, default=-1)  # a captured function has no gradient: what takes it is captured
+    return [kind for i, kind in enumerate(levels) if kind != "jit" or i > last]
+
+
+def transformed(lib: Library, module: Any, program: Program, levels: list[str]) -> Fn:
+    """The program under its transformations, written with a library and its module."""
+
+    def fn(*args: Any) -> Any:
+        return program.run(lib, args)
+
+    for kind in levels:
+        fn = _LEVELS[kind](lib, module, fn)
+    return fn
+
+
+def _total(lib: Library, fn: Fn) -> Fn:
+    """A scalar of all results."""
+
+    def total(*args: Any) -> Any:
+        made = fn(*args)
+        parts = made if isinstance(made, (tuple, list)) else [made]
+        return sum([lib.sum(lib.sin(y)) for y in parts[1:]], lib.sum(lib.sin(parts[0])))
+
+    return total
+
+
+def _tangents(lib: Library, args: Any) -> tuple[Any, ...]:
+    return tuple([lib.tanh(x) + 0.3 for x in args])
+
+
+def _numbers(args: Any) -> tuple[int, ...]:
+    return tuple(range(len(args)))
+
+
+def _jvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def moved(*args: Any) -> Any:
+        value, tangent = module.jvp(fn, args, _tangents(lib, args))
+        return value, tangent
+
+    return lambda *args: _flat(moved(*args))
+
+
+def _linearize(lib: Library, module: Any, fn: Fn) -> Fn:
+    def moved(*args: Any) -> Any:
+        value, forward = module.linearize(fn, *args)
+        return value, forward(*_tangents(lib, args)), forward(*args)
+
+    return lambda *args: _flat(moved(*args))
+
+
+def _vjp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def pulled(*args: Any) -> Any:
+        value, pull = module.vjp(fn, *args)
+        single = not isinstance(value, (tuple, list))
+        gs = [lib.sin(y) + 0.5 for y in ([value] if single else value)]
+        return pull(gs[0] if single else tuple(gs))
+
+    return lambda *args: _flat(pulled(*args))
+
+
+def _grad(lib: Library, module: Any, fn: Fn) -> Fn:
+    return lambda *args: _flat(module.grad(_total(lib, fn), _numbers(args))(*args))
+
+
+def _hvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    def product(*args: Any) -> Any:
+        gradient = module.grad(_total(lib, fn), _numbers(args))
+        return module.jvp(gradient, args, _tangents(lib, args))[1]
+
+    return lambda *args: _flat(product(*args))
+
+
+def _jacobian(name: str) -> Callable[[Library, Any, Fn], Fn]:
+    def level(lib: Library, module: Any, fn: Fn) -> Fn:
+        return lambda *args: _flat(getattr(module, name)(fn, _numbers(args))(*args))
+
+    return level
+
+
+def _custom_jvp(lib: Library, module: Any, fn: Fn) -> Fn:
+    custom = module.custom_jvp(fn)
+
+    def rule(primals: Any, tangents: Any) -> Any:
+        value, tangent = module.jvp(fn, primals, tangents)
+        single = not isinstance(value, (tuple, list))
+        return value, tangent * 2.0 if single else tuple([t * 2.0 for t in tangent])
+
+    custom.defjvp(rule)
+    return custom  # type: ignore[no-any-return]
+
+
+def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
+    custom = module.custom_vjp(fn)
+
+    def back(args: Any, g: Any) -> Any:
+        return tuple([x * 3.0 for x in module.vjp(fn, *args)[1](g)])
+
+    custom.defvjp(lambda *args: (fn(*args), args), back)
+    return custom  # type: ignore[no-any-return]
+
+
+def _flat(made: Any) -> tuple[Any, ...]:
+    if not isinstance(made, (tuple, list)):
+        return (made,)
+    return tuple([each for part in made for each in _flat(part)])
+
+
+def _vmap(lib: Library, module: Any, fn: Fn) -> Fn:
+    """Two lanes of arguments near the given ones, added up."""
+
+    def summed(*args: Any) -> Any:
+        both = [lib.concat([x[None], (x * 0.5)[None]], 0) for x in args]
+        made = module.vmap(fn)(*both)
+        return tuple([lib.sum(y, axis=0) for y in _flat(made)])
+
+    return summed
+
+
+_LEVELS: dict[str, Callable[[Library, Any, Fn], Fn]] = {
+    "jvp": _jvp,
+    "linearize": _linearize,
+    "vjp": _vjp,
+    "grad": _grad,
+    "hvp": _hvp,
+    "jacfwd": _jacobian("jacfwd"),
+    "jacrev": _jacobian("jacrev"),
+    "custom_jvp": _custom_jvp,
+    "custom_vjp": _custom_vjp,
+    "vmap": _vmap,
+    "jit": lambda lib, module, fn: lib.jit(fn),
+}
+
+
+def arguments(program: Program) -> list[Array]:
+    rng = np.random.default_rng(program.number + 10**6)
+    return [rng.normal(size=(3,) if rng.random() < 0.6 else (3, 3)) for _ in range(program.ninputs)]
+
+
+def differs(program: Program, other: Library | None, module: Any) -> str | None:
+    """What the program makes otherwise here than there, or captured than eagerly."""
+    args, levels = arguments(program), stack_of(program)
+    fn = transformed(HERE, ml, program, levels)
+    found = leaves(fn(*map(ml.asarray, args)))
+    captured = leaves(ml.capture(fn)(*map(ml.asarray, args)))
+    for ours, theirs in zip(found, captured, strict=True):
+        if not np.array_equal(ours, theirs, equal_nan=True):
+            return f"captured: {theirs.tolist()}\nnot {ours.tolist()}"
+    if other is None:
+        return None
+    expected = leaves(transformed(other, module, program, levels)(*map(other.asarray, args)))
+    for ours, theirs in zip(found, expected, strict=True):
+        if ours.shape != theirs.shape:
+            return f"shape {ours.shape}, not {theirs.shape}"
+        scale = max(1.0, float(np.max(np.abs(theirs), initial=0.0)))
+        if not np.allclose(ours, theirs, rtol=1e-7, atol=1e-9 * scale, equal_nan=True):
+            return f"{ours.tolist()}\nnot {theirs.tolist()}"
+    return None
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--programs", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(argv)
+    jax = jax_library()
+    module = None if jax is None else importlib.import_module("jax")
+    wrong = 0
+    for number in range(options.seed, options.seed + options.programs):
+        program = Program(number)
+        try:
+            difference = differs(program, jax, module)
+        except Exception as error:  # what a program raises is what it is looked for
+            difference = f"{type(error).__name__}: {error}"
+        if difference is not None:
+            wrong += 1
+            print(f"program {number}: {' '.join(program.text)}; {', '.join(stack_of(program))}")
+            print(difference, flush=True)
+    there = "JAX" if jax else "themselves captured"
+    print(f"{options.programs} programs beside {there}, {wrong} wrong")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
