@@ -190,6 +190,16 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
+        _vms[id(vm)] = vm
+
+
+_vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()
+
+
+def vms() -> list[VMProtocol]:
+    """The VMs that have arenas."""
+    found = [reference() for reference in _vms.valuerefs()]  # other threads make some meanwhile
+    return [vm for vm in found if vm is not None]
 
 
 def regions(vm: VMProtocol) -> Regions:
@@ -287,6 +297,7 @@ class Arena(ArenaFields):
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
+        regions(vm)  # from now on it is among `vms`
         self.fast_path = getattr(vm, "fast_path", None)  # of a native VM
         self.name = name
         self.used = 0

@@ -118,7 +118,7 @@ class LocalVM(VM):
         self.threads = threads
         self.fast_path = None
         self._pool = None
-        residuals.register(self)
+        residuals.register(self, native=native)
         checks.register(self)
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)

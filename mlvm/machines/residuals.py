@@ -20,17 +20,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import MachineError, OperandValueError
-from mlvm.core.machine.callee import is_tensor
+from mlvm.core.errors import HostFunctionError, MachineError
+from mlvm.core.machine.callee import UserFunction, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import ALIGNMENT, Array, TensorType, i64, u8
 from mlvm.core.vm import VM
+
+if TYPE_CHECKING:
+    from mlvm.machines.native.records import NativeStack
 
 BEGIN: Final = "residuals.begin"
 PUSH: Final = "residuals.push"
@@ -45,92 +48,42 @@ _PER_RECORD: Final = 224  # bytes of Python's, and as many for each array
 _HELD: Final = Program.of_op(HELD, 0, {}, 1)
 
 
-class Residuals:
-    """The stacks of one VM: a program's, and above it those of programs that it launches by host
-    functions. Their memory is kept for the next launch; `held` is how many bytes it has."""
+class Stack:
+    """Records of arrays, in memory that `more(nbytes)` gives. `keep(nbytes)` is told what they take
+    beside that."""
 
-    def __init__(self, vm: VM) -> None:
+    def __init__(self, more: Callable[[int], Array], keep: Callable[[int], None]) -> None:
         self.held = 0
-        self._vm = weakref.ref(vm)  # whose function table has the methods
+        self._more, self._keep = more, keep
         self._chunks: list[Array] = []
         self._top = 0, 0  # the chunk, and how much of it is used
         self._records: list[list[Array]] = []
-        self._programs: list[tuple[int, tuple[int, int], int]] = []  # depth, top, records before
+        self._first = 0  # how many are of programs around this one
 
-    def begin(self, frame: Frame) -> None:
-        """Begin the stack of the program that runs now. What is left of others at its depth of
-        launches within launches, which have failed, is given up."""
-        depth = self._machine().depth
-        while self._programs and self._programs[-1][0] >= depth:
-            self.end(frame)
-        self._programs.append((depth, self._top, len(self._records)))
+    def begin(self) -> Any:
+        """Begin the records of a program. Returns a mark for the end of them."""
+        mark = self._top, len(self._records), self._first
+        self._first = len(self._records)
+        return mark
 
-    def end(self, frame: Frame) -> None:
-        """Give up the records of the program that began last."""
-        if not self._programs:
-            raise MachineError(f"{END} without {BEGIN}")
-        _, self._top, count = self._programs.pop()
-        self._machine().keep(-sum(map(_overhead, self._records[count:])))
+    def end(self, mark: Any) -> None:
+        """Give up the records since the mark."""
+        self._top, count, self._first = mark
+        self._keep(-sum(map(_overhead, self._records[count:])))
         del self._records[count:]
 
-    def push(self, frame: Frame) -> None:
-        """Copy the tensors into a new record, and tell its number."""
-        number, *arrays = _arrays(PUSH, frame)
-        number[...] = self._push(arrays)
-
-    def read(self, frame: Frame) -> None:
-        """Copy a record, or as many of its arrays. Raises `OperandValueError` if there is none of
-        that number and these types."""
-        *outs, place = _arrays(READ, frame)
-        for out, x in zip(outs, self._record_like(int(place), outs), strict=True):
-            np.copyto(out, x)
-
-    def read_rows(self, frame: Frame) -> None:
-        """Copy each row of the arrays from a record of its own. Raises what `read` raises."""
-        *outs, places = _arrays(READ_ROWS, frame)
-        numbers = places.copy()
-        for number in np.unique(numbers).tolist():
-            rows = numbers == number
-            for out, x in zip(outs, self._record_like(number, outs), strict=True):
-                out[rows] = x[rows]
-
-    def _record_like(self, number: int, outs: Sequence[Array]) -> list[Array]:
-        """The first tensors of a record, of the types of these."""
-        if not number:
-            return [np.zeros_like(out) for out in outs]
-        record = self._record(number)[: len(outs)]
-        if list(map(TensorType.of, record)) != list(map(TensorType.of, outs)):
-            raise OperandValueError(f"no record {number} of {len(outs)} such tensors is there")
-        return record
-
-    def add(self, frame: Frame) -> None:
-        """Add the records of two numbers, or of each two in two arrays, and what they name."""
-        sums = [_arrays(ADD, frame)]
-        while sums:
-            total, *both = sums.pop()
-            for i, (p, q) in enumerate(zip(*[x.ravel().tolist() for x in both], strict=True)):
-                total.flat[i] = p or q
-                if p and q:
-                    pairs = [*zip(self._record(p), self._record(q), strict=True)]
-                    total.flat[i] = self._push([x + y for x, y in pairs])
-                    made = self._records[-1]
-                    named = [each for each in zip(made, *zip(*pairs, strict=True), strict=True)]
-                    sums += [[*each] for each in named if each[0].dtype == np.int64]
-
-    def _push(self, arrays: Sequence[Array]) -> int:
-        self._machine().keep(_overhead(arrays))
+    def push(self, arrays: Sequence[Array]) -> int:
+        """Copy arrays into a new record. Returns its number."""
+        self._keep(_overhead(arrays))
         record = [self._take(TensorType.of(array)) for array in arrays]
         for place, array in zip(record, arrays, strict=True):
             np.copyto(place, array)
         self._records.append(record)
         return len(self._records)
 
-    def _record(self, number: int) -> list[Array]:
-        first = self._programs[-1][2] if self._programs else 0
-        return self._records[number - 1] if first < number <= len(self._records) else []
-
-    def tell(self, frame: Frame) -> None:
-        frame.push(np.asarray(self.held, np.int64))
+    def record(self, number: int) -> list[Array] | None:
+        """The arrays of a record of the program; None if there is none of that number."""
+        return self._records[number - 1] if self._first < number <= len(self._records) else None
 
     def _take(self, type: TensorType) -> Array:
         """Memory for a tensor, on top."""
@@ -139,21 +92,103 @@ class Residuals:
         while chunk < len(self._chunks) and used + nbytes > self._chunks[chunk].size:
             chunk, used = chunk + 1, 0
         if chunk == len(self._chunks):
-            self._chunks.append(self._more(max(nbytes, _CHUNK << min(chunk, 10))))
+            size = max(nbytes, _CHUNK << min(chunk, 10))
+            self._chunks.append(self._more(size))
+            self.held += size
         self._top = chunk, used + nbytes
         memory = self._chunks[chunk][used : used + type.nbytes]
         return memory.view(type.dtype.numpy).reshape(type.shape)
 
-    def _more(self, nbytes: int) -> Array:
-        vm = self._machine()
-        memory = vm.array_of(vm.alloc_tensor(TensorType(u8, (nbytes,))))
-        self.held += nbytes
-        return memory
 
-    def _machine(self) -> VM:
+class Residuals:
+    """The stacks of one VM: a program's, and above it those of programs that it launches by host
+    functions. Their memory is kept for the next launch."""
+
+    def __init__(self, vm: VM, stack: Stack | NativeStack) -> None:
+        self._vm = weakref.ref(vm)  # whose function table has the methods
+        self._stack = stack
+        self._programs: list[tuple[int, Any]] = []  # depth, and where its records begin
+
+    def begin(self, frame: Frame) -> None:
+        """Begin the stack of the program that runs now. What is left of others at its depth of
+        launches within launches, which have failed, is given up."""
         vm = self._vm()
         assert vm is not None  # it runs a program
-        return vm
+        while self._programs and self._programs[-1][0] >= vm.depth:
+            self.end(frame)
+        self._programs.append((vm.depth, self._stack.begin()))
+
+    def end(self, frame: Frame) -> None:
+        """Give up the records of the program that began last."""
+        if not self._programs:
+            raise MachineError(f"{END} without {BEGIN}")
+        self._stack.end(self._programs.pop()[1])
+
+    def push(self, frame: Frame) -> None:
+        """Copy the tensors into a new record, and tell its number."""
+        number, *arrays = _arrays(PUSH, frame)
+        number[...] = self._stack.push(arrays)
+
+    def read(self, frame: Frame) -> None:
+        """Copy a record, or as many of its arrays. Raises `HostFunctionError` if there is none of
+        that number and these types."""
+        *outs, place = _arrays(READ, frame)
+        for out, x in zip(outs, self._record_like(READ, int(place), outs), strict=False):
+            np.copyto(out, x)
+
+    def read_rows(self, frame: Frame) -> None:
+        """Copy each row of the arrays from a record of its own. Raises what `read` raises."""
+        *outs, places = _arrays(READ_ROWS, frame)
+        numbers = places.copy()
+        for number in np.unique(numbers).tolist():
+            rows = numbers == number
+            for out, x in zip(outs, self._record_like(READ_ROWS, number, outs), strict=False):
+                out[rows] = x[rows]
+
+    def _record_like(self, name: str, number: int, outs: Sequence[Array]) -> list[Array]:
+        """The arrays of a record, of which the first have the types of these."""
+        record = (self._stack.record(number) if number else list(map(np.zeros_like, outs))) or []
+        if [x.shape for x in outs] != [x.shape for x in record[: len(outs)]] or any(
+            out.dtype != x.dtype for out, x in zip(outs, record, strict=False)
+        ):
+            told = f"no record {number} of {len(outs)} such tensors is there"
+            raise HostFunctionError(f"{name}: {told}")
+        return record
+
+    def add(self, frame: Frame) -> None:
+        """Tell the numbers of the sums of records, each of two, and of what these name."""
+        total, p, q = filter(is_tensor, map(frame.param, range(3)))
+        pairs = [*zip(p.ravel().tolist(), q.ravel().tolist(), strict=True)]
+        wanted = len(pairs)
+        named: list[list[tuple[int, int]]] = []  # for each pair: its numbers, and their first sum
+        for pair in pairs:  # which grows meanwhile
+            named.append([])
+            if all(pair):
+                for x, y in zip(*map(self._record, pair), strict=True):
+                    if x.dtype == np.int64:
+                        named[-1].append((len(pairs), x.size))
+                        pairs += zip(x.ravel().tolist(), y.ravel().tolist(), strict=True)
+        sums = [p or q for p, q in pairs]
+        for i in reversed(range(len(pairs))):
+            if all(pairs[i]):
+                inner = iter(named[i])
+                both = zip(*map(self._record, pairs[i]), strict=True)
+                arrays = [np.asarray(x + y) for x, y in both]
+                for x in arrays:
+                    if x.dtype == np.int64:
+                        at, size = next(inner)
+                        x[...] = np.asarray(sums[at : at + size], np.int64).reshape(x.shape)
+                sums[i] = self._stack.push(arrays)
+        total[...] = np.asarray(sums[:wanted], np.int64).reshape(total.shape)
+
+    def tell(self, frame: Frame) -> None:
+        frame.push(np.asarray(self._stack.held, np.int64))
+
+    def _record(self, number: int) -> list[Array]:
+        record = self._stack.record(number)
+        if record is None:
+            raise HostFunctionError(f"{ADD}: no record {number} is there")
+        return record
 
 
 def _overhead(record: Sequence[Array]) -> int:
@@ -161,20 +196,38 @@ def _overhead(record: Sequence[Array]) -> int:
     return _PER_RECORD * (1 + len(record))
 
 
-def register(vm: VM) -> None:
+def register(vm: VM, *, native: bool = False) -> None:
     """Make the functions known to the VM's programs."""
-    of = Residuals(vm)
-    functions: list[tuple[str, Callable[[Frame], None], int | None]] = [
-        (BEGIN, of.begin, 0),
-        (PUSH, of.push, None),
-        (READ, of.read, None),
-        (READ_ROWS, of.read_rows, None),
-        (ADD, of.add, 3),
-        (END, of.end, 0),
-    ]
-    callees = {name: PythonFunction(name, does, nparams, 0) for name, does, nparams in functions}
+    reference = weakref.ref(vm)
+
+    def machine() -> VM:
+        found = reference()
+        assert found is not None  # it runs a program
+        return found
+
+    def more(nbytes: int) -> Array:
+        return machine().array_of(machine().alloc_tensor(TensorType(u8, (nbytes,))))
+
+    callees: dict[str, UserFunction] = {}
+    if native:
+        from mlvm.machines.native.records import NativeStack
+
+        native_stack = NativeStack(more, PUSH, READ)
+        of = Residuals(vm, native_stack)
+        callees = {each.name: each for each in native_stack.functions}
+    else:
+        of = Residuals(vm, Stack(more, lambda nbytes: machine().keep(nbytes)))
+        callees[PUSH] = PythonFunction(PUSH, of.push, None, 0)
+        callees[READ] = PythonFunction(READ, of.read, None, 0)
+    callees[BEGIN] = PythonFunction(BEGIN, of.begin, 0, 0)
+    callees[READ_ROWS] = PythonFunction(READ_ROWS, of.read_rows, None, 0)
+    callees[ADD] = PythonFunction(ADD, of.add, 3, 0)
+    callees[END] = PythonFunction(END, of.end, 0, 0)
+    callees[HELD] = PythonFunction(HELD, of.tell, 0, 1)
     callees[PUSH].reads, callees[READ].reads = slice(1, None), slice(-1, None)
-    vm.register_callees({**callees, HELD: PythonFunction(HELD, of.tell, 0, 1)})
+    callees[READ_ROWS].reads = slice(-1, None)
+    callees[ADD].reads = slice(1, None)
+    vm.register_callees(callees)
 
 
 def held(vm: VMProtocol) -> int:
@@ -187,8 +240,6 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
     """The parameters, of which the one for the record's number is an i64[]."""
     params = [frame.param(i) for i in range(frame.nparams)]
     arrays = list(filter(is_tensor, params))
-    if name == ADD:
-        return arrays
     number = arrays[0 if name == PUSH else -1] if arrays else None
     if (
         len(arrays) < len(params)
@@ -196,5 +247,6 @@ def _arrays(name: str, frame: Frame) -> list[Array]:
         or TensorType.of(number).dtype is not i64
         or (number.ndim > 0) != (name == READ_ROWS)
     ):
-        raise MachineError(f"{name} takes tensors, and an i64[] for the record's number")
+        told = "takes tensors, and an i64[] for the record's number"
+        raise HostFunctionError(f"{name}: {told}")
     return arrays

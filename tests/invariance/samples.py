@@ -41,6 +41,7 @@ def _products() -> Iterator[Sample]:
         if k * n < 1000:
             yield _of("matmul", (2, *x), y, **how)
             yield _of("matmul", (2, *x), (2, *y), **how)
+            yield _of("matmul", x, (2, *y), **how)
             yield _of("batch_contract", (2, *x), (2, *y), **how)
         if n == 1 and not ty:
             yield _of("matmul", x, (k,), transpose_x=tx)

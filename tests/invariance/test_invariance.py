@@ -190,11 +190,8 @@ def test_members_that_share_rows_have_the_bits_of_one_that_has_all() -> None:
 
     def share(rank: int, vm: Any) -> Array:
         w = [ml.asarray(each) for each in _WEIGHTS]
-        rows = np.array_split(x, ml.parallel.size())[rank]
-        found: Array = ml.concat(
-            [of(ml.asarray(rows), w) for of in (_perceptron, _attention)], axis=1
-        )
-        return found.numpy()
+        rows = ml.asarray(np.array_split(x, ml.parallel.size())[rank])
+        return ml.concat([of(rows, w) for of in (_perceptron, _attention)], axis=1).numpy()
 
     made = []
     for size in (1, 3):

@@ -84,7 +84,7 @@ def unrun(fn: Callable[[], Tree]) -> Tree:
 
 
 def recorded_again(record_blocks: Callable[P, R]) -> Callable[P, R]:
-    """The function, which records blocks. It does so again whenever it raises `Again`, or the blocks
+    """The function, which records blocks. It does so again whenever it raises `Again`, or they
     update a tensor that must move first. Each turn then finds what the one before has left."""
 
     @wraps(record_blocks)
@@ -255,7 +255,7 @@ class Cell:
         tape = taping()
         if tape is not None and isinstance(part, Sparse):
             part = apply(part.alone, *part.operands)
-        if tape is not None and isinstance(part, Tensor) and part.tape is tape:
+        if tape is not None and isinstance(part, Tensor) and is_tracked(part, tape):
             tape.nodes.append((Joint([part.type], self._pull, effect=True), (part.node,), ()))
         call, operands = (
             (part.added, part.operands) if isinstance(part, Sparse) else (_ADD, (part,))
@@ -333,6 +333,10 @@ def aliases(xs: Tensors) -> Tensors:
             other.tape, other.node = x.tape, x.node
         others.append(other)
     return others
+
+
+def is_tracked(x: Tensor, tape: Tape) -> bool:
+    return x.tape is tape
 
 
 def watched(tape: Tape, xs: Tensors, are_tracked: Iterable[bool] | None = None) -> Tensors:

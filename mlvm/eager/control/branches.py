@@ -155,10 +155,10 @@ def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tens
     if tape is not None and closures:
         sides = [side._replace(kept=blocks.released(record, side.kept)) for side in sides]
         saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
-        made = zip(*[side.made for side in sides], strict=True)
-        outs = [
+        both = zip(*[side.made for side in sides], strict=True)
+        outs: list[Tensor | None] = [
             y if any(x.tape is tape for x in each) else None
-            for y, each in zip(finals, made, strict=True)
+            for y, each in zip(finals, both, strict=True)
         ]
         for side in sides:
             outs += blocks.if_tracked(tape, side.kept, side.segment.inside)

@@ -164,10 +164,14 @@ def _pull(
     tape.nodes += [None] * (first - length)
     start = len(tape.nodes)
     end = noperands + len(reached)
-    with taped(tape), random.replaying(saved[end:]), made_again():
-        with _standing_in(reached, saved[noperands:end], tape) as ends:
-            result, origins = again(saved[:noperands], tape)
-            _exchange(tape, start, reached, saved[noperands:end])
+    with (
+        taped(tape),
+        random.replaying(saved[end:]),
+        made_again(),
+        _standing_in(reached, saved[noperands:end], tape) as ends,
+    ):
+        result, origins = again(saved[:noperands], tape)
+        _exchange(tape, start, reached, saved[noperands:end])
     origins += ends
     nodes = _from(tape, start, origins)
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of

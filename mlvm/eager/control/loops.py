@@ -396,10 +396,10 @@ def _recorded_loop(
             if total is not None:
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stack(record, x, i, total) for x in kept]
-        given = blocks.aliases(params)
-        blocks.assign(carried, given[nown:])
+        lent = blocks.aliases(params)
+        blocks.assign(carried, lent[nown:])
         try:
-            after, made = body(now, given[:nown], blocks.aliases(rows))
+            after, made = body(now, lent[:nown], blocks.aliases(rows))
             after, made = blocks.left(carried, [*after, *carried]), blocks.left(carried, made)
         except blocks.Unknown:  # a loop of no turns tells what the function makes
             if stacked:

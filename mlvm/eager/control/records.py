@@ -14,7 +14,7 @@ from mlvm.core.errors import GradientError
 from mlvm.core.types import Shape, TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
 from mlvm.eager.autodiff.tape import taping
-from mlvm.eager.control.blocks import Tensors, recorder
+from mlvm.eager.control.blocks import Tensors, is_tracked, recorder
 from mlvm.eager.functions.shapes import broadcast_to
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -24,7 +24,7 @@ NUMBER = TensorType(i64)
 def push(xs: Sequence[Tensor]) -> Tensor:
     """The number of a new record of copies of the tensors, of floats and numbers of records."""
     number, tape = recorder().push(xs), taping()
-    if tape is not None and any(x.tape is tape for x in xs):
+    if tape is not None and any(is_tracked(x, tape) for x in xs):
         leave(tape, [number], xs, {}, [], partial(_pull_cotangents, [x.type for x in xs]))
     return number
 
@@ -43,10 +43,11 @@ def pull(
     used: set[int] | None = None,
 ) -> Tensors:
     """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked
-    if its number is, are those that were so when they were pushed. `used` gets the numbers of those that had a cotangent."""
+    if its number is, are those that were so when they were pushed. `used` gets the numbers of those
+    that had a cotangent."""
     xs, tape = recorder().pull(number, types), taping()
-    if tape is not None and number.tape is tape:
-        results = [
+    if tape is not None and is_tracked(number, tape):
+        results: list[Tensor | None] = [
             x if tracked else None
             for x, tracked in zip(xs, are_tracked or [True] * len(xs), strict=True)
         ]

@@ -27,7 +27,7 @@ from mlvm.eager.functions.arguments import Ints, integer, integers
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.halves import rounded, widened
-from mlvm.eager.functions.shapes import unstack
+from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
@@ -107,7 +107,7 @@ _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=
 """Where `next_key` has its keys from in place of the global ones, for each thread or task."""
 
 _state: ContextVar[Tensor | None] = ContextVar("state", default=None)
-"""The state that global keys are split off in place of the VM's own: in a captured function only."""
+"""The state that global keys are split off in place of the VM's own: in captured functions only."""
 
 
 @public
@@ -133,20 +133,31 @@ def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
         _source.reset(token)
 
 
+class _Noted:
+    """Gives keys of the global state of a captured function, and keeps the state before them."""
+
+    def __init__(self, around: _Noted | None, kept: list[Tensor], before: Tensor) -> None:
+        self._around, self._kept, self._before = around, kept, before
+
+    def __call__(self) -> Tensor:
+        if not self._kept:
+            self._kept.append(self._before)
+        return _draw() if self._around is None else self._around()
+
+
 def drawing(kept: list[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, `replaying` is given what it needs to give the same keys: each that
-    `next_key` gives or, in a captured function, whose loops may draw many, the state before."""
-    source = _source.get() or _draw
-    captured = current_capture.get() is not None
-    before = op.copy(_state_of(prepare(current_arena().vm))) if captured else None
+    `next_key` gives or, where a captured function draws global keys, maybe in a loop, the state
+    before: u64[1,2]."""
+    source = _source.get()
+    if current_capture.get() is not None and (source is None or isinstance(source, _Noted)):
+        state = _state_of(prepare(current_arena().vm))
+        return keys_from(_Noted(source, kept, reshape(op.copy(state), (1, 2))))
+    drawn = source or _draw
 
     def draw() -> Tensor:
-        key = source()
-        if before is None:
-            kept.append(key)
-        elif not kept:
-            kept.append(before)
-        return key
+        kept.append(drawn())
+        return kept[-1]
 
     return keys_from(draw)
 
@@ -154,12 +165,11 @@ def drawing(kept: list[Tensor]) -> AbstractContextManager[None]:
 @contextmanager
 def replaying(kept: Sequence[Tensor]) -> Iterator[None]:
     """Inside the block, `next_key` gives the keys again for which `drawing` has kept this."""
-    if current_capture.get() is None or not kept:
+    if not kept or kept[0].ndim == 1:
         with keys_from(iter(kept).__next__):
             yield
         return
-    [before] = kept
-    with drawing_from(op.copy(before)):
+    with drawing_from(op.copy(reshape(kept[0], (2,)))):
         yield
 
 
@@ -399,9 +409,11 @@ def choice(
     than are drawn have p > 0, some of the others follow.
 
     The result: i64[*shape] of a number, [*shape, ...] of a tensor and axis 0. Raises
-    `AttributeRefused` for more draws than there are without `replace`, or for any from nothing,
-    `ShapeError` for another `p` than one number for each and for what is no key, `DTypeError` for a
-    `p` that is no floats, `AxisRefused` for an axis that the tensor does not have.
+    `OperandValueError` for a `p` with a negative number or nan, or without one above 0, at which a
+    captured function does not look, `AttributeRefused` for more draws than there are without
+    `replace`, or for any from nothing, `ShapeError` for another `p` than one number for each and
+    for what is no key, `DTypeError` for a `p` that is no floats, `AxisRefused` for an axis that the
+    tensor does not have.
 
         >>> ml.random.choice(10, 3, replace=False, key=ml.random.key(0)).type
         i64[3]
@@ -416,6 +428,8 @@ def choice(
         raise AttributeRefused(f"cannot draw {draws} of {n}{'' if replace else ' without replace'}")
     if p is not None and _float_type(p, "p").shape != (n,):
         raise ShapeError(f"p has one number for each of {n}, and is {p.type}")
+    if p is not None and draws and current_capture.get() is None:
+        _require_weights(widened(stop_gradient(p)).numpy())
     if not draws:
         places = full(wanted, 0, dtype=i64)
     elif p is None and replace:
@@ -429,6 +443,16 @@ def choice(
         noise = _gumbel((n,), scores.dtype, key)
         places = _first(op.argsort(scores + noise, descending=True), wanted)
     return op.take(a, places, axis=axis) if isinstance(a, Tensor) else places
+
+
+def _require_weights(p: Array) -> None:
+    """Raise `OperandValueError` for what are no weights."""
+    wrong = ~((p >= 0) & np.isfinite(p))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        raise OperandValueError(f"p has weights, which are 0 or more, and p[{i}] is {p[i]:g}")
+    if not p.any():
+        raise OperandValueError("p has no weight above 0")
 
 
 @public

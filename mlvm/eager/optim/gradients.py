@@ -14,6 +14,7 @@ from mlvm.core.types import f32
 from mlvm.eager.control.branches import cond
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.functions.halves import rounded, widened
+from mlvm.eager.nn.module import Name
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
@@ -88,13 +89,18 @@ def clip_by_global_norm(grads: Tree, max_norm: float) -> Tree:
     1211.5063).
 
     The gradients: float tensors of any shapes, and so is the result. Raises `AttributeRefused`
-    unless max_norm > 0.
+    unless max_norm > 0, and for `model.parameters()`, which are no gradients.
 
         >>> ml.optim.clip_by_global_norm({"w": ml.asarray([3.0, 4.0])}, 1.0)["w"]
         Tensor([0.6, 0.8], f32[2])
     """
     if not number_in("clip_by_global_norm", "max_norm", max_norm, 0):
         raise AttributeRefused("clip_by_global_norm: max_norm must be positive, given 0")
+    if isinstance(grads, dict) and any(isinstance(name, Name) for name in grads):
+        raise AttributeRefused(
+            "clip_by_global_norm: these are parameters; write grads = clip_by_global_norm(grads, "
+            "1.0) with what ml.grad returns: it gives others, and changes none"
+        )
     norm = global_norm(grads)
     factor = max_norm / op.maximum(norm, max_norm)
 

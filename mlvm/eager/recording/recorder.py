@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
-from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
+from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope, vms
 from mlvm.arena.placement import rounded
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, HandleError
@@ -22,7 +22,7 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol, vms
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context

@@ -27,7 +27,7 @@ from mlvm.eager.autodiff.rules_batching import (
     looped,
     whole,
 )
-from mlvm.eager.control import blocks, branches, functions, loops, records
+from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
 from mlvm.eager.functions import random
@@ -412,6 +412,7 @@ class Batched:
         if self.is_dry:
             return _dry_lanes([True] * len(types))
         n, what = self.n, f"the rule of {rule.name}"
+        own: Any = rule  # which has fwd and bwd, or jvp
 
         def in_lanes(fn: Callable[..., Any], xs: Sequence[Tensor | None], flags: Flags) -> Any:
             there = [x is not None for x in xs]
@@ -430,12 +431,12 @@ class Batched:
             return [self.whole(v) for v in body(_lanes(xs, flags))]
 
         def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            made: tuple[Tensors, Tensors] = in_lanes(cast(Any, rule.fwd), xs, flags)
+            made: tuple[Tensors, Tensors] = in_lanes(own.fwd, xs, flags)
             return made
 
         def bwd(res: Tensors, gs: list[Tensor | None]) -> list[Tensor | None]:
-            def lane(both: list[Any]) -> Any:
-                return cast(Any, rule.bwd)(both[: len(res)], both[len(res) :])
+            def lane(both: list[Tensor]) -> Any:
+                return own.bwd(both[: len(res)], both[len(res) :])
 
             parts = in_lanes(lane, [*res, *gs], [True] * (len(res) + len(gs)))
             return [
@@ -444,8 +445,8 @@ class Batched:
             ]
 
         def jvp(xs: Tensors, ts: list[Tensor | None]) -> Any:
-            def lane(both: list[Any]) -> Any:
-                return cast(Any, rule.jvp)(both[: len(xs)], both[len(xs) :])
+            def lane(both: list[Tensor]) -> Any:
+                return own.jvp(both[: len(xs)], both[len(xs) :])
 
             return in_lanes(lane, [*xs, *ts], [*flags, *flags])
 
@@ -489,21 +490,27 @@ class Batched:
             return _lanes(self._pulled(number.x, types), [True] * len(types))
         if call.name == ADD:
             flag = any(v.batched for v in xs)
-            number, other = self._physical(xs, [flag, flag])
-            return [Lanes(self._summed(number, other), flag)]
-        raise no_rule(call.name)
+            both = self._physical(xs, [flag, flag])
+            return [Lanes(self._summed(*both), flag)]
+        raise no_rule(call.name, call.line)
 
     def _pushed(self, xs: Tensors) -> Tensor:
         """The number of a record of the values."""
         if blocks.is_recorded():
-            return records.push(xs)
+            if any(map(is_tracked, xs)):
+                raise GradientError(
+                    "a captured function takes a gradient through vmap of the gradient of a loop "
+                    "whose length is known at run time only, or of an ml.function; take both "
+                    "gradients inside of vmap, or capture less"
+                )
+            return blocks.recorder().push(xs)
         self.records.append(xs)
         return full((), len(self.records), dtype=i64)
 
     def _pulled(self, number: Tensor, types: Sequence[TensorType]) -> Tensors:
         """What was kept in the record of that number, or each lane in its own."""
         if blocks.is_recorded():
-            return records.pull(number, types)
+            return blocks.recorder().pull(number, types)
         found = [zeros(type.shape, dtype=type.dtype) for type in types]
         for other in sorted({*_numbers(number)} - {0}):
             pairs = zip(self.records[other - 1], found, strict=False)
@@ -543,9 +550,9 @@ def _dry_lanes(flags: Sequence[bool]) -> Values:
     return [Lanes(_NOTHING, flag) for flag in flags]
 
 
-def no_rule(name: str) -> CaptureError:
+def no_rule(name: str, line: str | None = None) -> CaptureError:
     """The error for a call that cannot be run for all lanes at once."""
     return CaptureError(
-        f"vmap has no rule for {name}; call it outside of the function, for the whole batch, or "
-        f"take ml.map, which goes lane by lane"
+        f"{f'{line}: ' if line else ''}vmap has no rule for {name}; call it outside of the "
+        f"function, for the whole batch, or take ml.map in place of vmap: it goes lane by lane"
     )

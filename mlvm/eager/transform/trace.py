@@ -109,8 +109,8 @@ class Trace:
 
 
 def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
-    """Record `fn(*given)`, where a `TensorType` in a tree of `given` is a parameter. `what` names
-    the function in errors: "a function of vmap".
+    """Record `fn(*given)`, where parameters stand for the types in trees of `TensorType`s. `what`
+    names the function in errors: "a function of vmap".
 
     Raises `CaptureError` for what such a function cannot do: read a value, make a tensor whose
     shape depends on values, update a tensor from outside.
@@ -122,14 +122,8 @@ def traced(fn: Callable[..., Tree], given: Sequence[Any], what: str) -> Trace:
         record = Tracer(vm, what)
         try:
             with recorded_by(record), taped(None), random.drawing_from(record.key):
-                params: list[Value] = []
-
-                def stand_in(type: TensorType) -> Tensor:
-                    x = record.stand_in_of(type)
-                    params.append(record.value_of(x))
-                    return x
-
-                args = [replace(stand_in, each, (TensorType,)) for each in given]
+                args = [replace(record.stand_in_of, each, (TensorType,)) for each in given]
+                params = [record.value_of(x) for x in tensors(args)]
                 tree = as_tree(fn(*args))
                 made = [*record.lifted(tuple(tensors(tree)))]
                 return Trace(record, params, [record.use(x) for x in made], tree)
@@ -388,8 +382,9 @@ class _Frame(Generic[V]):
 
         def branch(block: Block, entering: Callable[[V], V] | None = None) -> list[V]:
             frame = self.inner(homes, before, first)
-            for use in free([block]) if entering is not None else ():
-                frame.values[use.value] = entering(frame.use(use))
+            if entering is not None:
+                outside = {use.value: entering(frame.use(use)) for use in free([block])}
+                frame.values.update(outside)
             frame.run(block.calls)
             return [frame.homes[home] for home in homes]
 
@@ -426,16 +421,19 @@ class _Frame(Generic[V]):
         counter = turns.i.value.home
         state = dict(zip(homes, before, strict=True))
         for home in (*stacks, counter):
-            if home in state:
-                del state[home]
+            if home is not None:
+                state.pop(home, None)
         carried = [*state]
+        done: set[Value | Home] = {*turns.rows, *stacks}
+        if counter is not None:
+            done.add(counter)
         first = [value for value in first if value.home in state]
 
         def body(i: V, now: list[V], rows: list[V]) -> tuple[list[V], list[V]]:
             frame = self.inner(carried, now, first)
             frame.values[turns.i.value] = i
             frame.values.update(zip([row for _, row in read], rows, strict=True))
-            frame.run(block.calls, {*turns.rows, *stacks, counter})
+            frame.run(block.calls, done)
             return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
 
         length = turns.length

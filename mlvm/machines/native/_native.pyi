@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 class KernelCall:
@@ -39,6 +39,17 @@ class Type:
 class Caller:
     def __init__(self, host: tuple[Any, ...]) -> None: ...
     def __call__(self, params: Sequence[Any]) -> list[Any]: ...
+
+PUSH_RECORD: int
+READ_RECORD: int
+
+class Records:
+    held: int
+
+    def __init__(self, more: Callable[[int], Any]) -> None: ...
+    def begin(self) -> Any: ...
+    def end(self, mark: Any, /) -> None: ...
+    def parts(self, number: int, /) -> list[tuple[int, list[int]]] | None: ...
 
 class Program:
     straight: int

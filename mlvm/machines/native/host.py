@@ -37,17 +37,26 @@ class Host(NamedTuple):
     address: int = 0
     text: bytes = b"{}"
     numbers: tuple[tuple[bytes, float | None], ...] = ()
+    owner: int = 0
 
 
 class CFunction(UserFunction):
-    """A host function in C. Its code lies in `library`."""
+    """A host function in C. Its code lies in `library`. One of the extension's own works on an
+    object of it, the `owner`."""
 
     def __init__(
-        self, name: str, address: int, nparams: int | None, nresults: int | None, library: Any
+        self,
+        name: str,
+        address: int,
+        nparams: int | None,
+        nresults: int | None,
+        library: Any,
+        owner: object = None,
     ) -> None:
         super().__init__(name, nparams, nresults)
         self.address = address
         self.library = library
+        self.owner = owner
         # By the id of the attributes, which an entry keeps alive.
         self._callers: dict[int, tuple[Host, Caller]] = {}
 
@@ -88,7 +97,8 @@ class CFunction(UserFunction):
         asked = HostCall(announced, attributes)
         nresults = MLVM_ANY if self.nresults is None else self.nresults
         by_name = _numbers(attributes)
-        return Host(None, attributes, asked, MLVM_ANY, nresults, self.address, text, by_name)
+        owner = 0 if self.owner is None else id(self.owner)
+        return Host(None, attributes, asked, MLVM_ANY, nresults, self.address, text, by_name, owner)
 
 
 def host_of(binding: Binding, details: CallDetails) -> Host | None:
@@ -109,7 +119,9 @@ def host_of(binding: Binding, details: CallDetails) -> Host | None:
     if not isinstance(callee, CFunction):
         return host
     known = callee.host(details.attributes)
-    return host._replace(address=known.address, text=known.text, numbers=known.numbers)
+    return host._replace(
+        address=known.address, text=known.text, numbers=known.numbers, owner=known.owner
+    )
 
 
 def _numbers(attributes: Attributes) -> tuple[tuple[bytes, float | None], ...]:

@@ -221,6 +221,8 @@ def test_a_scan_of_no_rows_changes_nothing() -> None:
     """Its body is recorded for the types of its results, and not run."""
 
     class Counting(ml.nn.Module):
+        new: ml.Tensor
+
         def __init__(self) -> None:
             self.count = ml.nn.buffer(ml.zeros(()))
 
@@ -246,7 +248,8 @@ def test_a_scan_of_no_rows_changes_nothing() -> None:
     assert ml.grad(loss)(x).tolist() == [4.0, 2.0, 2.0]
     assert x.tolist() == [1.0, 2.0, 3.0]
     assert ml.random.state().tolist() == state
-    assert counting.count.item() == 0.0 and not hasattr(counting, "new")
+    assert counting.count.item() == 0.0
+    assert not hasattr(counting, "new")
     with pytest.raises(CaptureError, match=r"a scan of no rows records its body .* is read"):
         ml.scan(lambda s, row: (s, row * float(ml.sum(row))), x, none)
 

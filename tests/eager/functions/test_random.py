@@ -283,6 +283,17 @@ def test_steady_state_allocates_nothing() -> None:
         (lambda: R.choice(ml.zeros(())), ml.errors.AttributeRefused, "out of range for 0"),
         (lambda: R.choice(3, p=ml.zeros(2)), ml.errors.ShapeError, "one number for each of 3"),
         (lambda: R.choice(3, p=ml.arange(3)), ml.errors.DTypeError, "p must be a tensor of floats"),
+        (
+            lambda: R.choice(2, p=ml.asarray([1.0, -0.5])),
+            ml.errors.OperandValueError,
+            r"p\[1\] is -0.5",
+        ),
+        (
+            lambda: R.choice(2, p=ml.asarray([float("nan"), 1.0])),
+            ml.errors.OperandValueError,
+            "is nan",
+        ),
+        (lambda: R.choice(2, p=ml.zeros(2)), ml.errors.OperandValueError, "no weight above 0"),
         (lambda: R.choice("a"), ml.errors.AttributeRefused, "choice"),  # type: ignore[arg-type]
         (lambda: R.truncated_normal(1, 1), ml.errors.AttributeRefused, "less than"),
         (lambda: R.truncated_normal(0, math.nan), ml.errors.AttributeRefused, "less than"),

@@ -728,6 +728,11 @@ def test_a_norm_to_clip_to_is_positive(max_norm: Any) -> None:
         optim.clip_by_global_norm({}, max_norm)
 
 
+def test_parameters_are_not_clipped_for_gradients() -> None:
+    with pytest.raises(AttributeRefused, match="these are parameters; write grads = "):
+        optim.clip_by_global_norm(ml.nn.Linear(2, 2).parameters(), 1.0)
+
+
 # --- schedules -----------------------------------------------------------------------
 
 

@@ -15,13 +15,16 @@ from mlvm.core.errors import (
     CaptureError,
     CheckFailed,
     DTypeError,
+    GradientError,
     MlvmError,
     PositionRefused,
     ShapeError,
 )
 from mlvm.core.types import Array
+from mlvm.eager.control import blocks
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.step.flow import Call
 from tests.brief import cases, refuses
 
 X = np.array([[0.5, -1.0, 2.0], [1.5, 0.25, -0.5], [-0.75, 3.0, 0.0], [0.1, 0.2, 0.3]])
@@ -221,6 +224,24 @@ def test_second_derivatives_of_lanes() -> None:
     _close(ml.vmap(hessian)(x), _stacked([hessian(row) for row in x]), 1e-9)
 
 
+@cases("name", "while of one", "power")
+def test_records_of_lanes_within_lanes(name: str) -> None:
+    """Each lane reads what it has kept: nested, and for second derivatives."""
+    x, w = _inputs()
+    slope = ml.grad(lambda x: _total(SMOOTH[name](x, w)))
+    second = ml.grad(lambda x: ml.sum(ml.sin(slope(x))))
+    pairs = ml.reshape(x, (2, 2, 3))
+    expected = np.stack([second(row) for row in x])
+    nested = ml.vmap(ml.vmap(slope))
+    each = np.stack([slope(row) for row in x])
+    _close(nested(pairs), [each.reshape(2, 2, 3)], 1e-9)
+    _same(ml.capture(nested)(pairs), nested(pairs))
+    _close(ml.capture(ml.vmap(second))(x), [expected], 1e-9)
+    outside = ml.grad(lambda x: ml.sum(ml.sin(ml.vmap(slope)(x))))
+    _close(outside(x), [expected], 1e-9)
+    refuses(GradientError, "take both gradients inside of vmap", ml.capture(outside), x)
+
+
 # --- axes ------------------------------------------------------------------------------
 
 TREE = {"a": ml.asarray(X), "b": [ml.asarray(W[0]), ml.asarray(X.T)]}
@@ -297,7 +318,11 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
         CaptureError,
         "from outside of a function of v",
     ),
-    (lambda x: ml.vmap(lambda a: ml.call("f", a, like=a))(x), MlvmError, ""),
+    (
+        lambda x: ml.vmap(_host_call)(x),
+        CaptureError,
+        "no rule for tests.host; call it outside of the",
+    ),
     (lambda x: ml.vmap(lambda a: ml.check(a[0] < 1.0, "big"))(x), CheckFailed, r"1 of 4.*\[1\]"),
     (lambda x: ml.vmap(lambda a: ml.take(a, ml.asarray(3), axis=0))(x), PositionRefused, "3"),
     (lambda x: ml.vmap(lambda a: ml.take(a, _turns(a), axis=0))(x * 2.0), PositionRefused, ""),
@@ -312,6 +337,11 @@ def test_axes(call: Callable[[Tensor], Tensor], expected: Array) -> None:
 )
 def test_errors(call: Callable[[Tensor], Any], error: type[MlvmError], text: str) -> None:
     refuses(error, text, call, ml.asarray(X))
+
+
+def _host_call(x: Tensor) -> Tensor:
+    blocks.recorder().calls.append(Call("tests.host", None, {}, [], [], guards=True))
+    return x
 
 
 def _add_to(x: Tensor, a: Tensor) -> Tensor:
@@ -347,8 +377,12 @@ def test_modules_with_stacked_parameters_are_an_ensemble() -> None:
     x = ml.asarray(X, dtype=ml.float32)
     made = ml.vmap(lambda model, x: model(x), (0, None))(stacked, x)
     np.testing.assert_array_equal(made, ml.stack([model(x) for model in models]))
-    grads = ml.vmap(ml.grad(lambda model: ml.sum(model(x) ** 2)))(stacked)
-    each = [ml.grad(lambda model: ml.sum(model(x) ** 2))(model) for model in models]
+
+    def loss(model: Any) -> Tensor:
+        return ml.sum(model(x) ** 2)
+
+    grads = ml.vmap(ml.grad(loss))(stacked)
+    each = [ml.grad(loss)(model) for model in models]
     _close(grads, _stacked(each), 1e-5)
 
 
@@ -415,8 +449,11 @@ def test_lanes_meet_by_the_name_of_their_axis() -> None:
     _close(
         through(x), _arrays(ml.grad(lambda x: ml.sum(ml.sin(x - ml.mean(x, axis=0)) * weights))(x))
     )
-    inside = ml.vmap(ml.grad(lambda x, w: ml.sum(normalized(x) * w)), axis_name="i")
-    _close(inside(x, weights), _arrays(through(x)))
+
+    def part(x: Tensor, w: Tensor) -> Tensor:
+        return ml.sum(normalized(x) * w)
+
+    _close(ml.vmap(ml.grad(part), axis_name="i")(x, weights), _arrays(through(x)))
     moved = ml.vmap(lambda x: ml.jvp(normalized, (x,), (x,))[1], axis_name="i")
     _close(moved(x), _arrays(ml.jvp(lambda x: ml.sin(x - ml.mean(x, axis=0)), (x,), (x,))[1]))
 

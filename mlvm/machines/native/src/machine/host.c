@@ -30,16 +30,17 @@ Host *host_new(PyObject *given)
     Host *host = PyMem_Calloc(1, sizeof *host);
     if (!host)
         return (Host *)PyErr_NoMemory();
-    unsigned long long address;
+    unsigned long long address, owner;
     PyObject *numbers;
-    if (!PyArg_ParseTuple(given, "OOOiiKyO!", &host->call, &host->attributes, &host->asked,
+    if (!PyArg_ParseTuple(given, "OOOiiKyO!K", &host->call, &host->attributes, &host->asked,
                           &host->nparams, &host->nresults, &address, &host->text, &PyTuple_Type,
-                          &numbers) ||
+                          &numbers, &owner) ||
         fill_numbers(host, numbers)) {
         host_free(host);
         return NULL;
     }
     host->function = (mlvm_function)(uintptr_t)address;
+    host->owner = (void *)(uintptr_t)owner;
     return host;
 }
 
@@ -352,6 +353,16 @@ static int answer_error(mlvm_frame *seen, const char *message)
     Py_XDECREF(ask(frame, "error", "(y)", message));
     PyGILState_Release(lock);
     return 1;
+}
+
+void *frame_owner(mlvm_frame *seen)
+{
+    return ((Frame *)(void *)seen)->host->owner;
+}
+
+void frame_fail(mlvm_frame *seen)
+{
+    fail((Frame *)(void *)seen);
 }
 
 /* --- a call --- */

@@ -22,6 +22,7 @@ typedef struct {
         int known; /* else it is no number */
     } *numbers;    /* the attributes by name */
     Py_ssize_t nnumbers;
+    void *owner; /* what the function works on besides, if it is one of our own */
 } Host;
 
 /* Returns NULL with an exception set. */
@@ -50,6 +51,11 @@ const Value *frame_results(const Frame *frame, int64_t *count);
 
 /* Set the exception of a call that has failed. The lock must be held. */
 void frame_raise(Frame *frame);
+
+/* For functions of our own, of the call that has this frame: its owner; and to fail with the exception
+ * that is set, with the lock held. */
+void *frame_owner(mlvm_frame *seen);
+void frame_fail(mlvm_frame *seen);
 
 /* Add what this file has to the module. Returns 0, or -1 with an exception set. */
 int host_init(PyObject *module);

@@ -1,0 +1,10 @@
+/* The stack of residuals of a VM: see mlvm/machines/residuals.py. */
+#ifndef MLVM_RECORDS_H
+#define MLVM_RECORDS_H
+
+#include "../limited_api.h"
+
+/* Add what this file has to the module. Returns 0, or -1 with an exception set. */
+int records_init(PyObject *module);
+
+#endif

@@ -1,0 +1,98 @@
+"""Records of residuals: the stack in C, and the reference one, do the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import HostFunctionError
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import TensorType
+from mlvm.machines import residuals
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import extension
+
+NATIVE = [False, *([True] if extension.EXTENSION is not None else [])]
+TURNS = 600  # more than a chunk has room for
+
+
+def program(*calls: tuple[str, ...]) -> Any:
+    """Calls of residuals' functions on arguments, given by their numbers."""
+    lines = [".func main 0 *"]
+    for name, *arguments in calls:
+        lines += [f"    load_arg {i}" for i in arguments]
+        lines += [f'    push_str "residuals.{name}"', f"    cfunc {len(arguments)} 0"]
+    return assemble("\n".join([*lines, "    halt"]))
+
+
+def launched(vm: LocalVM, arrays: list[Any], *calls: tuple[str, ...]) -> list[Any]:
+    handles = []
+    for array in arrays:
+        handles.append(vm.alloc_tensor(TensorType.of(array)))
+        vm.write(handles[-1], array)
+    vm.launch(program(*calls), handles)
+    return [vm.read(handle) for handle in handles]
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_what_is_pushed_is_read(native: bool) -> None:
+    given = [np.asarray(0), np.arange(6, dtype=np.float32).reshape(2, 3), np.asarray(True)]
+    given += [np.zeros((0, 2)), np.asarray(5 + 1j), *[np.full_like(x, 1) for x in given[1:]]]
+    given += [np.zeros((0, 2)), np.asarray(0j), np.asarray(0)]
+    found = launched(
+        LocalVM(native=native), given,
+        ("begin",), ("push", "0", "1"), ("push", "0", "1", "2", "3", "4"),
+        ("read", "5", "6", "7", "8", "0"), ("read", "1", "9"), ("end",),
+    )  # fmt: skip
+    assert int(found[0]) == 2  # the second record
+    assert [x.tolist() for x in found[5:9]] == [x.tolist() for x in given[1:5]]
+    assert not found[1].any()  # number 0 is a record of zeros
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_sums_of_records_are_those_of_all_that_they_name(native: bool) -> None:
+    """Chains: each record has the number of the one before. The second is shorter."""
+    number, zero = np.asarray(0), np.asarray(0)
+    chain = [("push", "0", "0", "2")] * TURNS, [("push", "1", "1", "3")] * (TURNS - 1)
+    reads = [("read", "4", "5", "4")] * TURNS
+    given = [number, zero, np.asarray(1.5), np.asarray([2.0]), zero, np.asarray(0.0)]
+    given[3] = np.asarray(0.25)
+    calls: list[Any] = [("begin",), *chain[0], *chain[1], ("add", "4", "0", "1")]
+    vm = LocalVM(native=native)
+    first = launched(vm, given, *calls, ("read", "4", "5", "4"), ("end",))
+    last = launched(vm, given, *calls, *reads, ("end",))
+    assert (float(first[5]), float(last[5]), int(last[4])) == (1.75, 1.5, 0)
+    assert residuals.held(vm) > 1 << 16
+
+
+@pytest.mark.parametrize("native", NATIVE)
+def test_records_end_with_their_program_and_memory_is_kept(native: bool) -> None:
+    vm, x = LocalVM(native=native), np.zeros(1000)
+    calls = ("begin",), *[("push", "0", "1")] * 20, ("end",)
+    assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20
+    held = residuals.held(vm)
+    assert int(launched(vm, [np.asarray(0), x], *calls)[0]) == 20  # counted anew
+    assert residuals.held(vm) == held > 160_000
+    told = r"residuals.read: no record 20 of 1 such tensors is there"
+    with pytest.raises(HostFunctionError, match=told):
+        launched(vm, [np.asarray(20), x], ("begin",), ("read", "1", "0"), ("end",))
+
+
+WRONG = {
+    "another shape": ([np.asarray(0), np.zeros(2), np.zeros((2, 1))], ("read", "2", "0"), "of 1 "),
+    "another dtype": ([np.asarray(0), np.zeros(2), np.zeros(2, int)], ("read", "2", "0"), "of 1 "),
+    "too many": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "2", "2", "0"), "of 2 such"),
+    "no number": ([np.asarray(0), np.zeros(2), np.zeros(2)], ("read", "0", "2"), "and an i64"),
+    "nothing": ([np.asarray(0), np.zeros(2)], ("push",), "takes tensors"),
+    "negative": ([np.asarray(0), np.zeros(2), np.asarray(-1)], ("read", "1", "2"), "no record -1"),
+}
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_wrong_is_told(name: str, native: bool) -> None:
+    arrays, call, message = WRONG[name]
+    with pytest.raises(HostFunctionError, match=rf"residuals.{call[0]}: .*{message}"):
+        launched(LocalVM(native=native), arrays, ("begin",), ("push", "0", "1"), call, ("end",))
