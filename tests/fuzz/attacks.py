@@ -24,7 +24,6 @@ import numpy as np
 
 from mlvm.core.errors import (
     AccessRefused,
-    HostFunctionError,
     LimitExceeded,
     MlvmError,
     OutOfMemory,
@@ -165,7 +164,7 @@ def stacks(scale: int) -> None:
             number = vm.alloc_tensor(TensorType("i64", ()))
             for text in calls:
                 _refused((OutOfMemory, LimitExceeded), _run, vm, assemble(text))
-            _refused((OutOfMemory, HostFunctionError), _run, vm, assemble(records), number)
+            _refused(OutOfMemory, _run, vm, assemble(records), number)
 
 
 def handles(scale: int) -> None:

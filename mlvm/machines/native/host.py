@@ -11,7 +11,13 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-from mlvm.core.errors import AttributeRefused, HostFunctionError, MachineError, MlvmError
+from mlvm.core.errors import (
+    AttributeRefused,
+    HostFunctionError,
+    MachineError,
+    MlvmError,
+    OutOfMemory,
+)
 from mlvm.core.machine.callee import UserFunction, Value
 from mlvm.core.machine.functions import Binding
 from mlvm.core.machine.link import CallDetails
@@ -241,6 +247,8 @@ class HostCall:
                 raise failure
             if status != 0:
                 raise HostFunctionError(f"status {status}")
+        except OutOfMemory:  # of the VM, which its functions may ask for more
+            raise
         except MlvmError as error:
             raise HostFunctionError(f"{self._callee.name}: {error}") from None
         finally:
