@@ -126,7 +126,7 @@ def _custom_jvp(lib: Library, module: Any, fn: Fn) -> Fn:
     custom = module.custom_jvp(fn)
 
     def rule(primals: Any, tangents: Any) -> Any:
-        value, tangent = module.jvp(fn, primals, tangents)
+        value, (_, tangent) = custom(*primals), module.jvp(fn, primals, tangents)
         single = not isinstance(value, (tuple, list))
         return value, tangent * 2.0 if single else tuple([t * 2.0 for t in tangent])
 
@@ -140,7 +140,7 @@ def _custom_vjp(lib: Library, module: Any, fn: Fn) -> Fn:
     def back(args: Any, g: Any) -> Any:
         return tuple([x * 3.0 for x in module.vjp(fn, *args)[1](g)])
 
-    custom.defvjp(lambda *args: (fn(*args), args), back)
+    custom.defvjp(lambda *args: (custom(*args), args), back)
     return custom  # type: ignore[no-any-return]
 
 

@@ -154,8 +154,8 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
     tape = taping()
     if any(x.tape is not None and x.tape is tape and not x.dtype.is_inexact for x in args):
         raise GradientError(
-            f"a gradient through a direction of a gradient of {name} is not supported in a captured "
-            f"function; a direction of the gradient of its gradient is"
+            f"a gradient through a direction of a gradient of {name} is not supported in a "
+            f"captured function; a direction of the gradient of its gradient is"
         )
     known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
     if known is None:

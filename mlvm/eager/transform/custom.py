@@ -67,8 +67,12 @@ class Custom:
         tracked = tape is not None and any(x.tape is tape for x in args)
         given = [untracked(x) for x in args] if tracked else args
         with taped(None if tape is None else _Outside(self, tape)):
-            if tracked:
-                outs, res = self.fwd(given) if self.fwd is not None else (self.fn(given), [])
+            if tracked and self.fwd is not None:
+                outs, res = self.fwd(given)
+            elif tracked and self.jvp is not None and isinstance(on, Tracer):
+                outs, res = self.jvp(given, [None] * len(given))[0], []  # by its rule, for others
+            elif tracked:
+                outs, res = self.fn(given), []
             elif not isinstance(on, Tracer):
                 return self.fn(given)
             else:

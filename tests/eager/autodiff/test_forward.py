@@ -16,7 +16,7 @@ from mlvm.eager.tensor.tensor import from_array
 from tests.core.ops.cases import Case
 from tests.eager.autodiff import test_rules as rules
 
-TRANSPOSED = "lu det_vjp slogdet eigh eigvalsh eig eigvals qr svd svdvals pinv".split()
+_TRANSPOSED = "lu det_vjp slogdet eigh eigvalsh eig eigvals qr svd svdvals pinv"
 """Ops without a rule forward of their own."""
 
 
@@ -38,7 +38,7 @@ def test_which_ops_have_the_rule_back_transposed() -> None:
         for name, row in VJPS.items()
         if row and not isinstance(row, Row) and not OPS[name].elementwise
     ]
-    assert found == TRANSPOSED
+    assert " ".join(found) == _TRANSPOSED
 
 
 @pytest.mark.parametrize(("name", "case"), rules._F64)

@@ -110,28 +110,26 @@ def test_a_tangent_is_the_slope_eagerly_captured_and_of_gradients(name: str) -> 
         assert over.type is X.type
 
 
-@pytest.mark.parametrize("name", ["a while_loop", "a function", "a scan in a scan"])
-def test_third_derivatives_in_any_order(name: str) -> None:
+def test_third_derivatives_in_any_order() -> None:
     def total(x: Tensor) -> Tensor:
-        return ml.sum(ml.sin(WAYS[name](x)))
+        return ml.sum(ml.sin(_while(x)))
 
     def second(x: Tensor) -> Tensor:
         return ml.sum(ml.hvp(total, (x,), (V,)) * V)
 
     back = lambda x: ml.sum(ml.grad(lambda x: ml.sum(ml.grad(total)(x) * V))(x) * V)  # noqa: E731
+    over = lambda x: ml.sum(ml.grad(second)(x) * V)  # noqa: E731
     expected = _slope(second, X, V)
     for fn in (
         lambda x: ml.jvp(second, (x,), (V,))[1],
-        lambda x: ml.sum(ml.grad(second)(x) * V),
+        over,
         lambda x: ml.jvp(back, (x,), (V,))[1],
     ):
         np.testing.assert_allclose(fn(X).numpy(), expected, rtol=1e-4)
-        try:
-            found = ml.capture(fn)(X)
-        except GradientError as error:
-            assert "a gradient through a direction of a gradient of _power" in str(error)
-        else:
-            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+        np.testing.assert_allclose(ml.capture(fn)(X).numpy(), expected, rtol=1e-4)
+
+    through = ml.grad(lambda x: ml.sum(ml.hvp(lambda x: ml.sum(WAYS["a function"](x)), (x,), (V,))))
+    refuses(GradientError, "a gradient through a direction of a gradient", ml.capture(through), X)
 
 
 def test_a_loop_carries_tangents_for_those_parts_of_its_state_that_get_one() -> None:
