@@ -10,11 +10,12 @@ says what is possible at best.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from mlvm.eager.parallel.shards import BUCKET_NBYTES
-from mlvm.parallel.meeting import SMALL
+from mlvm.parallel.meeting import BLOCK_NBYTES, is_small
+from mlvm.parallel.messages import RING
 
 Shard: TypeAlias = Literal["optimizer", "all"]
 
@@ -34,39 +35,87 @@ class Link(NamedTuple):
 # --- one collective ------------------------------------------------------------------
 
 
-def exchange_time(sent: float, members: int, link: Link) -> float:
-    """The time in which each member sends so many bytes in all to the others, a message to each,
-    and gets as many."""
-    if members == 1:
-        return 0.0
-    return link.latency + (members - 1) * link.overhead + sent / link.bandwidth
+def meeting_time(members: int, link: Link) -> float:
+    """The time in which the members find out what all call: a message from each in each round, and
+    in each round twice as many know."""
+    return (members - 1).bit_length() * (link.latency + link.overhead)
 
 
 def sent_by_all_reduce(nbytes: float, members: int) -> float:
-    """The bytes that each member sends: of what is small all to everyone, in one exchange; else its
-    part of everyone's in one exchange, and the result of its own part to everyone in another."""
+    """The bytes that a member sends at most: of what is small all members' but one, along with the
+    meeting; then its part of everyone's, and the result of its own to all; round the ring, totals
+    and results."""
     others = members - 1
-    return others * nbytes if nbytes <= SMALL else 2 * others / members * nbytes
+    if is_small(int(nbytes), members):
+        return others * nbytes
+    if nbytes < RING * members:
+        return 2 * others / members * nbytes
+    return nbytes if members == 2 else 2 * nbytes
+
+
+def exchange_time(nbytes: float, members: int, link: Link) -> float:
+    """The time in which each member sends every other one its part of so many bytes, and gets as
+    many: a message to each, all under way at once."""
+    others = members - 1
+    sent = others / members * nbytes
+    return link.latency + others * link.overhead + sent / link.bandwidth
+
+
+def _goes_by_parts(nbytes: float, members: int) -> bool:
+    """Whether what is combined is no longer small, and not large enough for the ring."""
+    return not is_small(int(nbytes), members) and nbytes < RING * members
 
 
 def all_reduce_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of an `all_reduce`, which begins with an exchange of what each member calls."""
-    sent = sent_by_all_reduce(nbytes, members)
-    meeting = exchange_time(0, members, link)
-    if nbytes <= SMALL:
-        return meeting + exchange_time(sent, members, link)
-    return meeting + 2 * exchange_time(sent / 2, members, link)
+    """The time of an `all_reduce`."""
+    if _goes_by_parts(nbytes, members):
+        return meeting_time(members, link) + 2 * exchange_time(nbytes, members, link)
+    return _round_time(nbytes, members, link, 2 * (members - 1), sent_by_all_reduce)
 
 
-def half_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of a `reduce_scatter` of so many bytes, or of the `all_gather` back to as many."""
-    meeting = exchange_time(0, members, link)
-    return meeting + exchange_time((members - 1) / members * nbytes, members, link)
+def reduce_scatter_time(nbytes: float, members: int, link: Link) -> float:
+    """The time of a `reduce_scatter` of so many bytes."""
+    if _goes_by_parts(nbytes, members):
+        return meeting_time(members, link) + exchange_time(nbytes, members, link)
+
+    def sent(nbytes: float, members: int) -> float:
+        return (1 + (members - 2) / members) * nbytes
+
+    return _round_time(nbytes, members, link, 2 * (members - 1), sent)
+
+
+def all_gather_time(nbytes: float, members: int, link: Link) -> float:
+    """The time of an `all_gather` to so many bytes."""
+
+    def sent(nbytes: float, members: int) -> float:
+        return (members - 1) / members * nbytes
+
+    return _round_time(nbytes, members, link, members - 1, sent)
+
+
+def _round_time(
+    nbytes: float,
+    members: int,
+    link: Link,
+    hops: int,
+    sent: Callable[[float, int], float],
+) -> float:
+    """The time of what goes round in blocks, which make so many hops: the first one is there after
+    all of them, the others follow as fast as the link that sends most."""
+    if members == 1:
+        return 0.0
+    meeting = meeting_time(members, link)
+    if is_small(int(nbytes), members):
+        return meeting + (members - 1) * nbytes / link.bandwidth
+    block = min(max(nbytes / (4 * members), 1 << 15), BLOCK_NBYTES, nbytes)
+    each = link.overhead + block / link.bandwidth
+    return meeting + hops * (link.latency + each) + (sent(nbytes, members) / block - 1) * each
 
 
 def ring_time(nbytes: float, members: int, link: Link) -> float:
-    """The time of an `all_reduce` round a ring, for comparison (Patarasuk and Yuan, J. Parallel
-    Distrib. Comput. 69, 2009): as many bytes, in 2 (members - 1) steps one after the other."""
+    """The time of an `all_reduce` round a ring in any order, for comparison (Patarasuk and Yuan, J.
+    Parallel Distrib. Comput. 69, 2009): as many bytes, in 2 (members - 1) steps one after the
+    other."""
     if members == 1:
         return 0.0
     steps = 2 * (members - 1)
@@ -92,24 +141,25 @@ def step_time(
     has `nbytes` of gradients in so many `tensors`.
 
     Gradients come one bucket after the other as the way back goes on, and their all_reduces run
-    beside it, one after the other. With `shard="optimizer"` a bucket's reduce_scatter holds the way
-    back up, and the all_gather of the weights follows the update. With "all" each tensor is
-    gathered on the way there and scattered on the way back, and nothing runs beside that.
+    beside it, one after the other. So do the reduce_scatters with `shard="optimizer"`, and the
+    all_gather of the weights follows the update. With "all" each tensor is gathered on the way
+    there and scattered on the way back, and nothing runs beside that.
     """
     if members == 1:
         return compute
     link = Link(bandwidth, latency, overhead)
     if shard == "all":
-        return compute + 2 * tensors * half_time(nbytes / tensors, members, link)
+        each = nbytes / tensors
+        both = all_gather_time(each, members, link) + reduce_scatter_time(each, members, link)
+        return compute + tensors * both
     buckets = max(1, -(-int(nbytes) // int(bucket)))
     size = nbytes / buckets
-    if shard == "optimizer":
-        return compute + 2 * buckets * half_time(size, members, link)
+    beside = all_reduce_time if shard is None else reduce_scatter_time
     done = 0.0
     for i in range(buckets):
         ready = compute * (1 - BACKWARD + BACKWARD * (i + 1) / buckets)
-        done = max(done, ready) + all_reduce_time(size, members, link)
-    return done
+        done = max(done, ready) + beside(size, members, link)
+    return done if shard is None else done + buckets * all_gather_time(size, members, link)
 
 
 def table(

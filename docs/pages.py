@@ -53,8 +53,8 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad vmap jvp jacobians custom host_call captured branches checking checkpoint functions "
-        "loops",
+        "grad vmap jvp jacobians custom host_call captured branches checking checkpoint "
+        "functions loops",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

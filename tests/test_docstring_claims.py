@@ -621,6 +621,12 @@ AttributeRefused ml.optim.step(1.0, 0.5, 0)
 AttributeRefused ml.optim.warmup(1.0, 0)
 GroupError ml.parallel.Group(0)
 GroupError ml.parallel.ProcessGroup(0)
+GroupError ml.parallel.RayGroup(0)
+GroupError ml.parallel.TcpGroup(2, 2, ":1")
+AccessRefused ml.parallel.TcpGroup(0, 2, ":1", secret="short")
+AddressError ml.parallel.TcpGroup(0, 2, "unix:x")
+GroupError parallel.all_gather_wait: members(lambda *_: ml.parallel.all_gather_wait(*two()))
+GroupError parallel.reduce_scatter_wait: members(lambda *_: ml.parallel.reduce_scatter_wait(*two()))
 GroupError parallel.all_gather: members(lambda rank, vm: ml.parallel.all_gather(ml.ones(2 + rank)))
 AttributeRefused ml.parallel.all_reduce(v, "most")
 DTypeError ml.parallel.all_reduce(bools)
@@ -702,12 +708,15 @@ DTypeError ml.tree.map(ml.add, [v], [v, v])
 """More wrong calls, and what they raise."""
 
 UNSEEN = {
+    ("connect", "CallTimeout"): "it takes a launch that goes on, see tests/machines/remote",
     ("RemoteVM", "ConnectionLost"): "it takes a server that ends, see tests/machines/remote",
     ("VM", "MissingExtra"): "where the native machine was built",
     ("parallel.Group", "MissingExtra"): "where the package is installed",
     ("parallel.MpiGroup", "GroupError"): "it takes an MPI library of another kind",
     ("parallel.MpiGroup", "MissingExtra"): "where the packages are installed",
     ("parallel.ProcessGroup", "MissingExtra"): "where the package is installed",
+    ("parallel.RayGroup", "MissingExtra"): "where the package is installed",
+    ("parallel.TcpGroup", "MissingExtra"): "where the package is installed",
     (
         "linalg.eigh",
         "LinAlgError",
@@ -786,6 +795,10 @@ def prepared() -> dict[str, Any]:
     endless.append(endless)
     group = ml.parallel.Group(2)
     members = group.run
+
+    def two() -> tuple[ml.Tensor, ml.Tensor]:
+        return ml.ones(2), ml.ones(2)
+
     return {"nans": ml.full((2, 2), ml.nan), **locals()}
 
 

@@ -28,7 +28,7 @@ def connect_to(machine: VM) -> RemoteVM:
     vm = RemoteVM(Stream(ours))
     if not getattr(machine, "native", True):
         vm.fast_path = None  # some tests look at what the way through Python does
-    weakref.finalize(vm, ours.close)
+    weakref.finalize(vm, ours.close).atexit = False  # the VM closes it itself
     return vm
 
 

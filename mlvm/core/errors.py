@@ -42,6 +42,7 @@
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
     ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
+    ├── CallTimeout             (TimeoutError) a call to a VM elsewhere took longer than it may
     ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible
     ├── WorkerDied              (RuntimeError) a pipeline's worker ended before its work did
     ├── MissingExtra            (ImportError) an optional package is not installed
@@ -516,6 +517,21 @@ class ConnectionLost(MlvmError, ConnectionError):
     >>> try: ml.connect('unix:nowhere')
     ... except ml.errors.ConnectionLost as error: print(error)
     no server at unix:nowhere: No such file or directory
+    """
+
+
+class CallTimeout(MlvmError, TimeoutError):
+    """A call to a VM elsewhere took longer than its client lets it take; the VM can be used on.
+
+    >>> from mlvm.core.program.assembly import assemble
+    >>> from mlvm.machines.remote.server import Server
+    >>> for_ever = assemble(".func main 0 *\\nagain:\\n    jump again\\n    halt\\n")
+    >>> with Server("127.0.0.1:0", secret="between you and me") as server:
+    ...     with ml.connect(str(server.address), secret="between you and me") as vm:
+    ...         vm.call_timeout = 0.1
+    ...         try: vm.launch(for_ever, max_steps=10**15)
+    ...         except ml.errors.CallTimeout as error: print(str(error).rpartition(": ")[2])
+    a call takes longer than the 0.1 seconds it is allowed
     """
 
 

@@ -221,7 +221,7 @@ class VM(Identity):
 
     def keep(self, nbytes: int) -> None:
         """Called by host functions that keep so many bytes beside tensors in a launch, or give them
-        back (< 0). A VM that has limits raises `OutOfMemory` for too many."""
+        back (< 0). A VM that has limits refuses too many."""
 
     # --- functions ---
 

@@ -14,6 +14,7 @@ or list, and for an unknown dtype, `AttributeRefused` for an argument of a wrong
 
 import sys as _sys
 from functools import partial
+from importlib import import_module as _import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,9 @@ if not TYPE_CHECKING:  # mypy reads only a literal __all__; it follows the impor
         def __setattr__(self, name: str, value: object) -> None:
             if value is not _sys.modules.get(f"{__name__}.{name}"):
                 super().__setattr__(name, value)
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return _import_module, (self.__name__,)  # a function that is pickled has it beside it
 
     for _name in [name for name in globals() if not name.startswith("_")]:
         del globals()[_name]

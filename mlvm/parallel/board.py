@@ -320,7 +320,7 @@ class BoardMeeting(Exchanging):
                         fence()
                         if self._counts[watched[other]] < count:
                             self.miss(call, other)
-                left = _LOOK
+                left: float = _LOOK
                 if until is not None:
                     left = min(_LOOK, max(1000 * (until - time.monotonic()), 0))
                 if self._poll.poll(left):

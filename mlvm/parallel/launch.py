@@ -84,9 +84,9 @@ def _run(
     running: dict[int, subprocess.Popen[bytes]] = {}
     try:
         for local in range(members):
-            rank = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
+            own = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
             processes[first + local] = subprocess.Popen(
-                [sys.executable, *command], env={**told, **rank, "LOCAL_WORLD_SIZE": str(members)}
+                [sys.executable, *command], env={**told, **own, "LOCAL_WORLD_SIZE": str(members)}
             )
         running = dict(processes)
         while running:

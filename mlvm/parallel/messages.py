@@ -6,10 +6,11 @@ stands here is alike for both.
 Before any data moves the members tell each other what they call, in ceil(log2 n) messages each
 (Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): in the first one to the
 member before, in the next to the one two before, then four. What is small goes along with that, so
-that each member has all of it, and combines it by itself. What is large goes round a ring in
-blocks, many under way at once: from the first member to the last, each adding its own, and the
-result from there round again. Of a host with several members only the last one's link leads out.
-Elements are added in order of rank both ways, as at every other place.
+that each member has all of it, and combines it by itself. To combine more, each member gets its
+part from every other one, and gives the result to all. What is large goes round a ring in blocks,
+many under way at once: from the first member to the last, each adding its own, and the result from
+there round again. That takes a hop for each member, and only the last member of a host sends to
+another. Elements are added in order of rank all three ways, as at every other place.
 """
 
 from __future__ import annotations
@@ -65,6 +66,9 @@ GRACE: Final = 1.0
 _PATIENCE: Final = 1.0  # seconds to wait for a member before it is asked whether all wait
 _LOOK: Final = 0.05  # seconds to wait for a message before a look at what else may be
 _AHEAD: Final = 8  # blocks on their way to a member, before the next one is made
+RING: Final = 1 << 20
+"""Bytes for each member from which on what is combined goes round the ring."""
+
 _HEAD: Final = struct.Struct("<QIIBB6x16s")  # run, number, part, kind, is_pair, digest
 
 
@@ -350,8 +354,17 @@ class MessageMeeting(Passing):
             expected -= 1
 
     def pass_on(self, call: Collective, part: int, body: Array) -> None:
-        """Send a block to the next member, not too many ahead of it."""
-        to = self._neighbour(call, 1)
+        """Send a block to the next member."""
+        self.give(call, self._neighbour(call, 1), part, body)
+
+    def get(self, call: Collective, source: int) -> Array:
+        """The next block from that member."""
+        blocks = self._heard.blocks[source]
+        self._wait(call, lambda: bool(blocks), source)
+        return blocks.popleft()[1]
+
+    def give(self, call: Collective, to: int, part: int, body: Array) -> None:
+        """Send a block to that member, not too many ahead of it."""
         self._wait(call, lambda: self._post.unsent(to) < _AHEAD, to)
         self._post.tell_block(to, self._run, part, body)
 
@@ -588,8 +601,48 @@ def _narrowed(total: Array, x: Array) -> Array:
     return out
 
 
+def _combine_part(
+    place: MessageMeeting,
+    call: Collective,
+    sources: Sequence[Sequence[Sequence[Array]]],
+    results: Sequence[Sequence[Array]],
+) -> None:
+    """Give each other member its blocks, `sources[i]`, and combine this one's of all into
+    `results`, of which there are as many."""
+    me, n = call.ranks.index(place.rank), len(call.ranks)
+    for i in [(me + step) % n for step in range(1, n)]:
+        for k, arrays in enumerate(sources[i]):
+            place.give(call, call.ranks[i], k, _one_message(arrays))
+    for arrays, into in zip(sources[me], results, strict=True):
+        each = [
+            arrays if i == me else unpacked(place.get(call, rank), arrays)
+            for i, rank in enumerate(call.ranks)
+        ]
+        for out, *theirs in zip(into, *each, strict=True):
+            total = np.empty_like(out)
+            combine(call.attributes["op"], theirs, total)
+            np.copyto(out, total)
+
+
+def _reduced_by_parts(place: MessageMeeting, call: Collective) -> None:
+    xs, n = flat(call.arrays), len(call.ranks)
+    parts = [list(batches(xs, i, n, BLOCK_NBYTES)) for i in range(n)]
+    sources = [[pieces_of(xs, block) for block in part] for part in parts]
+    me = call.ranks.index(place.rank)
+    _combine_part(place, call, sources, sources[me])
+    for i in [(me + step) % n for step in range(1, n)]:
+        for k, arrays in enumerate(sources[me]):
+            place.give(call, call.ranks[i], k, _one_message(arrays))
+    for i, rank in enumerate(call.ranks):
+        for into in sources[i] if i != me else ():
+            copy_all(unpacked(place.get(call, rank), into), into)
+
+
 def _reduced(place: MessageMeeting, call: Collective) -> None:
     xs, n = flat(call.arrays), len(call.ranks)
+    if call.nbytes < RING * n:
+        _reduced_by_parts(place, call)
+        return
     sources = [pieces_of(xs, block) for block in _blocks(xs, call)]
     _reduce_round(place, call, sources, sources, lambda k: n - 2)
 
@@ -601,6 +654,10 @@ def _scattered(place: MessageMeeting, call: Collective) -> None:
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(n)]
     sources = [pieces_of([piece], block) for piece in pieces for block in parts]
     own = [pieces_of([out], block) for block in parts]
+    if call.nbytes < RING * n:
+        by_member = [sources[i * len(parts) : (i + 1) * len(parts)] for i in range(n)]
+        _combine_part(place, call, by_member, own)
+        return
     results = [own[k % len(parts)] if k // len(parts) == me else [] for k in range(len(sources))]
     _reduce_round(place, call, sources, results, lambda k: k // len(parts))
 

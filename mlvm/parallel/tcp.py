@@ -48,8 +48,8 @@ from mlvm.core.errors import (
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
 from mlvm.machines.remote.address import TcpAddress, connect, kept, listen, parse_address, tune
-from mlvm.machines.remote.handshake import Hello, admit, greet
-from mlvm.machines.remote.secret import VARIABLE, check_secret, find_secret
+from mlvm.machines.remote.handshake import Hello, admit, check_secret, greet
+from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
 from mlvm.parallel.messages import MessageGroup, Post
@@ -169,7 +169,7 @@ class Link:
         """Put a message on its way, and send what can be sent at once."""
         frame = _FRAME.pack(_MAGIC, len(head), body.nbytes)
         head += bytes(-len(head) % 8)
-        data = memoryview(body)
+        data = memoryview(body)  # type: ignore[arg-type]
         mac = _mac(self._send_key, self._sent, frame, head, data)
         self._sent += 1
         self.unsent.append([memoryview(frame + mac + head), *([data] if body.nbytes else [])])
@@ -196,7 +196,7 @@ class Link:
     def receive(self) -> None:
         """Put what has come into `inbox`."""
         while True:
-            large = memoryview(self._large)[self._large_filled :]
+            large = memoryview(self._large)[self._large_filled :]  # type: ignore[arg-type]
             target = large if self._frame else self._room[self._filled :]
             try:
                 n = self.socket.recv_into(target)
@@ -245,7 +245,7 @@ class Link:
         """Take a message into `inbox`, if it is that member's next one."""
         _, head, _ = _FRAME.unpack_from(frame)
         start = head + -head % 8
-        data = memoryview(message)
+        data = memoryview(message)  # type: ignore[arg-type]
         mac = _mac(
             self._receive_key, self._received, frame[: _FRAME.size], data[:start], data[start:]
         )
@@ -294,7 +294,7 @@ class TcpPost(Post):
                 link = self._links.get(key.data)
                 if link is not None and events & selectors.EVENT_WRITE:
                     self._move(key.data, link, link.flush)
-                if link is not None and events & selectors.EVENT_READ:
+                if link is not None and link is self._links.get(key.data):
                     self._move(key.data, link, partial(self._receive, key.data, link))
 
     def _receive(self, rank: int, link: Link) -> None:

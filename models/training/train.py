@@ -112,15 +112,15 @@ def train(
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
     from: the outcome is that of a training that was never interrupted. True is the file `save`, if
-    it is there: so a training that is started again goes on, and begins the first time. `init`, a file that
-    `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size and
-    channels that it is for, and what else differs is told aloud: a head for another number of
-    classes is a new one, and the position embeddings of a ViT are interpolated for images of
-    another size. With `plot`, a folder, loss.svg and step_memory.svg are written there. With `log`,
-    a folder, the loss and the learning rate of each step are written there, and those of each epoch
-    with its test, as `ml.ScalarLog` writes scalars. In a group
-    of MPI or TCP all its processes call this with the same arguments, get the same result, and the
-    first one alone writes and shows progress.
+    it is there: so a training that is started again goes on, and begins the first time. `init`, a
+    file that `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get
+    the size and channels that it is for, and what else differs is told aloud: a head for
+    another number of classes is a new one, and the position embeddings of a ViT are
+    interpolated for images of another size. With `plot`, a folder, loss.svg and step_memory.svg
+    are written there. With `log`, a folder, the loss and the learning rate of each step are
+    written there, and those of each epoch with its test, as `ml.ScalarLog` writes scalars. In a
+    group of MPI or TCP all its processes call this with the same arguments, get the same
+    result, and the first one alone writes and shows progress.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
     a file, and `ShapeError` for images that the model cannot take.
@@ -141,9 +141,7 @@ def train(
         )
     if resume is True:
         if save is None:
-            raise OptionError(
-                "resume=True goes on from the file that save= names, and none is given"
-            )
+            raise OptionError("resume=True is the file that save= names, and none is given")
         resume = save if save.exists() else None
     image_shape = start.image_shape if start else None
     dataset = load(data, seed=seed, image_shape=image_shape)

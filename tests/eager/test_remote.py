@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +13,7 @@ import pytest
 import mlvm.eager as ml
 from tests.brief import refuses
 from tests.machines.remote.serving import Served, wait_for
-from tests.threads import in_threads
+from tests.threads import PATIENCE, in_threads
 
 
 @pytest.fixture
@@ -50,10 +52,35 @@ def test_the_vm_in_use_has_the_same_bits(server: Served) -> None:
     assert server.events("disconnected", 1)[0]["left"] == 0
 
 
-def test_each_thread_has_an_arena_on_the_vm_in_use(server: Served) -> None:
+def test_threads_and_tasks_use_vms_of_their_own(server: Served) -> None:
     expected = train()
-    with server.vm() as vm, ml.use(vm):
-        assert in_threads(train, range(3)) == [expected] * 3
+
+    def train_on(vm: ml.RemoteVM) -> list[Any]:
+        with ml.use(vm):
+            both.wait()
+            assert ml.default_vm() is vm
+            return train()
+
+    async def task(vm: Any) -> None:
+        with ml.use(vm):
+            await asyncio.sleep(0)
+            assert ml.ones(1).device is vm
+            await asyncio.sleep(0)
+            assert ml.default_arena().vm is vm
+
+    async def tasks() -> None:
+        await asyncio.gather(*map(task, vms))
+
+    here = ml.default_vm()
+    both = threading.Barrier(2, timeout=PATIENCE)
+    with server.vm() as one, server.vm() as two:
+        vms = [one, two]
+        assert in_threads(train_on, vms) == [expected] * 2
+        asyncio.run(tasks())
+        with ml.use(one):
+            assert in_threads(lambda _: ml.default_vm(), [0]) == [here]
+        assert all(each["launches"] > 0 for each in server.status()["clients"])
+    assert ml.default_vm() is here
 
 
 def test_a_vm_is_used_till_the_end_of_the_block() -> None:

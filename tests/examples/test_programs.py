@@ -282,6 +282,13 @@ def test_two_processes() -> None:
     np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+def test_ray_actors() -> None:
+    pytest.importorskip("threadpoolctl")
+    there, here = program("ray_actors").main(steps=20, actors="processes:1", threads="threads:1")
+    assert there == here
+    assert there[-1] < 0.5 * there[0]
+
+
 def test_remote_vm() -> None:
     there, here, same = program("remote_vm").main(steps=30)
     assert same

@@ -22,7 +22,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AccessRefused, LimitExceeded, MlvmError, OutOfMemory, PositionRefused
+from mlvm.core.errors import (
+    AccessRefused,
+    HostFunctionError,
+    LimitExceeded,
+    MlvmError,
+    OutOfMemory,
+    PositionRefused,
+)
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.encoding import HEADER, Kind, Writer
 from mlvm.core.program.program import Program
@@ -158,7 +165,7 @@ def stacks(scale: int) -> None:
             number = vm.alloc_tensor(TensorType("i64", ()))
             for text in calls:
                 _refused((OutOfMemory, LimitExceeded), _run, vm, assemble(text))
-            _refused(OutOfMemory, _run, vm, assemble(records), number)
+            _refused((OutOfMemory, HostFunctionError), _run, vm, assemble(records), number)
 
 
 def handles(scale: int) -> None:

@@ -333,10 +333,14 @@ def play(seed: str, seconds: float, nthreads: int, outcomes: Counter[str]) -> st
     world.arenas += [world.new_arena(rng) for _ in range(nthreads)]
     workers = [Worker(world, f"{seed}/{k}") for k in range(nthreads)]
     runs = [worker.task if rng.random() < 0.2 else worker.run for worker in workers]
-    with ml.use(vm):
-        running = [start(run) for run in runs]
-        for each in running:
-            each.result(PATIENCE + seconds)
+
+    def on_the_vm(run: Callable[[], None]) -> None:
+        with ml.use(vm):
+            run()
+
+    running = [start(on_the_vm, run) for run in runs]
+    for each in running:
+        each.result(PATIENCE + seconds)
     for generator in world.generators:
         generator.close()  # type: ignore[attr-defined]
     if world.failures:

@@ -19,9 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mlvm.eager as ml
 from mlvm.core.errors import GroupError, MissingExtra
 from mlvm.core.program.program import Program
 from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel import messages
 from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
@@ -70,8 +72,9 @@ def test_every_collective_does_what_numpy_does(members: AnyGroup) -> None:
     assert members.run(places.everything) == places.expected_of_everything(2)
 
 
-@pytest.mark.parametrize("size", [3, 6])
-def test_several_over_tcp_do_too(size: int) -> None:
+@pytest.mark.parametrize(("size", "ring"), [(3, 0), (6, messages.RING)])
+def test_several_over_tcp_do_too(size: int, ring: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "RING", ring)
     with Joined(size) as members:
         assert members.run(places.everything) == places.expected_of_everything(size)
         assert members.run(places.beside) == [places.expected_beside(size)] * size
@@ -166,6 +169,7 @@ def test_functions_without_a_name_need_cloudpickle(processes: AnyGroup) -> None:
     k = 5
     if HAS_CLOUDPICKLE:
         assert processes.run(lambda rank, vm: k + rank) == [5, 6]
+        assert processes.run(lambda rank, vm: float(ml.ones(k).sum())) == [5, 5]
     else:
         with pytest.raises(MissingExtra, match=r'pip install "mlvm\[processes\]"'):
             processes.run(lambda rank, vm: k + rank)

@@ -41,6 +41,7 @@ class Kind(Enum):
     step = 5
     post = 6
     launch = 7
+    goodbye = 8
 
 
 class Allowance:

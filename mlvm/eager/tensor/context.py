@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cache
 from typing import Any, Protocol
 
 from mlvm.arena.arena import Arena, scope
@@ -82,35 +81,42 @@ current_capture: ContextVar[Capture | None] = ContextVar("current_capture", defa
 """The recorder of a captured function that is on, for each thread or task."""
 
 
-@cache
 def _make_default_vm() -> VMProtocol:
     return LocalVM("default", threads=default_threads())
 
 
 _lock = new_lock()
-_chosen: list[VMProtocol] = []  # by `use`, the last one at the end
-_version = [0]  # counts the changes of the default VM
+_made: list[VMProtocol] = []  # the VM of this process, once it is needed
+_in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
+"""The VMs chosen by `use` in this thread or task, the last one at the end."""
 
 
 def default_vm() -> VMProtocol:
-    """The VM that eager calls run on outside of any arena: the one in `use`, or a VM of this
-    process, made when first needed, with as many threads as the environment's MLVM_THREADS says.
+    """The VM that eager calls run on outside of any arena: the one in `use` in this thread or task,
+    or a VM of this process, made when first needed, with as many threads as the environment's
+    MLVM_THREADS says.
 
         >>> ml.default_vm() is ml.zeros(1).device
         True
     """
-    with _lock:
-        return _chosen[-1] if _chosen else _make_default_vm()
+    found = _in_use.get() or _made
+    if found:
+        return found[-1]
+    with _lock:  # of threads that come at once the first one makes it
+        if not _made:
+            _made.append(_make_default_vm())
+    return _made[-1]
 
 
 class use:
-    """Let eager calls outside of any arena run on `vm` from now on, in all threads; as a context
-    manager, till the end of the block:
+    """Let eager calls of this thread or task, outside of any arena, run on `vm` from now on; as a
+    context manager, till the end of the block:
 
         with ml.connect("unix:/run/me/mlvm") as vm, ml.use(vm):
             train()
 
-    Raises `MachineError` for what is no VM.
+    Threads that are started later begin with the VM of this process, and tasks of asyncio with that
+    of the task that makes them. Raises `MachineError` for what is no VM.
 
         >>> with ml.use(ml.VM("there")): x = ml.ones(2)
         >>> x.device.name
@@ -121,25 +127,22 @@ class use:
         if not callable(getattr(vm, "launch", None)):
             raise MachineError(f"a VM is wanted to use, not {brief(vm)}")
         self.vm = vm
-        with _lock:
-            _chosen.append(vm)
-            _version[0] += 1
+        _in_use.set((*_in_use.get(), vm))
 
     def __enter__(self) -> VMProtocol:
         return self.vm
 
     def __exit__(self, *_: object) -> None:
-        with _lock:
-            last = max((i for i, vm in enumerate(_chosen) if vm is self.vm), default=None)
-            if last is not None:
-                del _chosen[last]
-                _version[0] += 1
+        chosen = _in_use.get()
+        last = max((i for i, vm in enumerate(chosen) if vm is self.vm), default=None)
+        if last is not None:
+            _in_use.set(chosen[:last] + chosen[last + 1 :])
 
 
 class _Default(threading.local):
     """A thread's own arena on the default VM: an arena serves one thread at a time."""
 
-    version = -1
+    vm: VMProtocol | None = None
     arena: Arena
 
 
@@ -159,10 +162,10 @@ def default_arena() -> Arena:
     >>> ml.default_arena().name
     'default'
     """
-    if _default.version != _version[0]:
-        version = _version[0]
-        _default.arena = default_vm().attached(_Arenas).arena
-        _default.version = version
+    vm = default_vm()
+    if _default.vm is not vm:
+        _default.arena = vm.attached(_Arenas).arena
+        _default.vm = vm
     return _default.arena
 
 

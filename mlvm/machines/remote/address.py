@@ -87,11 +87,7 @@ def listen(address: Address, *, public: bool) -> socket.socket:
     if isinstance(address, UnixAddress):
         return _listen_unix(address)
     family, kind, protocol, _, place = _resolve(address)[0]
-    if not public and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
-        raise AddressError(
-            f"{address} can be reached from other hosts, who could read and change what passes: "
-            "use TLS (--certificate, --key), or say that the network is trusted (--insecure)"
-        )
+    _check_public(address, place, public)
     with _listening(address), kept(socket.socket(family, kind, protocol)) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -127,6 +123,25 @@ def _resolve(address: TcpAddress) -> list[tuple[int, int, int, str, tuple[object
         why = getattr(error, "strerror", None) or str(error)
         raise AddressError(f"no host {address.host!r}: {why}") from None
     return found  # type: ignore[return-value]
+
+
+def adopt(sock: socket.socket, *, public: bool) -> Address:
+    """Where a socket listens that somebody else has opened. Without `public`, it has to be where
+    other hosts cannot come from. Raises `AddressError`."""
+    place = sock.getsockname()
+    if sock.family == socket.AF_UNIX:
+        return UnixAddress(os.fsdecode(place))
+    address = TcpAddress(*place[:2])
+    _check_public(address, place, public)
+    return address
+
+
+def _check_public(address: TcpAddress, place: tuple[object, ...], public: bool) -> None:
+    if not public and not ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback:
+        raise AddressError(
+            f"{address} can be reached from other hosts, who could read and change what passes: "
+            "use TLS (--certificate, --key), or say that the network is trusted (--insecure)"
+        )
 
 
 def _listen_unix(address: UnixAddress) -> socket.socket:

@@ -188,7 +188,7 @@ class _Client(threading.local):
     """Who waits for the launches of a thread."""
 
     def __init__(self) -> None:
-        self.is_gone: Callable[[], bool] = lambda: False
+        self.is_gone: Callable[[], bool | str] = lambda: False
 
 
 class _BoundedStore(FreeStore):

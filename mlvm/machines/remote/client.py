@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -20,7 +21,7 @@ from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mlvm.core import errors
-from mlvm.core.errors import ConnectionLost, HandleError, Place, brief, user_place
+from mlvm.core.errors import CallTimeout, ConnectionLost, HandleError, Place, brief, user_place
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
@@ -29,6 +30,7 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
+from mlvm.machines.remote.watchdog import has_hung_up
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
@@ -70,7 +72,8 @@ class RemoteVM(WireVM):
     Any number of threads may use it. After `close`, or once the connection is lost, every call but
     those that free raises `ConnectionLost`; so does every call in a forked process, where nothing
     touches the connection of its parent. `where` is what that error calls the VM, if not by its
-    name alone. `shared` says that others may make handles on it, too.
+    name alone. `shared` says that others may make handles on it, too. `interrupt` ends the launches
+    of messages up to a number, which Ctrl-C and a timeout want.
 
         >>> from mlvm.machines.remote.server import Server
         >>> with Server("127.0.0.1:0", secret="between you and me") as server:
@@ -86,9 +89,16 @@ class RemoteVM(WireVM):
         *,
         where: str | None = None,
         shared: bool = False,
+        interrupt: Callable[[int], object] | None = None,
     ) -> None:
         self._begin()
         self._stream = stream
+        self._interrupt = interrupt
+        self.call_timeout: float | None = None
+        """Seconds that a call which waits may take; None is any number. One that takes longer
+        raises `CallTimeout`, and its launch is ended; one that cannot even be sent loses the
+        connection. It may be changed at any time."""
+        self._timeout: float | None = None
         self._shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
@@ -235,6 +245,7 @@ class RemoteVM(WireVM):
         with self._sending:  # memory of the caller's, who may change it: it is sent now
             self._add_to_stream((first, *rest), user_place())
             self._flush()
+        self._confirm()
 
     def _post_freeing(self, name: str, handle: int) -> None:
         """A post that is not sent now: the garbage collector may have come in the middle of
@@ -253,7 +264,11 @@ class RemoteVM(WireVM):
         with self._sending:
             self._add_to_stream()
             self._flush()
-        if len(self._stream.note.places) > _MOST_UNCONFIRMED:
+        self._confirm()
+
+    def _confirm(self) -> None:
+        """Wait for the server, if very much was posted since it last said anything."""
+        if len(self._stream.note.places) > _MOST_UNCONFIRMED or self._stream.is_full:
             self.synchronize()
 
     def _flush(self) -> None:
@@ -283,29 +298,64 @@ class RemoteVM(WireVM):
     def _call(self, name: str, *args: Any) -> Any:
         message = _parts_of(Kind.call, name, args) if args else _alone(name)
         with self._lock:
+            deadline = None
+            if self.call_timeout is not None or self._timeout is not None:
+                deadline = self._deadline()
             try:
                 if self._stream.received < self._stream.note.calls:
-                    self._settle()
+                    self._settle(deadline)
                 with self._sending:
                     self._add_to_stream(message, calls=1)
                     sent: _Sent = self._stream.note
                     if name in ("alloc_tensor", "alloc_storage"):
                         self._allocs[sent.calls] = name
                     self._stream.flush()
-                kind, reader = self._stream.receive()
+                kind, reader = self._receive(deadline)
             except ConnectionLost as error:
                 raise self._give_up(error) from None
             self._allocs.clear()
             return self._result_of(name, kind, reader, sent)
 
-    def _settle(self) -> None:
+    def _deadline(self) -> float | None:
+        """When the answer to a call has to be there."""
+        if self.call_timeout != self._timeout:  # for what is on its way, and stops there
+            self._timeout = self.call_timeout
+            self._stream.set_timeouts(self._timeout or 0.0, self._timeout or 0.0)
+        return None if self._timeout is None else time.monotonic() + self._timeout
+
+    def _receive(self, deadline: float | None) -> tuple[Kind, Received]:
+        """The next answer. If it does not come in time, or an interrupt comes before it, the
+        launches that it waits for are ended. Raises `CallTimeout`, `ConnectionLost`."""
+        try:
+            if deadline is None or self._stream.is_coming(deadline):
+                return self._stream.receive()
+        except KeyboardInterrupt:
+            with suppress(errors.MlvmError, OSError):
+                self._end_launches()
+            raise
+        self._end_launches()
+        took = f"a call takes longer than the {self.call_timeout:g} seconds it is allowed"
+        raise CallTimeout(f"{self._where}: {took}")
+
+    def _end_launches(self) -> None:
+        """Have the server end the launches of all that was sent, if it owes an answer. Raises
+        `ConnectionLost` if it does not hear."""
+        sent: _Sent = self._stream.note
+        waits = self._stream.received < sent.calls and not has_hung_up(self._stream.socket)
+        if self._interrupt is not None and waits:
+            try:
+                self._interrupt(sent.posts + sent.calls)
+            except errors.AccessRefused as error:
+                raise ConnectionLost(str(error)) from None
+
+    def _settle(self, deadline: float | None) -> None:
         """Receive the answers to calls that were interrupted, and give up what they made. An answer
         may be the error of a post, which the server tells only once: it is raised."""
         self._require_connection()
         while self._stream.received < self._stream.note.calls:
             with self._sending:
                 self._stream.flush()
-            kind, reader = self._stream.receive()
+            kind, reader = self._receive(deadline)
             name = self._allocs.pop(self._stream.received, "")
             if kind is Kind.answer and name:
                 self._post_freeing(name.replace("alloc", "dealloc"), reader.integer())
@@ -367,6 +417,7 @@ class RemoteVM(WireVM):
 
     def _give_up(self, error: object) -> ConnectionLost:
         """The connection is lost: the error for whoever asks for anything now."""
+        self._stream.renounce()
         if self._lost is None:
             self._end(self._farewell() or str(error))
         return ConnectionLost(f"{self._where}: {self._lost}")

@@ -5,20 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import socket
 import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import fields
 from types import FrameType
 from typing import Any, Final
 
+from mlvm.core.errors import MlvmError
 from mlvm.machines.remote.address import UnixAddress, parse_address
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import plain
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import STYLES, Log
+from mlvm.machines.remote.metrics import MetricsPage
+from mlvm.machines.remote.notify import LISTEN, inherited_socket, notify
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
 from mlvm.machines.remote.server import Server
 
@@ -55,10 +60,12 @@ def add_commands(commands: Commands) -> None:
 def _add_serve(commands: Commands) -> None:
     text = "lend VMs to other processes and hosts, which `ml.connect` to them"
     about = f"{text}. Each client has a VM of its own, until its connection ends. "
-    about += "SIGTERM and Ctrl-C let launches finish; a second one does not."
+    about += "SIGTERM and Ctrl-C let launches finish; a second one does not. "
+    about += "SIGHUP reads the files of the secret and of the certificate again."
     command = commands.add_parser("serve", help=text, description=about)
     add = command.add_argument
-    text = "HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT or unix:PATH"
+    text = "HOST:PORT, :PORT (this host alone; 0 is any free port), [IPV6]:PORT, unix:PATH, "
+    text += f"or {LISTEN} for the socket of a .socket unit"
     add("--listen", required=True, metavar="ADDRESS", help=text)
     text = f"what clients must know, in a file that only you can read; else {VARIABLE} names it. "
     text += "Without, a secret is made and printed, but for a unix socket, which only you can use"
@@ -73,6 +80,13 @@ def _add_serve(commands: Commands) -> None:
     text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
     add("--shared", **REPEATED, metavar="NAME", help=text)
     text = "a shared library with functions in C for all VMs; may be repeated"
+    text = "a process for each client, N at most, and for each shared VM: none can take another's "
+    text += "memory or time; 0 is one process for all. As many as --connections if not given, and "
+    text += "0 at a unix socket, whose clients are all yours"
+    add("--processes", type=_processes, default=None, metavar="N", help=text)
+    text = "an address for HTTP: /metrics for Prometheus, and /healthz; of this host alone unless "
+    text += "--insecure, since it asks for no secret"
+    add("--metrics", metavar="ADDRESS", help=text)
     add("--library", **REPEATED, metavar="SO", help=text)
     add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
     text = "seconds that launches have to finish when the server is told to stop"
@@ -94,6 +108,10 @@ def _count(text: str) -> int:
     if not digits.isascii() or not digits.isdigit() or not int(digits):
         raise argparse.ArgumentTypeError(f"a whole number above 0 is wanted, not {text!r}")
     return int(digits) * (_UNITS[unit] if digits != text else 1)
+
+
+def _processes(text: str) -> int:
+    return 0 if text == "0" else _count(text)
 
 
 def _seconds(text: str) -> float:
@@ -122,41 +140,74 @@ _SECONDS: Final[Any] = {"type": _seconds, "metavar": "S"}
 def serve(options: argparse.Namespace, version: str) -> None:
     """Serve until a signal. Raises what `Server` raises."""
     log = Log(options.log)
+    given = inherited_socket() if options.listen == LISTEN else None
+    if given is not None:
+        private = given.family == socket.AF_UNIX
+    else:
+        private = isinstance(parse_address(options.listen), UnixAddress)
     secret: str | bytes | None = find_secret(None, options.secret_file)
-    if secret is None and not isinstance(parse_address(options.listen), UnixAddress):
+    made = secret is None and not private
+    if made:
         secret = make_secret()
         print(f"secret: {secret}", flush=True)  # on stdout: no log ever has it
+    if options.processes is None:
+        options.processes = 0 if private else options.connections
     came: list[int] = []  # no Event: the thread that a signal interrupts may be holding its lock
 
     def on_signal(number: int, _: FrameType | None) -> None:
         came.append(number)
 
-    before = {each: signal.signal(each, on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
+    signals = signal.SIGTERM, signal.SIGINT, signal.SIGHUP
+    before = {each: signal.signal(each, on_signal) for each in signals}
     try:
-        server = Server(
-            options.listen,
-            secret=secret,
-            certificate=options.certificate,
-            key=options.key,
-            insecure=options.insecure,
-            limits=Limits(**{each.name: getattr(options, each.name) for each in fields(Limits)}),
-            shared=options.shared,
-            libraries=options.library,
-            options={"threads": options.threads, "native": options.native},
-            about={"version": version},
-            log=log,
-        )
-        while not came:
-            time.sleep(_LOOK)
-        closing = threading.Thread(target=server.close, args=(options.grace,), daemon=True)
-        closing.start()
-        while closing.is_alive() and len(came) < 2:
-            time.sleep(_LOOK)
-        if closing.is_alive():
-            server.close()
+        limits = Limits(**{each.name: getattr(options, each.name) for each in fields(Limits)})
+        with ExitStack() as stack:
+            server = Server(
+                given or options.listen,
+                secret=secret,
+                certificate=options.certificate,
+                key=options.key,
+                insecure=options.insecure,
+                limits=limits,
+                shared=options.shared,
+                libraries=options.library,
+                options={"threads": options.threads, "native": options.native},
+                about={"version": version},
+                log=log,
+                processes=options.processes,
+            )
+            stack.callback(server.close)
+            if options.metrics is not None:
+                page = MetricsPage(server, options.metrics, public=options.insecure)
+                stack.callback(page.close)
+                log.event("metrics", address=page.address)
+            notify("READY=1", f"STATUS=listens on {server.address}")
+            while signal.SIGTERM not in came and signal.SIGINT not in came:
+                if came:
+                    came.clear()
+                    _reload(server, log, secret if made else None, options)
+                time.sleep(_LOOK)
+            notify("STOPPING=1")
+            came[:] = [each for each in came if each != signal.SIGHUP]
+            closing = threading.Thread(target=server.close, args=(options.grace,), daemon=True)
+            closing.start()
+            while closing.is_alive() and len(came) < 2:
+                time.sleep(_LOOK)
     finally:
         for each, handler in before.items():
             signal.signal(each, handler)
+
+
+def _reload(
+    server: Server, log: Log, secret: str | bytes | None, options: argparse.Namespace
+) -> None:
+    """Read secret and certificate again. What cannot be read leaves all as it is."""
+    notify("RELOADING=1")
+    try:
+        server.reload(secret or find_secret(None, options.secret_file))
+    except (MlvmError, OSError) as error:
+        log.event("error", what="reload", error=error)
+    notify("READY=1")
 
 
 # --- ping and top -----------------------------------------------------------------------

@@ -8,6 +8,7 @@ import random
 import socket
 import ssl
 import time
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MachineError
@@ -25,11 +26,14 @@ from mlvm.machines.remote.handshake import (
     receive,
     send,
 )
+from mlvm.machines.remote.lease import LeasedStream
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
+from mlvm.machines.remote.users import own_secret
 
 _MOST_STATUS: Final = 1 << 22
+_PATIENCE: Final = 2.0  # seconds in which a server hears that a launch is to end
 _MOST_CUTS: Final = 10
 _PAUSE: Final = 0.05  # seconds, at most, till a server that is busy is asked again
 
@@ -46,6 +50,8 @@ def connect(
     vm: str | None = None,
     name: str | None = None,
     timeout: float = 10.0,
+    call_timeout: float | None = None,
+    retry: float | None = None,
 ) -> RemoteVM:
     """A VM of the server at `address`, which `python -m mlvm serve` has started; a VM like any
     other: `with ml.connect(address) as vm, ml.use(vm):`, or `ml.Arena(vm, ...)`.
@@ -59,6 +65,9 @@ def connect(
 
     The VM is the client's own, and ends with the connection; `vm` names one that the server shares.
     `name` is what errors and the server's log call it. `timeout` is for connecting, in seconds.
+    A call that waits longer than `call_timeout` ends its launch and raises `CallTimeout`; so does
+    Ctrl-C, as `KeyboardInterrupt`. The VM can be used on. A connection that is lost is tried again
+    for `retry` seconds, if given: the VM lives on, and each call is made once.
 
     Raises `AddressError`, `AccessRefused` with the reason, or `ConnectionLost` if no server is
     there, or it is there no more, which each later call may raise, too.
@@ -69,42 +78,62 @@ def connect(
         ...         print(type(vm).__name__, ml.ones(2) + 1.0)
         RemoteVM Tensor([2., 2.], f32[2])
     """
-    hello = Hello("vm", vm or "", name or "")
-    connection, about = _open(address, secret, secret_file, tls, hello, timeout)
+    for seconds in (call_timeout, retry):
+        if seconds is not None and (not is_real(seconds) or not seconds > 0):
+            raise MachineError(f"a timeout is a number of seconds above 0, not {seconds!r}")
+    way = _Way(address, secret, secret_file, tls)
+    connection, about = way.open(Hello("lease" if retry else "vm", vm or "", name or ""), timeout)
+    key = str(about.get("key", ""))
+
+    def interrupt(last: int) -> None:
+        way.open(Hello("interrupt", key, str(last)), min(timeout, _PATIENCE))[0].close()
+
+    def reconnect(left: float) -> socket.socket:
+        sock = way.open(Hello("resume", key), min(timeout, left))[0]
+        sock.settimeout(None)
+        return sock
+
     with addresses.kept(connection) as sock:
         sock.settimeout(None)
         where = f"{name or about.get('vm', 'vm')} at {address}"
         shared = bool(about.get("shared"))
-        return RemoteVM(Stream(sock), name or where, where=where, shared=shared)
+        stream = LeasedStream(sock, reconnect, retry) if retry else Stream(sock)
+        far = RemoteVM(stream, name or where, where=where, shared=shared, interrupt=interrupt)
+        far.call_timeout = call_timeout
+        return far
 
 
-def _open(
-    address: str,
-    secret: str | bytes | None,
-    secret_file: str | os.PathLike[str] | None,
-    tls: Tls,
-    hello: Hello,
-    timeout: float,
-) -> tuple[socket.socket, dict[str, Any]]:
-    """A connection that both sides have accepted, and what the server says of itself."""
-    if not is_real(timeout) or not timeout > 0:
-        raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
-    for text in (hello.vm, hello.name):
-        if not isinstance(text, str) or len(text) > MOST_NAME:
-            raise MachineError(f"a name is a str of at most {MOST_NAME} characters, not {text!r}")
-    place = addresses.parse_address(address)
-    shared = find_secret(secret, secret_file)
-    deadline = time.monotonic() + timeout
-    cuts = 0
-    while True:
-        try:
-            return _try(place, shared, tls, hello, deadline)
-        except (AccessRefused, _Cut) as error:
-            cuts += isinstance(error, _Cut)
-            is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
-            if not is_busy or time.monotonic() > deadline - _PAUSE:
-                raise
-        time.sleep(random.uniform(0, _PAUSE))  # not all at once
+@dataclass(frozen=True)
+class _Way:
+    """How to get to a server, any number of times."""
+
+    address: str
+    secret: str | bytes | None
+    secret_file: str | os.PathLike[str] | None
+    tls: Tls
+
+    def open(self, hello: Hello, timeout: float) -> tuple[socket.socket, dict[str, Any]]:
+        """A connection that both sides have accepted, and what the server says of itself."""
+        if not is_real(timeout) or not timeout > 0:
+            raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
+        for text in (hello.vm, hello.name):
+            if not isinstance(text, str) or len(text) > MOST_NAME:
+                most = f"at most {MOST_NAME} characters"
+                raise MachineError(f"a name is a str of {most}, not {text!r}")
+        place = addresses.parse_address(self.address)
+        found = find_secret(self.secret, self.secret_file)
+        shared = None if found is None else own_secret(found)
+        deadline = time.monotonic() + timeout
+        cuts = 0
+        while True:
+            try:
+                return _try(place, shared, self.tls, hello, deadline)
+            except (AccessRefused, _Cut) as error:
+                cuts += isinstance(error, _Cut)
+                is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
+                if not is_busy or time.monotonic() > deadline - _PAUSE:
+                    raise
+            time.sleep(random.uniform(0, _PAUSE))  # not all at once
 
 
 class _Cut(ConnectionLost):
@@ -158,9 +187,9 @@ class Observer:
         tls: Tls = False,
         timeout: float = 10.0,
     ) -> None:
-        hello = Hello("status")
         self._timeout = timeout
-        self._socket, about = _open(address, secret, secret_file, tls, hello, timeout)
+        way = _Way(address, secret, secret_file, tls)
+        self._socket, about = way.open(Hello("status"), timeout)
         self.about = {"format": VERSION, **about}
 
     def ping(self) -> float:

@@ -23,7 +23,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, Final
 
@@ -66,6 +66,8 @@ class Hello:
     name: str = ""
     has_secret: bool = False
     nonce: bytes = b""
+    user: str = ""
+    """Whose secret it is, which the proof shows."""
 
 
 # --- messages ---------------------------------------------------------------------------
@@ -250,7 +252,7 @@ def speaks_tls(sock: socket.socket, deadline: float) -> bool | None:
 
 def admit(
     sock: socket.socket,
-    secret: bytes | None,
+    secrets_of: Mapping[str, bytes] | None,
     *,
     trusted: bool,
     decide: Callable[[Hello], Mapping[str, object]],
@@ -258,10 +260,10 @@ def admit(
 ) -> None:
     """Go through the handshake as the server. The client is told why it is refused.
 
-    Who is `trusted` needs no secret, but one that it has is proved both ways. When the client has
-    proved what it has to, `decide` on what it wants: the function returns what the client is told
-    of the server, or raises `AccessRefused`. Raises `AccessRefused`, `ConnectionLost`,
-    `EncodingError`.
+    `secrets_of` has those of users by name. Who is `trusted` needs no secret, but one that it has
+    is proved both ways. When the client has proved what it has to, `decide` on what it wants: the
+    function returns what the client is told of the server, or raises `AccessRefused`. Raises
+    `AccessRefused`, `ConnectionLost`, `EncodingError`.
     """
     version, kind, first = receive(sock, deadline)
     if version != VERSION:
@@ -269,11 +271,11 @@ def admit(
     if kind != Greeting.hello.value:
         raise EncodingError(f"a connection begins with hello ({Greeting.hello.value}), not {kind}")
     hello = _read_hello(first)
-    if hello.has_secret and secret is None:
+    if hello.has_secret and not secrets_of:
         raise _refused(sock, "this server has no secret: connect without one", deadline)
     if not hello.has_secret and not trusted:
         raise _refused(sock, "a secret is required (secret_file=, --secret-file)", deadline)
-    shared = secret if hello.has_secret else None
+    known: Mapping[str, bytes | None] = (secrets_of or {}) if hello.has_secret else {"": None}
     writer = _Body()
     writer.blob(secrets.token_bytes(NONCE))
     challenge = pack(Greeting.challenge, writer.body())
@@ -282,10 +284,17 @@ def admit(
     version, kind, proof = receive(sock, deadline)
     if kind != Greeting.proof.value or version != VERSION:
         raise EncodingError(f"a proof ({Greeting.proof.value}) is wanted, not {kind}")
-    if not hmac.compare_digest(proof[HEADER.size :], _proof(shared, b"client", *heard)):
+    given = proof[HEADER.size :]
+    found = [
+        user
+        for user, secret in known.items()
+        if hmac.compare_digest(given, _proof(secret, b"client", *heard))
+    ]
+    if not found:
         raise _refused(sock, "the secret is another", deadline)
+    shared = known[found[0]]
     try:
-        about = decide(hello)
+        about = decide(replace(hello, user=found[0]))
     except AccessRefused as error:
         raise _refused(sock, str(error), deadline) from None
     writer, described = _Body(), _Body()

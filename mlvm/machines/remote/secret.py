@@ -13,7 +13,7 @@ from mlvm.machines.remote.handshake import check_secret
 VARIABLE: Final = "MLVM_SECRET_FILE"
 """The environment variable that names the secret's file, where no other is given."""
 
-_MOST: Final = 4096
+_MOST: Final = 1 << 16  # bytes: of many users
 
 
 def make_secret() -> str:

@@ -7,18 +7,27 @@ import errno
 import itertools
 import json
 import os
+import secrets
 import socket
 import ssl
 import threading
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Self
 
 from mlvm.core import errors
-from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
-from mlvm.core.program.encoding import HEADER, VERSION, Allowance
+from mlvm.core.errors import (
+    AccessRefused,
+    ConnectionLost,
+    EncodingError,
+    LimitExceeded,
+    MlvmError,
+    OutOfMemory,
+)
+from mlvm.core.program.encoding import HEADER, VERSION, Allowance, Kind
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
@@ -26,13 +35,22 @@ from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
+from mlvm.machines.remote.metrics import Metrics
+from mlvm.machines.remote.processes import Process, Processes, relay
 from mlvm.machines.remote.session import Session
-from mlvm.machines.remote.stream import Stream
+from mlvm.machines.remote.stream import Buffer, Received, Stream
 from mlvm.machines.remote.tls import server_context
+from mlvm.machines.remote.users import Accounts, niceness, users_of
 from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
 
 _MOST_OBSERVERS: Final = 64
+
+_QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
+_MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
+_LOOK_AT_QUOTAS: Final = 0.5  # seconds between two looks
+
+_INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
 """Bytes of Python's objects that a message may become, other than a program, elements and texts."""
@@ -42,6 +60,10 @@ _LOOK: Final = 0.1  # seconds between two looks for connections that are to be c
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
 
+def _unprepared(vm: LocalVM) -> None:
+    """What is done with each new VM if nobody says."""
+
+
 class Server:
     """Lends VMs at an address; `with` closes it at the end.
 
@@ -49,6 +71,10 @@ class Server:
     it ends, all that it has made is freed. A client proves that it knows the `secret`, but for one
     of the server's own user at a unix socket. `certificate` and `key` are PEM files, for TLS;
     without, an address that other hosts can reach has to be `insecure`.
+
+    With `processes`, each client has a process of its own, and each shared VM has one: so many at
+    most. They share neither memory nor the interpreter's lock, and may take `process_bytes` each.
+    `address` may also be a socket that listens already.
 
     `options` are those of `LocalVM` (`threads`, `native`, ...). `prepare` is called with each VM
     that is made, as to register functions; `libraries` are shared libraries with functions in C.
@@ -66,7 +92,7 @@ class Server:
 
     def __init__(
         self,
-        address: str,
+        address: str | socket.socket | None,
         *,
         secret: str | bytes | None = None,
         certificate: str | None = None,
@@ -75,17 +101,23 @@ class Server:
         limits: Limits | None = None,
         shared: Sequence[str] = (),
         libraries: Sequence[str | os.PathLike[str]] = (),
-        prepare: Callable[[LocalVM], object] = lambda vm: None,
+        prepare: Callable[[LocalVM], object] = _unprepared,
         options: Mapping[str, Any] | None = None,
         about: Mapping[str, object] | None = None,
         log: Log | None = None,
+        processes: int = 0,
     ) -> None:
-        asked = addresses.parse_address(address)
-        self._secret = None if secret is None else handshake.check_secret(secret)
-        if self._secret is None and not isinstance(asked, addresses.UnixAddress):
+        public = insecure or certificate is not None
+        if isinstance(address, socket.socket):
+            asked: addresses.Address | None = addresses.adopt(address, public=public)
+        else:
+            asked = None if address is None else addresses.parse_address(address)
+        self._users = None if secret is None else users_of(handshake.check_secret(secret))
+        if self._users is None and isinstance(asked, addresses.TcpAddress):
             raise AccessRefused(f"a server at {asked} needs a secret")
         if key is not None and certificate is None:
             raise errors.AddressError(f"the key {key} is of no use without its certificate")
+        self._files = certificate, key
         self._context = server_context(certificate, key) if certificate is not None else None
         self._limits = limits or Limits()
         self._libraries = libraries
@@ -101,31 +133,57 @@ class Server:
         self._started = time.monotonic()
         self._draining = False
         self._launches = 0  # of clients that have gone
+        self._metrics = Metrics()  # of these, and of handshakes
+        self._accounts = Accounts(self._limits)
         self._admitted = 0
-        self._shared: dict[str, BoundedVM] = {}
         for name in shared:
-            if not name or name in self._shared or len(name) > handshake.MOST_NAME:
+            if not name or shared.count(name) > 1 or len(name) > handshake.MOST_NAME:
                 given = errors.brief(list(shared))
                 most = handshake.MOST_NAME
                 raise errors.MachineError(
                     f"shared VMs have names of their own, of {most} characters at most, not {given}"
                 )
-            self._shared[name] = self._make_vm(name)
-            self._shared[name].let_several_in()
-        sample = self._make_vm("sample")  # what cannot be made is known now
+        self._processes: Processes | None = None
+        self._names = list(shared)
+        self.shared = {} if processes else {name: self.make_vm(name) for name in shared}
+        for vm in self.shared.values():
+            vm.let_several_in()
+        if asked is None:  # in the process of a client
+            return
+        sample = self.make_vm("sample")  # what cannot be made is known now
         of_vm = {"native": sample.native, "threads": sample.threads}
         self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
         sample.close()
+        if processes:
+            if prepare is not _unprepared:
+                raise errors.MachineError("`prepare` is for VMs of this process: use libraries")
+            rest = self._limits, libraries, self._options, self._log.event
+            self._processes = Processes(processes, shared, *rest)
         self._inode: tuple[int, int] | None = None
-        self._socket = addresses.listen(asked, public=insecure or self._context is not None)
+        opened = address if isinstance(address, socket.socket) else None
+        self._socket = opened or addresses.listen(asked, public=public)
         self.address: addresses.Address = addresses.address_of(self._socket, asked)
         """Where it listens, with the port that was free if 0 was asked for."""
-        if isinstance(asked, addresses.UnixAddress):
+        if isinstance(asked, addresses.UnixAddress) and opened is None:
             found = os.stat(asked.path)
             self._inode = found.st_dev, found.st_ino
         tls = self._context is not None
         self._log.event("listening", address=self.address, tls=tls, **self._about)
-        _thread("accept", self._accept).start()
+        if any(getattr(self._limits, name) < getattr(Limits(), name) for name in _QUOTAS):
+            _thread("quotas", self._watch_quotas).start()
+        self._accepting = _thread("accept", self._accept)
+        self._accepting.start()
+
+    def reload(self, secret: str | bytes | None) -> None:
+        """Let clients in by this secret from now on, and by what is in the certificate's files now.
+        Those that are in stay. Raises `AccessRefused` and `AddressError`, and changes nothing."""
+        users = None if secret is None else users_of(handshake.check_secret(secret))
+        if users is None and isinstance(self.address, addresses.TcpAddress):
+            raise AccessRefused(f"a server at {self.address} needs a secret")
+        certificate, key = self._files
+        context = server_context(certificate, key) if certificate is not None else None
+        self._users, self._context = users, context
+        self._log.event("reloaded", tls=context is not None)
 
     def __enter__(self) -> Self:
         return self
@@ -133,7 +191,7 @@ class Server:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _make_vm(self, name: str) -> BoundedVM:
+    def make_vm(self, name: str) -> BoundedVM:
         vm = BoundedVM(name, self._limits, self._watchdog, **self._options)
         for library in self._libraries:
             vm.register_library(library)
@@ -147,17 +205,16 @@ class Server:
         connections. Idempotent."""
         with self._lock:
             first, self._draining = not self._draining, True
-            clients = list(self._clients.values())
+            count = len(self._clients)
         if first:
-            self._log.event("draining", clients=len(clients), grace=grace)
+            self._log.event("draining", clients=count, grace=grace)
             with contextlib.suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
             self._socket.close()
             self._remove_file()
-        for client in clients:
-            client.drain()
+        self.drain()
         self._wait(grace)
-        self._watchdog.stop("the server stops")
+        self.stop("the server stops")
         self._wait(0.5)  # they say so to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
@@ -166,9 +223,28 @@ class Server:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
         if first:
-            for vm in self._shared.values():
+            for vm in self.shared.values():
                 vm.close()
-            self._log.event("stopped", launches=self.status()["launches"])
+            launches = self.status()["launches"]
+            if self._processes is not None:
+                self._processes.close()
+            self._log.event("stopped", launches=launches)
+
+    def drain(self) -> None:
+        """End each connection once what has arrived is done."""
+        with self._lock:
+            self._draining = True
+            clients = list(self._clients.values())
+        for client in clients:
+            client.drain()
+        if self._processes is not None:
+            self._processes.tell("drain")
+
+    def stop(self, reason: str) -> None:
+        """End all launches, and those that come."""
+        self._watchdog.stop(reason)
+        if self._processes is not None:
+            self._processes.tell("stop", reason=reason)
 
     def _wait(self, seconds: float) -> None:
         """Wait till there are no clients, for so long at most."""
@@ -197,8 +273,9 @@ class Server:
 
     def _accept_all(self) -> None:
         while not self._draining:
-            self._socket.settimeout(_LOOK if self._strangers.sweep() else None)
+            waits = _LOOK if self._strangers.sweep() else None
             try:
+                self._socket.settimeout(waits)
                 sock, _ = self._socket.accept()
             except TimeoutError:
                 continue
@@ -223,7 +300,7 @@ class Server:
 
     def _meet(self, sock: socket.socket) -> None:
         """Serve one connection, from its first byte to its end."""
-        peer, client = "unknown", None
+        peer, client, begun = "unknown", None, time.monotonic()
         try:
             peer = addresses.peer_of(sock)
             addresses.tune(sock)
@@ -231,16 +308,18 @@ class Server:
             sock = self._secure(sock, deadline)
             if isinstance(sock, ssl.SSLSocket):
                 sock.do_handshake()
-            client = _Client(peer, sock)
+            client = _Client(peer, sock, self._limits.lease_seconds)
             found = addresses.credentials(sock)
             trusted = found is not None and found[1] == os.getuid()  # a process of the same user's
             decide = partial(self._decide, client)
-            handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
+            handshake.admit(sock, self._users, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
             self._strangers.note(peer, _text(error))
         except Exception as error:
             self._log_error(error, peer)
         else:
+            with self._lock:
+                self._metrics.took("handshake", time.monotonic() - begun)
             self._serve(client)
         finally:
             if client is not None and client.number:
@@ -248,7 +327,8 @@ class Server:
             self._strangers.leave(sock)
             with self._lock:
                 self._observers.discard(sock)
-            _part(sock)
+            if client is None or not client.resumes:  # else it is another's now
+                _part(sock if client is None else client.socket)
 
     def _secure(self, sock: socket.socket, deadline: float) -> socket.socket:
         """The connection, with TLS to be begun if that is what is spoken here. Raises
@@ -281,11 +361,16 @@ class Server:
                 self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
-        if hello.wants != "vm":
+        if hello.wants == "interrupt":
+            return self._interrupt(hello)
+        if hello.wants == "resume":
+            client.resumes = self._number_of(hello.vm)
+            self._strangers.leave(client.socket)
+            return self._about
+        if hello.wants not in ("vm", "lease"):
             raise AccessRefused(f"a vm or the status is to be had, not {hello.wants[:50]!r}")
-        shared = self._shared.get(hello.vm)
-        if hello.vm and shared is None:
-            names = sorted(self._shared) or "none"
+        if hello.vm and hello.vm not in self._names:
+            names = sorted(self._names) or "none"
             raise AccessRefused(f"no shared VM {hello.vm[:50]!r}; there are {names}")
         with self._lock:
             if self._draining:
@@ -293,17 +378,57 @@ class Server:
             count = len(self._clients)
             if count >= self._limits.connections:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
+            own = sum(each.user == hello.user for each in self._clients.values())
+            if own >= self._limits.user_connections:
+                raise AccessRefused(f"{own} clients of yours are connected, the most that may be")
+            if reason := self._accounts.over(hello.user):
+                raise AccessRefused(reason)
+            client.user = hello.user
             client.number, client.name = next(self._numbers), hello.name
+            client.key, client.leased = secrets.token_hex(16), hello.wants == "lease"
             self._clients[client.number] = client
             self._strangers.leave(client.socket)
             self._admitted += 1
-        client.own = shared is None
-        client.vm = shared if shared is not None else self._make_vm(f"vm{client.number}")
-        return {**self._about, "vm": client.vm.name, "shared": not client.own}
+        client.own = not hello.vm
+        client.vm_name = hello.vm or f"vm{client.number}"
+        if self._processes is not None:
+            nice = niceness(own) if client.user else 0
+            client.process = self._processes.of(hello.vm, client.vm_name, nice)
+        else:
+            client.vm = self.shared[hello.vm] if hello.vm else self.make_vm(client.vm_name)
+        return {**self._about, "vm": client.vm_name, "shared": not client.own, "key": client.key}
+
+    def _interrupt(self, hello: handshake.Hello) -> dict[str, object]:
+        """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
+        if not hello.name.isdecimal():
+            raise AccessRefused(f"the number of a message is wanted, not {hello.name[:50]!r}")
+        self.interrupt(self._number_of(hello.vm), int(hello.name))
+        return self._about
+
+    def _number_of(self, key: str) -> int:
+        """The client that has the key. Raises `AccessRefused`."""
+        with self._lock:
+            found = [each.number for each in self._clients.values() if each.key == key]
+        if not found:
+            raise AccessRefused("no client has that key (any more)")
+        return found[0]
+
+    def interrupt(self, client: int, last: int) -> None:
+        """End the launches of the client of that number, up to its message `last`."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is not None:
+            found.interrupt(last)
 
     def _serve(self, client: _Client) -> None:
         """Do what a client wants who has been let in."""
         try:
+            if client.resumes:
+                self.resume(client.resumes, client.socket)
+                return
+            if client.process is not None:
+                self._hand_on(client, client.process)
+                return
             if client.vm is None:
                 self._tell_status(client.socket)
                 return
@@ -316,16 +441,63 @@ class Server:
             client.reason = "an error of the server's"
             self._log_error(error, client.peer)
 
+    def _hand_on(self, client: _Client, process: Process) -> None:
+        """Have the process serve the client, and wait till it has."""
+        facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
+        _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
+        client.launches, client.seconds, ended = process.wait(client.number)
+        if ended is not None:
+            self._log.event("disconnected", client=client.number, reason=ended, left=0)
+            client.socket.settimeout(self._limits.send_seconds)
+            self._part_from(Stream(client.socket), ended)
+
+    def resume(self, client: int, sock: socket.socket) -> None:
+        """Have the client of that number go on with another connection, if it is still there."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is None or not found.go_on_with(sock):
+            sock.close()
+        elif found.process is not None:
+            process = found.process
+            _pass_on(sock, lambda given: process.tell("resume", given, client=client))
+
+    def lend(
+        self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
+    ) -> tuple[int, float]:
+        """Serve a client that another process has let in; how many launches it has made, and the
+        seconds that these took of a processor."""
+        lent = _Client(peer, sock, self._limits.lease_seconds)
+        lent.number, lent.name, lent.leased = client, name, leased
+        lent.vm, lent.own = vm, vm.name not in self.shared
+        with self._lock:
+            self._clients[client] = lent
+        try:
+            self._serve(lent)
+        finally:
+            self._free(lent)
+            _part(lent.socket)
+        return lent.launches, lent.seconds
+
     def _lend(self, client: _Client, vm: BoundedVM) -> str:
         """Perform what the client calls till its connection ends; why it ended."""
         limits = self._limits
         vm.client.is_gone = client.is_gone
-        stream = Stream(client.socket, limits.message_bytes)
-        stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
         session = client.session = _BoundedSession(vm, limits, self._watchdog, client)
+        session.leased = client.leased
+        again = False
         try:
-            session.serve(stream, lambda: self._draining)
-            return self._part_from(stream, "the server stops")
+            while True:
+                stream = Stream(client.socket, limits.message_bytes)
+                stream.set_timeouts(limits.idle_seconds, limits.send_seconds)
+                try:
+                    if again:
+                        session.resume(stream)
+                    session.serve(stream, lambda: self._draining)
+                    return self._part_from(stream, "the server stops")
+                except ConnectionLost:
+                    again = session.leased and client.comes_again()
+                    if not again:
+                        raise
         except ConnectionLost as error:
             return self._part_from(stream, "the server stops" if self._draining else str(error))
         except (EncodingError, LimitExceeded) as error:  # what follows cannot be told apart
@@ -354,7 +526,8 @@ class Server:
 
     def _free(self, client: _Client) -> None:
         """Give up a client that has gone, and all that it had."""
-        launches = client.session.launches if client.session is not None else 0
+        if client.session is not None:
+            client.launches, client.seconds = client.session.launches, client.session.seconds
         own = client.vm if client.own else None
         try:
             if own is not None:
@@ -362,10 +535,18 @@ class Server:
         finally:
             with self._lock:
                 del self._clients[client.number]
-                self._launches += launches
+                self._launches += client.launches
+                self._accounts.spend(client.user, client.number, client.launches, client.seconds)
+                self._accounts.leave(client.number)
+                if client.session is not None:
+                    self._metrics.add(client.session.metrics.told())
+        if client.process is not None:  # which has logged it
+            if client.own:
+                client.process.channel.end()
+            return
         seconds, left = time.monotonic() - client.since, _nbytes(own) if own is not None else 0
         facts = {"client": client.number, "reason": client.reason, "seconds": seconds}
-        self._log.event("disconnected", **facts, launches=launches, left=left)
+        self._log.event("disconnected", **facts, launches=client.launches, left=left)
 
     def _log_error(self, error: Exception, peer: str) -> None:
         """Log what should not have happened."""
@@ -379,13 +560,25 @@ class Server:
         """What `python -m mlvm top` shows: totals, and a dictionary for each client and each
         shared VM."""
         now = time.monotonic()
+        far = [] if self._processes is None else self._processes.statuses()
+        told = {each["client"]: each for status in far for each in status["clients"]}
         with self._lock:
-            clients = [each.status(now) for each in self._clients.values()]
+            living = self._clients.values()
+            clients = [
+                {**each.status(now), **told.get(each.number, {}), "user": each.user}
+                for each in living
+            ]
             gone = self._launches
+            metrics = Metrics()
+            for each in (self._metrics, *[each.session.metrics for each in living if each.session]):
+                metrics.add(each.told())
             strangers = len(self._strangers)
-        vms = self._shared.items()
+        vms = self.shared.items()
         shared = [{"vm": n, "bytes": _nbytes(vm), "launches": vm.launches} for n, vm in vms]
-        own = [each for each in clients if each["vm"] not in self._shared]
+        shared += [each for status in far for each in status["shared"]]
+        if self._processes is not None:
+            metrics.add(self._processes.metrics())
+        own = [each for each in clients if each["vm"] not in self._names]
         return {
             "seconds": now - self._started,
             "admitted": self._admitted,
@@ -395,7 +588,37 @@ class Server:
             "launches": gone + sum(each["launches"] for each in clients),
             "clients": clients,
             "shared": shared,
+            "metrics": metrics.told(),
         }
+
+    def _watch_quotas(self) -> None:
+        """Have clients whose user has taken too much do nothing more till that is over."""
+        while not self._draining:
+            status = self.status()
+            held: Counter[str] = Counter()
+            with self._lock:
+                for each in status["clients"]:
+                    held[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
+                    self._accounts.spend(
+                        each["user"], each["client"], each["launches"], each["cpu_seconds"]
+                    )
+                self._accounts.hold(held)
+                clients = list(self._clients.values())
+                reasons = {each.user: self._accounts.over(each.user) for each in clients}
+            for client in clients:
+                client.refuse(reasons[client.user])
+            time.sleep(_LOOK_AT_QUOTAS)
+
+    def refuse(self, client: int, reason: str | None) -> None:
+        """Let the client of that number make nothing more, for that reason, or go on."""
+        with self._lock:
+            found = self._clients.get(client)
+        if found is not None:
+            found.refuse(reason)
+
+    def lets_in(self) -> bool:
+        """Whether clients may come."""
+        return not self._draining and self._accepting.is_alive()
 
     def _tell_status(self, sock: socket.socket) -> None:
         """Answer each request with the status, or with the same bytes if it has some."""
@@ -415,14 +638,31 @@ class Server:
 class _Client:
     """A connection; it has a number once it was let in, and a VM if it wants one."""
 
-    def __init__(self, peer: str, sock: socket.socket) -> None:
+    def __init__(self, peer: str, sock: socket.socket, lease_seconds: float) -> None:
         self.peer = peer
         self.socket = sock
+        self.leased = False
+        """Whether the client may come again, on another connection, within `lease_seconds`."""
+        self.resumes = 0
+        """The number of the client that goes on with this connection."""
+        self._lease_seconds = lease_seconds
+        self._change = threading.Condition()
+        self._fresh: socket.socket | None = None
+        self._lost: float | None = None  # since when
+        self._refusal: str | None = None
+        self._over = False
         self.number = 0
         self.name = ""
+        self.key = ""
+        """What this client alone knows: who has it may end its launches."""
         self.vm: BoundedVM | None = None
+        self.vm_name = ""
+        self.process: Process | None = None
+        self.user = ""
+        self.launches = 0
+        self.seconds = 0.0
         self.own = True
-        self.session: Session | None = None
+        self.session: _BoundedSession | None = None
         self.since = time.monotonic()
         self.program_bytes = 0
         self.reason = "it was never served"
@@ -430,24 +670,84 @@ class _Client:
 
     def drain(self) -> None:
         """End the connection once what has arrived is done."""
-        self._draining = True
-        _shut(self.socket, socket.SHUT_RD)
+        with self._change:
+            self._draining = True
+            self._change.notify_all()
+        if self.process is None:
+            _shut(self.socket, socket.SHUT_RD)
 
-    def is_gone(self) -> bool:
-        """Whether the client has hung up. A connection that is drained looks the same."""
-        return not self._draining and has_hung_up(self.socket)
+    def refuse(self, reason: str | None) -> None:
+        """Let it make nothing more, for that reason, or go on."""
+        if reason == self._refusal:
+            return
+        self._refusal = reason
+        if self.process is not None:
+            self.process.tell("refuse", client=self.number, reason=reason)
+        elif self.session is not None:
+            self.session.refusal = reason
+
+    def go_on_with(self, sock: socket.socket) -> bool:
+        """Use another connection in place of the one that is lost, though nobody may have noticed
+        here. Returns whether anybody does."""
+        with self._change:
+            if self._over or not self.leased:
+                return False
+            _shut(self.socket, socket.SHUT_RDWR)
+            if self.process is not None:
+                self._take(sock)
+            else:
+                if self._fresh is not None:
+                    self._fresh.close()
+                self._fresh = sock
+                self._change.notify_all()
+            return True
+
+    def _take(self, sock: socket.socket) -> None:
+        self.socket.close()
+        self.socket, self._fresh, self._lost = sock, None, None
+
+    def comes_again(self) -> bool:
+        """Wait for another connection; whether one has come in time."""
+        with self._change:
+            self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
+            self._over = self._fresh is None
+            if self._fresh is not None:
+                self._take(self._fresh)
+            return not self._over
+
+    def interrupt(self, last: int) -> None:
+        """End the launches of its messages up to that one."""
+        if self.process is not None:
+            self.process.tell("interrupt", client=self.number, last=last)
+        elif self.session is not None:
+            self.session.last = max(self.session.last, last)
+
+    def is_gone(self) -> bool | str:
+        """Whether the client has hung up, or why it wants no launch any more. A connection that is
+        drained looks as one that was hung up."""
+        if self.session is not None and self.session.is_interrupted():
+            return _INTERRUPTED
+        if self._draining or not has_hung_up(self.socket):
+            return False
+        if not self.leased or self._lost is None:
+            self._lost = time.monotonic()
+            return not self.leased
+        return self._fresh is None and time.monotonic() - self._lost > self._lease_seconds
 
     def status(self, now: float) -> dict[str, Any]:
         vm, session = self.vm, self.session
         return {
             "client": self.number,
+            "pid": os.getpid(),
             "peer": self.peer,
             "name": self.name,
-            "vm": vm.name if vm is not None else "",
+            "user": self.user,
+            "vm": vm.name if vm is not None else self.vm_name,
             "bytes": _nbytes(vm) if vm is not None else 0,
             "launches": session.launches if session is not None else 0,
             "messages": session.messages if session is not None else 0,
             "program_bytes": self.program_bytes,
+            "cpu_seconds": session.seconds if session is not None else 0.0,
             "busy": session is not None and session.busy,
             "seconds": now - self.since,
         }
@@ -462,15 +762,57 @@ class _BoundedSession(Session):
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
+        self.metrics = Metrics()
+        self.refusal: str | None = None
+        """Why the client may make nothing more."""
+        self._clock: int = time.pthread_getcpuclockid(threading.get_ident())
+        self.last = 0
+        """The message up to which launches are ended."""
         self._arriving = Allowance(0)  # for the program that is read
         self._sizes: dict[int, int] = {}
 
+    def heed(self, error: Exception) -> None:
+        """Count limits that were hit. End the connection where not a limit but memory itself was at
+        its end: nobody knows what order the process is in."""
+        if isinstance(error, (LimitExceeded, OutOfMemory)):
+            self.metrics.limits[type(error).__name__] += 1
+        if isinstance(error, MemoryError) and not isinstance(error, MlvmError):
+            self.leased = False
+            most = f"{self._limits.process_bytes:,}"
+            raise ConnectionLost(f"its process has used up the {most} bytes that it may take")
+
+    @property
+    def seconds(self) -> float:
+        """A processor's, of the thread that made this and serves the client."""
+        return time.clock_gettime(self._clock)
+
+    def is_interrupted(self) -> bool:
+        """Whether the client wants no launch of the present message any more."""
+        return self.messages <= self.last
+
+    def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
+        if (self.last or self.refusal) and kind is not Kind.call:
+            refusal = _INTERRUPTED if self.is_interrupted() else self.refusal
+            if refusal is not None:
+                self._posts += 1  # as this message is one
+                self._fail(LimitExceeded(refusal))
+                self._posts -= 1
+        begun = time.perf_counter()
+        try:
+            return super().handle(kind, reader)
+        finally:
+            self.metrics.took(kind._name_, time.perf_counter() - begun)
+
     def run_known(self, stream: Stream) -> int:
+        if self.messages < self.last or self.refusal is not None:
+            return 0
         count = super().run_known(stream)
         self._bounded.launches += count
         return count
 
     def _perform_from(self, reader: Any, name: str) -> Any:
+        if self.refusal is not None and name in _MAKING:
+            raise LimitExceeded(self.refusal)
         reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
@@ -497,6 +839,19 @@ class _BoundedSession(Session):
             if size:
                 self._sizes[number] = size
         return result
+
+
+def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> None:
+    """Hand a connection to another process. What is encrypted is decrypted here till it ends."""
+    if not isinstance(sock, ssl.SSLSocket):
+        hand(sock)
+        return
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            hand(theirs)
+        with contextlib.suppress(ValueError):  # another connection has taken the place of this
+            relay(sock, ours)
 
 
 def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:

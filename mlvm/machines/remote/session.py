@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import EncodingError, HandleError, LimitExceeded
+from mlvm.core.errors import ConnectionLost, EncodingError, HandleError, LimitExceeded
 from mlvm.core.machine.verify import uses_of
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
@@ -54,6 +54,10 @@ class Session(WireServer):
         self.launches = 0
         self.messages = 0
         self.busy = False
+        self.answers = 0
+        self.leased = False
+        """Whether the client may go on with another connection."""
+        self._last_answer: list[bytes] = []
         self._own = own
         self._tensors: set[int] = set()
         self._storages: set[int] = set()
@@ -69,14 +73,30 @@ class Session(WireServer):
             if self.run_known(stream):
                 continue
             kind, reader = stream.receive()
+            if kind is Kind.goodbye:
+                self.leased = False
+                raise ConnectionLost("the client has ended its lease")
+            if self.leased and isinstance(reader, Incoming):
+                reader = reader.arrived()  # half a message is none
             self.busy = True
             self.messages += 1
             answer = self.handle(kind, reader)
             if answer is not None:
+                if self.leased:
+                    answer = self._last_answer = [bytes(part) for part in answer]
+                self.answers += 1
                 stream.send(answer)
                 if stops():
                     return
             self.busy = False
+
+    def resume(self, stream: Stream) -> None:
+        """Go on with another connection: say what has come and gone, and repeat the last answer,
+        which may have been lost. Raises `ConnectionLost`."""
+        writer = Outgoing()
+        writer.integer(self.messages)
+        writer.integer(self.answers)
+        stream.send([*writer.parts(Kind.answer), *self._last_answer])
 
     def run_known(self, stream: Stream) -> int:
         """Wait for messages, and run those at the beginning that are launches which were made
@@ -115,9 +135,14 @@ class Session(WireServer):
             CALLS[name].result.write(writer, result)
             return writer.parts(Kind.answer)
         except Exception as error:
+            self.heed(error)
             return [encode_error(error)]
 
+    def heed(self, error: Exception) -> None:
+        """What a call has raised, before it is told. If this raises, the connection ends."""
+
     def _fail(self, error: Exception) -> None:
+        self.heed(error)
         if self._failed is None:
             error.__traceback__ = None  # its frames hold arrays
             vars(error).setdefault(POSTED_AT, self._posts - 1)
@@ -181,6 +206,7 @@ class Session(WireServer):
         """Make the call, and remember what it made or ended."""
         if name in ("load_program", "drop_program") and self._known is not None:
             self._known.forget(args[0])
+        self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
             case "alloc_tensor":
@@ -193,8 +219,6 @@ class Session(WireServer):
                 self._tensors.discard(*args)
             case "dealloc_storage":
                 self._storages.discard(*args)
-            case "launch":
-                self.launches += 1
         return result
 
     def _write_from(self, reader: Incoming) -> None:

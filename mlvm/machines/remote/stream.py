@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import ssl
 import struct
@@ -55,7 +56,7 @@ class Stream:
         self._buffer = memoryview(bytearray(_ROOM))
         self._end = deque((0,), 1)
         self._at = _At(0, 0, None)
-        self._sending = _Sending((), None)
+        self._sending = Sending((), None)
         self._patience: tuple[float, float] | None = None
         self._waited = False
         self._until: float | None = None  # the message that is received is to be whole
@@ -66,17 +67,38 @@ class Stream:
         """How many messages `receive` has returned."""
         return self._at.messages
 
+    def is_coming(self, deadline: float) -> bool:
+        """Wait until something can be received, or until that time of `time.monotonic`; whether it
+        can."""
+        if self._at.incoming is not None or self.has_received():
+            return True
+        if isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+            return True
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(max(deadline - time.monotonic(), 0.0) * 1e3))
+
     def set_timeouts(self, receive: float, send: float) -> None:
         """Lose the connection when a message has not come, or has not gone, after so many seconds,
-        and one more for each of its MiB. They count from when it is waited for."""
-        self._patience = receive, send
+        and one more for each of its MiB; 0 is any number. They count from when it is waited for."""
+        self._patience = (receive, send) if receive or send else None
+        self._until = None
         if not self._spins:
-            self.socket.settimeout(max(receive, send))
+            self.socket.settimeout(max(receive, send) or None)
             return
         self.socket.settimeout(None)
         for option, seconds in ((socket.SO_RCVTIMEO, receive), (socket.SO_SNDTIMEO, send)):
             whole, rest = divmod(round(seconds * 1e6), 1_000_000)
             self.socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", whole, rest))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so much is kept to be sent again that the server should be asked what has come,
+        as a `LeasedStream` keeps it."""
+        return False
+
+    def renounce(self) -> None:
+        """Ask for no other connection when this one is lost, as a `LeasedStream` does."""
 
     # --- send ---
 
@@ -93,7 +115,7 @@ class Stream:
     def add(self, parts: Sequence[Buffer], note: Any = None) -> None:
         """Have whole messages sent by the next `flush`. The note is changed in the same step."""
         before = self._sending.rest()
-        self._sending = _Sending([*before, *parts] if before else parts, note)
+        self._sending = Sending([*before, *parts] if before else parts, note)
 
     def flush(self) -> None:
         """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
@@ -257,7 +279,7 @@ class _At(NamedTuple):
     incoming: Incoming | None
 
 
-class _Sending:
+class Sending:
     """Pieces on their way, how many of their bytes are sent, and what the sender notes."""
 
     __slots__ = ("nbytes", "note", "parts", "sent")
@@ -340,6 +362,12 @@ class Incoming(Received):
         room = np.empty(min(self.left, _ROOM), np.uint8)
         while self.left:
             self.read_into(room[: self.left])
+
+    def arrived(self) -> Received:
+        """A reader of the whole message, once all of it has come."""
+        data = np.empty(self.left, np.uint8)
+        self.read_into(data)
+        return Received(data.data, 0)
 
     def read_into(self, out: Array) -> None:
         """Take so many bytes off as the u8 array has."""

@@ -32,7 +32,7 @@ class Stopped(LimitExceeded):
 class Watch:
     """One launch in the thread that made this."""
 
-    def __init__(self, seconds: float, is_gone: Callable[[], bool]) -> None:
+    def __init__(self, seconds: float, is_gone: Callable[[], bool | str]) -> None:
         self.thread = threading.get_ident()
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
@@ -44,9 +44,10 @@ class Watch:
         """Why the launch has to end, if it has to."""
         if now > self.deadline:
             return f"the launch takes longer than the {self.seconds:g} seconds it is allowed"
-        if self.is_gone():
+        gone = self.is_gone()
+        if gone is True:
             return "the client of this launch is gone"
-        return None
+        return gone or None
 
 
 class Watchdog:
@@ -60,9 +61,11 @@ class Watchdog:
         self._stop: str | None = None
 
     @contextmanager
-    def watch(self, seconds: float, is_gone: Callable[[], bool] = lambda: False) -> Iterator[None]:
+    def watch(
+        self, seconds: float, is_gone: Callable[[], bool | str] = lambda: False
+    ) -> Iterator[None]:
         """Inside the block, which this thread may be in once, raise `LimitExceeded` after so many
-        seconds, or when the client `is_gone`."""
+        seconds, or when the client `is_gone`, or for the reason that this gives."""
         watch = Watch(seconds, is_gone)
         try:
             try:

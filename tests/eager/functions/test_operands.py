@@ -494,7 +494,7 @@ def test_losses_take_arrays_of_labels() -> None:
 
 @pytest.mark.local(reason="a VM elsewhere is behind a wire already")
 def test_a_vm_elsewhere_takes_them_too() -> None:
-    calls = (lambda x: x + Y, lambda x: Y * x, lambda x: x[[0]], lambda x: x == X)
+    calls: list[Any] = [lambda x: x + Y, lambda x: Y * x, lambda x: x[[0]], lambda x: x == X]
     wanted = [call(ml.asarray(X)).numpy() for call in calls]
     with ml.Arena(WireVM(ml.VM()), "elsewhere").allocating():
         for call, expected in zip(calls, wanted, strict=True):

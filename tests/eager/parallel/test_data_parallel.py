@@ -281,7 +281,8 @@ def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None
         with shards.sharding(shard):
             return step(rank)
 
-    return run(2, sharding)[0]
+    calls: list[str] = run(2, sharding)[0]
+    return calls
 
 
 def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(

@@ -132,7 +132,7 @@ def test_many_threads_update_tensors_of_their_own(arena: ml.Arena) -> None:
         assert x.arena is arena
         return x.tolist()  # type: ignore[no-any-return]
 
-    with ml.use(arena.vm), ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(4, initializer=ml.use, initargs=(arena.vm,)) as pool:
         found = list(pool.map(work, [ml.full((3,), float(n)) for n in range(8)]))
     assert found == [[0.0, n + 50.0, n + 50.0] for n in range(8)]
     assert arena.used == 0

@@ -113,7 +113,7 @@ def test_what_is_no_number_of_threads_is_refused(
 ) -> None:
     monkeypatch.setenv("MLVM_THREADS", setting)
     text = "MLVM_THREADS is a number from 1 to 256, not '"
-    error = refuses(MachineError, text, _make_default_vm.__wrapped__)
+    error = refuses(MachineError, text, _make_default_vm)
     assert len(str(error)) < 200
 
 
@@ -121,7 +121,7 @@ def test_several_threads_for_the_default_vm_need_the_extension(
     not_built: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLVM_THREADS", "2")
-    refuses(MachineError, "2 threads share the work of native", _make_default_vm.__wrapped__)
+    refuses(MachineError, "2 threads share the work of native", _make_default_vm)
 
 
 def test_a_setting_that_says_nothing_known_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

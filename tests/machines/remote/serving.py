@@ -6,6 +6,7 @@ import io
 import json
 import os
 import shutil
+import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +29,7 @@ CERTIFICATE: Final = str(Path(_HOME.name) / "localhost.pem")  # with a key, whic
 shutil.copyfile(Path(__file__).parent / "localhost.pem", CERTIFICATE)
 os.chmod(CERTIFICATE, 0o600)
 OTHER_CERTIFICATE: Final = str(Path(__file__).parent / "other.pem")
+RENEWED_CERTIFICATE: Final = str(Path(__file__).parent / "renewed.pem")
 F32X3: Final = TensorType("f32", (3,))
 
 FOR_EVER: Final = assemble(".func main 0 *\nagain:\n    jump again\n    halt\n")
@@ -60,7 +62,7 @@ COPIES: Final = assemble(".func main 0 *\n" + 40 * "    load_arg 0\n" + "    hal
 class Served(Server):
     """A server on this host, whose `log` can be read."""
 
-    def __init__(self, address: str = "127.0.0.1:0", **options: Any) -> None:
+    def __init__(self, address: str | socket.socket = "127.0.0.1:0", **options: Any) -> None:
         self.stream = io.StringIO()
         self._vms: list[RemoteVM] = []
         options = {"secret": SECRET, "log": Log("json", self.stream), **options}

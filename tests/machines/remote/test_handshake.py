@@ -58,7 +58,8 @@ def admitting(secret: bytes | None = KEY, *, trusted: bool = False) -> Iterator[
 
     def serve() -> None:
         try:
-            admit(there, secret, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
+            users = None if secret is None else {"": secret}
+            admit(there, users, trusted=trusted, decide=lambda hello: {"x": 1}, deadline=soon())
             End.said = "welcome"
         except MlvmError as error:
             End.said = error
@@ -294,9 +295,9 @@ def test_what_is_no_private_file_has_no_secret(
     pipe, path = tmp_path / "pipe", tmp_path / "secret"
     os.mkfifo(pipe, 0o600)
     refuses(AccessRefused, "chmod 600", read_secret, pipe)  # and is not waited for
-    path.write_bytes(b"x" * 4000 + b"y" * 97)
+    path.write_bytes(b"x" * 65_500 + b"y" * 37)
     path.chmod(0o600)
-    refuses(AccessRefused, "at most 4096 bytes", read_secret, path)
+    refuses(AccessRefused, "at most 65536 bytes", read_secret, path)
     for nothing in (bytes(32), b" \0" * 16, b"a" + b" " * 30 + b"b", b"ab" * 16):
         path.write_bytes(nothing)
         refuses(AccessRefused, "no secret|at least 16", read_secret, path)
@@ -323,7 +324,8 @@ def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
             assert all(line.isprintable() for line in shown.splitlines())
             assert len(shown.splitlines()) == 202
         name = "y" * 201
-        with socket.create_connection(str(server.address).rsplit(":", 1)) as sock:
+        host, _, port = str(server.address).rpartition(":")
+        with socket.create_connection((host, int(port))) as sock:
             hello = Hello(name=name)
             refuses((AccessRefused, ConnectionLost), "", greet, sock, KEY, hello, soon())
     assert plain("\x1b[2Jred\n" + "z" * 600) == "?[2Jred?" + "z" * 492 + "..."

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -20,8 +23,11 @@ BAD = "take(i64[3], i64[1]): index 7 at position [0] is out of range for length 
 @pytest.mark.parametrize("native", [None, False])
 @pytest.mark.parametrize("captured", [False, True])
 def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) -> None:
-    def more(x: ml.Tensor) -> ml.Tensor:
+    def more(x: ml.Tensor) -> Any:
         return ml.fori_loop(0, 3, lambda i, y: y + 1, x + 1)
+
+    def plus(z: ml.Tensor) -> object:
+        return (z + kept[0]).numpy()
 
     with (
         Served(options={"native": native}) as server,
@@ -45,7 +51,7 @@ def test_what_was_passed_over_has_no_value(native: bool | None, captured: bool) 
                     caught = refuses(PositionRefused, r"index 7", lost.numpy)
                     assert str(caught) == BAD
                     assert caught.__notes__[-1].startswith(f"called from {__file__}:")
-            refuses(PositionRefused, r"index 7", lambda z=z: (z + kept[0]).numpy())
+            refuses(PositionRefused, r"index 7", partial(plus, z))
             assert "index 7" in str(refuses(PositionRefused, "", repr, z))
             assert x.tolist() == [1, 4, 9]
             assert w.tolist() == [4, 5, 6]  # what was to be updated is as it was
@@ -104,6 +110,7 @@ end:
 
 def test_what_a_program_makes_is_known_through_jumps_and_calls() -> None:
     uses = uses_of(assemble(CALLED), VM().functions, 4)
-    assert (uses.makes, uses.reads) == ({0, 2}, {1, 3})
+    assert uses.makes == {0, 2}
+    assert uses.reads == {1, 3}
     unknown = assemble(".func main 0 *\n    load_arg 1\n    load_arg 0\n    cfunc 1 0\n    halt\n")
     assert uses_of(unknown, VM().functions, 2).makes == {0, 1}  # it cannot be verified

@@ -471,7 +471,7 @@ def test_a_killed_member_costs_the_steps_since_the_last_checkpoint(tmp_path: Pat
     once = train(model="mlp", epochs=1, batch_size=128, group="threads:2")
     again = json.loads(result.read_text())
     for name in ("train_loss", "test_accuracy", "test_loss"):
-        assert again[name] == once[name]  # type: ignore[literal-required]
+        assert again[name] == once[name]
     four = train(model="mlp", epochs=1, batch_size=128, group="threads:4", resume=file)
     assert four["test_accuracy"] == once["test_accuracy"]
 

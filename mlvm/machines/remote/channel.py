@@ -1,0 +1,98 @@
+"""Messages and descriptors between a server and the processes of its clients.
+
+A message is a line of JSON. The sockets that go with it are handed over by the system (SCM_RIGHTS).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+from typing import Any, Final, NamedTuple
+
+_ROOM: Final = 1 << 16
+_MOST_SOCKETS: Final = 8
+_CLOSED_BY_EXEC: Final[int] = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+_PATIENCE: Final = struct.pack("@ll", 10, 0)
+"""Seconds that the other end may take to make room for a message."""
+
+
+class Told(NamedTuple):
+    """A message: what it says, and the sockets that came with it."""
+
+    facts: dict[str, Any]
+    sockets: list[socket.socket]
+
+
+class Channel:
+    """One end of a connection within this host. Any thread tells, one listens."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _PATIENCE)
+        self._telling = threading.Lock()
+        self._data = b""
+        self._sockets: list[socket.socket] = []
+
+    @staticmethod
+    def pair() -> tuple[Channel, Channel]:
+        """Two channels, each the other's end."""
+        one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        return Channel(one), Channel(two)
+
+    def tell(self, facts: dict[str, Any], *sockets: socket.socket) -> bool:
+        """Send a message. Returns whether there is anybody to hear it."""
+        data = json.dumps({**facts, "sockets": len(sockets)}).encode() + b"\n"
+        with self._telling:
+            try:
+                descriptors = [each.fileno() for each in sockets]
+                sent = socket.send_fds(self.socket, [data], descriptors) if sockets else 0
+                self.socket.sendall(data[sent:])
+            except OSError:
+                self.end()
+                return False
+        return True
+
+    def listen(self) -> Told | None:
+        """Wait for the next message; None at the end of the channel."""
+        while not self.has_message():
+            if not self.receive():
+                return None
+        line, self._data = self._data.split(b"\n", 1)
+        facts = json.loads(line)
+        count = facts.pop("sockets")
+        sockets, self._sockets = self._sockets[:count], self._sockets[count:]
+        return Told(facts, sockets)
+
+    def has_message(self) -> bool:
+        """Whether `listen` has something without waiting."""
+        return b"\n" in self._data
+
+    def receive(self) -> bool:
+        """Wait for bytes. Returns whether there are any more."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(
+                self.socket, _ROOM, _MOST_SOCKETS, _CLOSED_BY_EXEC
+            )
+        except OSError:
+            return False
+        self._sockets += [socket.socket(fileno=each) for each in descriptors]
+        self._data += data
+        return bool(data)
+
+    def close(self) -> None:
+        """End the channel; who listens at the other end hears it. Idempotent."""
+        self.end()
+        self.abandon()
+
+    def end(self) -> None:
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def abandon(self) -> None:
+        """Close this end in this process alone: another one may have it, too."""
+        self.socket.close()
+        for each in self._sockets:
+            each.close()

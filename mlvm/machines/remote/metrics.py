@@ -1,0 +1,148 @@
+"""What a server counts, as the text that Prometheus reads, and the page that it is on.
+
+The text format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from mlvm.machines.remote import address as addresses
+
+if TYPE_CHECKING:
+    from mlvm.machines.remote.server import Server
+
+BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
+"""The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
+
+_LOOK: Final = 0.05  # seconds between two looks whether the page is to end
+_PATIENCE: Final = 5.0  # seconds that a reader of the page may take to ask
+
+
+class Metrics:
+    """What happened: limits that were hit, by the name of their error, and how long things took, by
+    their name. One thread at a time changes it."""
+
+    def __init__(self) -> None:
+        self.limits: Counter[str] = Counter()
+        self.seconds: dict[str, list[float]] = {}  # the sum, then the count in each bucket
+
+    def took(self, what: str, seconds: float) -> None:
+        """That took so long."""
+        histogram = self.seconds.get(what)
+        if histogram is None:
+            histogram = self.seconds[what] = [0.0] * (len(BUCKETS) + 2)
+        histogram[0] += seconds
+        histogram[1 + bisect_left(BUCKETS, seconds)] += 1
+
+    def add(self, told: Mapping[str, Any]) -> None:
+        """Count what another one has told, too."""
+        self.limits.update(told["limits"])
+        for what, counts in told["seconds"].items():
+            mine = self.seconds.get(what, [0.0] * len(counts))
+            self.seconds[what] = [a + b for a, b in zip(mine, counts, strict=True)]
+
+    def told(self) -> dict[str, Any]:
+        """What happened, as JSON may have it."""
+        return {"limits": dict(self.limits), "seconds": dict(self.seconds)}
+
+
+def page_of(status: Mapping[str, Any]) -> str:
+    """The status of a server, which has its metrics, as Prometheus reads it."""
+    return "".join(f"{line}\n" for line in _lines(status))
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
+    for name, kind, text, value in (
+        ("clients", "gauge", "clients that are connected, or may come again", status["clients"]),
+        ("strangers", "gauge", "connections that have not proved who they are", "strangers"),
+        ("held_bytes", "gauge", "bytes of tensors and storages", "bytes"),
+        ("uptime_seconds", "gauge", "seconds since the server began", "seconds"),
+        ("admitted_total", "counter", "connections that were let in", "admitted"),
+        ("refused_total", "counter", "connections that were not", "refused"),
+        ("launches_total", "counter", "launches of programs", "launches"),
+    ):
+        number = status[value] if isinstance(value, str) else len(value)
+        yield from _head(name, kind, text)
+        yield f"mlvm_{name} {number}"
+    metrics = status["metrics"]
+    yield from _head("limits_hit_total", "counter", "calls beyond a limit, by their error")
+    for name, count in sorted(metrics["limits"].items()):
+        yield f'mlvm_limits_hit_total{{error="{name}"}} {count}'
+    yield from _head("seconds", "histogram", "how long a handshake or message took, by its kind")
+    for name, (total, *counts) in sorted(metrics["seconds"].items()):
+        so_far = 0
+        for bound, count in zip([*BUCKETS, "+Inf"], counts, strict=True):
+            so_far += round(count)
+            yield f'mlvm_seconds_bucket{{of="{name}",le="{bound}"}} {so_far}'
+        yield f'mlvm_seconds_sum{{of="{name}"}} {total}'
+        yield f'mlvm_seconds_count{{of="{name}"}} {so_far}'
+
+
+def _head(name: str, kind: str, text: str) -> Iterator[str]:
+    yield f"# HELP mlvm_{name} {text}"
+    yield f"# TYPE mlvm_{name} {kind}"
+
+
+class MetricsPage:
+    """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
+
+    There is no secret: who can reach the address can read them. So it is of this host alone, unless
+    it is `public`. `/healthz` is 200 as long as the server lets clients in, and 503 after. Raises
+    `AddressError`.
+    """
+
+    def __init__(self, server: Server, address: str, *, public: bool = False) -> None:
+        from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # are slow to import
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _PATIENCE
+
+            def do_GET(self) -> None:
+                if self.path == "/metrics":
+                    self.answer(200, page_of(server.status()), "; version=0.0.4")
+                elif self.path == "/healthz":
+                    healthy = server.lets_in()
+                    self.answer(200 if healthy else 503, "ok\n" if healthy else "draining\n")
+                else:
+                    self.answer(404, "there are /metrics and /healthz\n")
+
+            def answer(self, status: int, text: str, version: str = "") -> None:
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", f"text/plain{version}; charset=utf-8")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def address_string(self) -> str:
+                return "a reader"
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        asked = addresses.parse_address(address)
+        sock = addresses.listen(asked, public=public)
+        self.address = addresses.address_of(sock, asked)
+        self._http = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
+        self._http.socket.close()
+        self._http.socket = sock
+        self._http.daemon_threads = True
+        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
+        serve = self._http.serve_forever
+        threading.Thread(target=serve, args=(_LOOK,), name="mlvm metrics", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Answer nobody any more."""
+        self._http.shutdown()
+        self._http.server_close()

@@ -1,0 +1,250 @@
+"""A process for each client: what one of them does to its own is no matter of the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import AccessRefused, ConnectionLost, LimitExceeded, MachineError, OutOfMemory
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import TensorType
+from mlvm.machines.remote.channel import Channel
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.processes import how_it_ended
+from tests.brief import cases, refuses
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    DOUBLING,
+    F32X3,
+    FOR_EVER,
+    Served,
+    limits,
+    wait_for,
+)
+
+MIB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    most = {"held_bytes": 1 << 40, "launch_bytes": 1 << 40, "launch_seconds": 60.0}
+    roomy = limits(process_bytes=512 * MIB, **most)
+    with Served(processes=3, shared=["weights"], limits=roomy) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def all_are_gone(request: pytest.FixtureRequest) -> Iterator[None]:
+    yield
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        for vm in server._vms:
+            vm.close()
+        wait_for(lambda: not server.status()["clients"])
+        wait_for(lambda: len(server._processes._living) == 1)  # that of the shared VM
+
+
+def pid_of(server: Served, name: str) -> int:
+    """The process of the client of that name."""
+    found = 0
+
+    def is_told() -> bool:
+        nonlocal found
+        clients = [each for each in server.status()["clients"] if each["name"] == name]
+        found = clients[0]["pid"] if clients else os.getpid()
+        return found != os.getpid()
+
+    wait_for(is_told)
+    return found
+
+
+def holds(vm: RemoteVM, value: float) -> bool:
+    """Whether a VM keeps what is written to it."""
+    handle = vm.alloc_tensor(F32X3)
+    vm.write(handle, np.full(3, value, np.float32))
+    return bool(vm.read(handle).tolist() == [value] * 3)
+
+
+def test_each_client_has_a_process(server: Served) -> None:
+    one, two = server.vm(name="one"), server.vm(name="two")
+    assert holds(one, 1)
+    assert holds(two, 2)
+    assert len({pid_of(server, "one"), pid_of(server, "two"), os.getpid()}) == 3
+    refuses(LimitExceeded, "more than the steps", two.launch, FOR_EVER, max_steps=1000)
+    two.launch(assemble(".func main 0 *\n    halt\n"))
+    two.synchronize()
+    status = server.status()
+    assert (status["bytes"], len(status["clients"])) == (24, 2)
+    launches = status["launches"]
+    pid = pid_of(server, "two")
+    two.close()
+    wait_for(lambda: len(server.status()["clients"]) == 1)
+    assert server.status()["launches"] == launches > 0
+    told = [each for each in server.events("disconnected", 1) if each["launches"] == launches]
+    assert told[0]["left"] == 0
+    wait_for(lambda: is_gone(pid))
+
+
+def is_gone(pid: int) -> bool:
+    """Whether there is no such process, or only its exit status."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def kill(pid: int, by: signal.Signals) -> None:
+    """Send the signal, and wait till all threads are gone."""
+    os.kill(pid, by)
+    wait_for(lambda: is_gone(pid))
+
+
+def test_a_shared_vm_has_one_process_for_all(server: Served) -> None:
+    one, two = server.vm(vm="weights", name="one"), server.vm(vm="weights", name="two")
+    handle = one.alloc_tensor(F32X3)
+    one.write(handle, np.ones(3, np.float32))
+    one.synchronize()
+    assert two.read(handle).tolist() == [1, 1, 1]
+    assert pid_of(server, "one") == pid_of(server, "two")
+    assert server.status()["shared"] == [{"vm": "weights", "bytes": 12, "launches": 0}]
+    kill(pid_of(server, "one"), signal.SIGKILL)
+    for vm in (one, two):
+        refuses(ConnectionLost, "its process was killed by SIGKILL", vm.synchronize)
+    assert holds(server.vm(vm="weights"), 3)  # another process has its place
+
+
+def test_what_takes_the_memory_of_a_process_harms_nobody(server: Served) -> None:
+    good, bad = server.vm(), server.vm()
+    x = bad.alloc_tensor(TensorType("f32", (1 << 16,)))
+    bad.launch(DOUBLING, [x])
+    refuses(OutOfMemory, "", bad.synchronize)
+    kept = bad.alloc_storage(200 * MIB)
+    refuses(OutOfMemory, "are not to be had", bad.alloc_storage, 400 * MIB)
+    assert holds(good, 1)
+    bad.dealloc_storage(kept)
+    assert holds(bad, 2)
+
+
+def test_memory_that_ends_where_no_limit_is_ends_the_connection() -> None:
+    """Such as that of Python itself."""
+
+    def prepare(vm: Any) -> None:
+        vm.alloc_storage = lambda nbytes: bytearray(1 << 60)
+
+    with Served(prepare=prepare) as server, server.vm() as vm:
+        refuses(ConnectionLost, "has used up the 25,769,803,776 bytes", vm.alloc_storage, 1)
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_is_killed_is_told(tls: bool) -> None:
+    with Served(processes=2, certificate=CERTIFICATE if tls else None) as server:
+        trusted = CERTIFICATE if tls else False
+        good, bad = (server.vm(name=name, tls=trusted) for name in ("good", "bad"))
+        refuses(AccessRefused, "2 processes of clients run", server.vm, tls=trusted)
+        large = np.random.default_rng(0).integers(255, size=3 * MIB, dtype=np.uint8)
+        handle = good.alloc_tensor(TensorType.of(large))
+        for _ in range(3):
+            good.write(handle, large)
+            assert good.read(handle).tobytes() == large.tobytes()
+        kill(pid_of(server, "bad"), signal.SIGSEGV)
+        refuses(ConnectionLost, "its process was killed by SIGSEGV", bad.synchronize)
+        assert holds(good, 1)
+        good.launch(FOR_EVER)
+        good._stream.flush()
+        good._stream.close()  # hangs up, which ends the launch
+        wait_for(lambda: not server.status()["clients"])
+
+
+def test_a_server_that_stops_tells_all_and_leaves_no_process() -> None:
+    with Served(processes=2) as server:
+        vm = server.vm(name="here")
+        pid = pid_of(server, "here")
+        start = time.monotonic()
+        server.close(grace=5.0)
+        assert time.monotonic() - start < 4
+        refuses(ConnectionLost, "the server stops", vm.synchronize)
+        assert is_gone(pid)
+        assert [each["reason"] for each in server.events("disconnected")] == ["the server stops"]
+
+
+def test_a_nursery_that_is_killed_is_replaced(server: Served) -> None:
+    before = server.vm()
+    assert holds(before, 0)
+    processes = server._processes
+    assert processes is not None
+    nursery = processes._nursery
+    assert nursery is not None
+    nursery.kill()
+    nursery.wait()
+    assert holds(server.vm(), 1)
+    assert holds(before, 2)
+
+
+def test_processes_are_made_of_what_can_be_told() -> None:
+    refuses(MachineError, "use libraries", Served, processes=1, prepare=lambda vm: None)
+    unspeakable = {"kernels": {"add": print}}
+    refuses(MachineError, "no process can be told", Served, processes=1, options=unspeakable)
+
+
+@cases(
+    "status, told",
+    (0, "its process has ended with status 0"),
+    (-11, "its process was killed by SIGSEGV"),
+    (-9, "its process was killed by SIGKILL, as the system does where memory ends"),
+    ("no room", "no process can be started for it: no room"),
+)
+def test_how_a_process_ended(status: int | str, told: str) -> None:
+    assert how_it_ended(status) == told
+
+
+def test_a_channel_has_messages_and_sockets_in_order() -> None:
+    ours, theirs = Channel.pair()
+    one, two = socket.socketpair()
+    for number in range(3):
+        assert ours.tell({"number": number}, *[one] * number)
+    for number in range(3):
+        told = theirs.listen()
+        assert told is not None
+        assert told.facts == {"number": number}
+        assert len(told.sockets) == number
+        for each in told.sockets:
+            each.send(b"x")
+            each.close()
+    assert two.recv(9) == b"xxx"
+    theirs.close()
+    assert not ours.tell({"number": 4})
+    assert ours.listen() is None
+    for end in (ours, one, two):
+        end.close()
+
+
+def test_a_server_that_is_killed_leaves_no_process() -> None:
+    code = """if True:
+        import time
+        from tests.machines.remote.serving import Served
+        server = Served(processes=2)
+        vm = server.vm(name="a")
+        vm.synchronize()
+        while server.status()["clients"][0]["pid"] == __import__("os").getpid():
+            pass
+        print(server.status()["clients"][0]["pid"], server._processes._nursery.pid, flush=True)
+        time.sleep(60)
+    """
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as host:
+        assert host.stdout is not None
+        pids = [int(each) for each in host.stdout.readline().split()]
+        host.kill()
+    assert len(pids) == 2
+    for pid in pids:
+        wait_for(lambda pid=pid: is_gone(pid))  # type: ignore[misc]

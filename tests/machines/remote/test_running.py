@@ -1,0 +1,252 @@
+"""A server that somebody keeps running: its metrics, systemd, and files that are read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlvm.__main__ import _parser
+from mlvm.core.errors import AccessRefused, AddressError, LimitExceeded, OutOfMemory
+from mlvm.machines.remote.connect import connect
+from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
+from mlvm.machines.remote.notify import inherited_socket, notify
+from tests.brief import refuses
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    FOR_EVER,
+    RENEWED_CERTIFICATE,
+    SECRET,
+    Served,
+    limits,
+    wait_for,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+# --- metrics -----------------------------------------------------------------------------
+
+
+def read(page: MetricsPage, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{page.address}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def values_of(text: str) -> dict[str, float]:
+    """The samples of a page, each line of which is a sample or tells about one."""
+    lines = text.splitlines()
+    told = [line for line in lines if re.fullmatch(r"# (HELP|TYPE) mlvm_[a-z_]+ .+", line)]
+    samples = [
+        re.fullmatch(r'(mlvm_[a-z_]+(?:\{[a-z]+="[^"]*"(?:,[a-z]+="[^"]*")?\})?) (\S+)', x)
+        for x in lines
+    ]
+    found = {match[1]: float(match[2]) for match in samples if match is not None}
+    assert len(told) + len(found) == len(lines)
+    return found
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_what_a_server_does_is_on_a_page(processes: int) -> None:
+    few = limits(held_bytes=1000)
+    with Served(limits=few, processes=processes) as server, MetricsPage(server, ":0") as page:
+        assert read(page, "/healthz") == (200, "ok\n")
+        assert read(page, "/")[0] == 404
+        vm, gone = server.vm(), server.vm()
+        refuses(AccessRefused, "", server.vm, secret="another secret than that")
+        for _ in range(3):
+            refuses(LimitExceeded, "", gone.launch, FOR_EVER, max_steps=10)
+        gone.close()
+        refuses(OutOfMemory, "", vm.alloc_storage, 2000)
+        vm.alloc_storage(100)
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        status, text = read(page, "/metrics")
+        found = values_of(text)
+        assert status == 200
+        wanted = {
+            "mlvm_clients": 1,
+            "mlvm_held_bytes": 100,
+            "mlvm_admitted_total": 2,
+            "mlvm_refused_total": 1,
+            'mlvm_limits_hit_total{error="LimitExceeded"}': 3,
+            'mlvm_limits_hit_total{error="OutOfMemory"}': 1,
+            'mlvm_seconds_count{of="handshake"}': 2,
+        }
+        assert {name: found.get(name) for name in wanted} == wanted
+        for of in ("handshake", "call"):
+            counts = [found[f'mlvm_seconds_bucket{{of="{of}",le="{each}"}}'] for each in BUCKETS]
+            assert counts == sorted(counts)
+            assert counts[-1] == found[f'mlvm_seconds_bucket{{of="{of}",le="+Inf"}}'] > 0
+            assert found[f'mlvm_seconds_count{{of="{of}"}}'] == counts[-1]
+            assert 0 < found[f'mlvm_seconds_sum{{of="{of}"}}'] < 10
+        server.close()
+        assert read(page, "/healthz") == (503, "draining\n")
+
+
+def test_what_two_have_counted_is_added() -> None:
+    one, two = Metrics(), Metrics()
+    for metrics, seconds in ((one, 1e-6), (one, 0.5), (two, 0.5), (two, 1e3)):
+        metrics.took("call", seconds)
+        metrics.limits["OutOfMemory"] += 1
+    one.add(json.loads(json.dumps(two.told())))
+    assert one.limits == {"OutOfMemory": 4}
+    assert one.seconds["call"] == [pytest.approx(1001.000001), 1, 0, 0, 0, 0, 2, 0, 0, 1]
+    assert two.seconds["call"][1] == 0
+
+
+def test_metrics_are_of_this_host_alone() -> None:
+    with Served() as server:
+        refuses(AddressError, "--insecure", MetricsPage, server, "0.0.0.0:0")
+        MetricsPage(server, "0.0.0.0:0", public=True).close()
+
+
+# --- systemd -----------------------------------------------------------------------------
+
+
+@contextmanager
+def told(path: Path) -> Iterator[socket.socket]:
+    """A socket that a service tells what it does."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
+        sock.bind(str(path))
+        sock.settimeout(20)
+        yield sock
+
+
+def test_a_service_of_systemd(tmp_path: Path) -> None:
+    """It takes the socket that was opened for it, tells how it does, reads its files again, keeps
+    those who are in, and stops."""
+    secret = tmp_path / "secret"
+    secret.touch(0o600)
+    secret.write_text(SECRET)
+    certificate = tmp_path / "certificate.pem"
+    certificate.touch(0o600)
+    certificate.write_text(Path(CERTIFICATE).read_text())
+    start = """if True:
+        import os, sys
+        os.dup2(int(sys.argv[1]), 3)
+        os.environ["LISTEN_PID"] = str(os.getpid())
+        os.execv(sys.executable, [sys.executable, "-m", "mlvm", *sys.argv[2:]])
+    """
+    with (
+        told(tmp_path / "notify") as systemd,
+        socket.create_server(("127.0.0.1", 0)) as listening,
+    ):
+        address = f"localhost:{listening.getsockname()[1]}"
+        number = listening.fileno()
+        command = [sys.executable, "-c", start, str(number), "serve", "--listen", "systemd"]
+        command += ["--secret-file", str(secret), "--certificate", str(certificate)]
+        command += ["--log", "json", "--processes", "2", "--metrics", f"unix:{tmp_path}/metrics"]
+        about = {"LISTEN_FDS": "1", "NOTIFY_SOCKET": str(tmp_path / "notify")}
+        environment = {**os.environ, **about}
+        log = tmp_path / "log"
+        with (
+            log.open("w") as out,
+            subprocess.Popen(
+                command, cwd=ROOT, pass_fds=[number], env=environment, stderr=out
+            ) as server,
+        ):
+            try:
+                run_as_service(server, systemd, address, secret, certificate)
+            finally:
+                server.kill()
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        names = [each["event"] for each in events]
+        assert names.count("reloaded") == 1
+        [error] = [each for each in events if each["event"] == "error"]
+        assert "at least 16 bytes" in error["error"]
+        assert names[-1] == "stopped"
+        assert listening.fileno() == number
+
+
+def run_as_service(
+    server: subprocess.Popen[Any],
+    systemd: socket.socket,
+    address: str,
+    secret: Path,
+    certificate: Path,
+) -> None:
+    assert systemd.recv(4096).startswith(b"READY=1\nSTATUS=listens on 127.0.0.1:")
+    with connect(address, secret=SECRET, tls=CERTIFICATE) as before:
+        for text, trusted in (
+            ("too short", CERTIFICATE),
+            ("a new secret of mine", RENEWED_CERTIFICATE),
+        ):
+            secret.write_text(text)
+            certificate.write_text(Path(trusted).read_text())
+            server.send_signal(signal.SIGHUP)
+            assert systemd.recv(4096).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+            assert systemd.recv(4096).startswith(b"READY=1\n")
+            kept = SECRET if text == "too short" else text
+            with connect(address, secret=kept, tls=trusted) as vm:
+                vm.alloc_storage(1)
+        refuses(AccessRefused, "", connect, address, secret=SECRET, tls=RENEWED_CERTIFICATE)
+        before.alloc_storage(1)
+        server.send_signal(signal.SIGTERM)
+        assert systemd.recv(4096).startswith(b"STOPPING=1")
+    assert server.wait(20) == 0
+
+
+def test_what_is_no_socket_of_systemd_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pid, count in (("", "1"), ("1", "1"), (str(os.getpid()), "2")):
+        monkeypatch.setenv("LISTEN_PID", pid)
+        monkeypatch.setenv("LISTEN_FDS", count)
+        refuses(AddressError, "takes one socket", inherited_socket)
+    with Served() as server:
+        sock = socket.create_server(("0.0.0.0", 0))
+        with sock:
+            refuses(AddressError, "--insecure", Served, sock)
+        assert server.lets_in()
+
+
+def test_systemd_is_told_where_it_listens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NOTIFY_SOCKET", raising=False)
+    notify("READY=1")
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    notify("READY=1")
+    with told(tmp_path / "here") as systemd:
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "here"))
+        notify("READY=1", "STATUS=all is well")
+        assert re.fullmatch(rb"READY=1\nSTATUS=all is well\nMONOTONIC_USEC=\d+", systemd.recv(99))
+
+
+def test_a_certificate_that_is_none_changes_nothing(tmp_path: Path) -> None:
+    certificate = tmp_path / "certificate.pem"
+    certificate.touch(0o600)
+    certificate.write_text(Path(CERTIFICATE).read_text())
+    with Served(certificate=str(certificate)) as server:
+        certificate.write_text("nothing")
+        refuses(AddressError, "no certificate", server.reload, "another secret than that")
+        refuses(AccessRefused, "needs a secret", server.reload, None)
+        server.vm(tls=CERTIFICATE).close()
+
+
+def test_the_unit_and_the_container_run_what_there_is() -> None:
+    unit = (ROOT / "deploy" / "mlvm.service").read_text().replace("\\\n", " ")
+    container = (ROOT / "deploy" / "Containerfile").read_text().replace("\\\n", " ")
+    [started] = re.findall("^ExecStart=(.*)$", unit, re.M)
+    entry, rest = (
+        json.loads(x) for x in re.findall(r"^(?:ENTRYPOINT|CMD) (\[.*\])$", container, re.M)
+    )
+    for python, *words in (started.split(), [*entry, *rest]):
+        assert python == "/opt/mlvm/bin/python"
+        assert words[:3] == ["-m", "mlvm", "serve"]
+        options = _parser().parse_args(words[2:])
+        assert options.metrics.startswith("127.0.0.1:")
+        assert options.secret_file
+        assert options.certificate

@@ -1,0 +1,150 @@
+"""What a client does not wait for any longer: by Ctrl-C, and by a timeout for its calls."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+
+from mlvm.core.errors import (
+    AccessRefused,
+    CallTimeout,
+    ConnectionLost,
+    LimitExceeded,
+    MachineError,
+)
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import _Way
+from mlvm.machines.remote.handshake import Hello
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.stream import Stream
+from tests.brief import refuses
+from tests.machines.remote.serving import (
+    CERTIFICATE,
+    F32X3,
+    FOR_EVER,
+    SECRET,
+    Served,
+    wait_for,
+)
+from tests.threads import PATIENCE, start
+
+
+@pytest.fixture(scope="module", params=["here", "processes", "tls"])
+def server(request: pytest.FixtureRequest) -> Iterator[Served]:
+    certificate = CERTIFICATE if request.param == "tls" else None
+    processes = 0 if request.param == "here" else 4
+    with Served(limits=Limits(), processes=processes, certificate=certificate) as server:
+        yield server
+
+
+@contextmanager
+def client(server: Served) -> Iterator[tuple[RemoteVM, int]]:
+    """A client, and a tensor of it whose values are 1."""
+    tls = CERTIFICATE if server._context is not None else False
+    with server.vm(tls=tls) as vm:
+        x = vm.alloc_tensor(F32X3)
+        vm.write(x, np.ones(3, np.float32))
+        yield vm, x
+
+
+@contextmanager
+def interrupted(server: Served) -> Iterator[None]:
+    """In the block Ctrl-C comes, once a launch runs, and the block ends by it."""
+
+    def interrupt() -> None:
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    came = start(interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        return
+    finally:
+        came.result(PATIENCE)
+    pytest.fail("it was not interrupted")
+
+
+def test_an_interrupt_ends_the_launch_and_leaves_the_vm(server: Served) -> None:
+    begun = time.monotonic()
+    with client(server) as (vm, x):
+        with interrupted(server):
+            vm.launch(FOR_EVER, max_steps=10**15)
+        assert vm.read(x).tolist() == [1, 1, 1]
+        with interrupted(server):
+            vm.launch(FOR_EVER)
+            vm.launch(FOR_EVER)
+            vm.synchronize()
+        caught = refuses(LimitExceeded, "the client has ended this launch", vm.read, x)
+        assert caught.__notes__[-1].startswith(f"called from {__file__}")
+        assert vm.read(x).tolist() == [1, 1, 1]
+    assert time.monotonic() - begun < PATIENCE
+
+
+def test_a_call_that_takes_too_long_ends_its_launch(server: Served) -> None:
+    begun = time.monotonic()
+    with client(server) as (vm, x):
+        vm.call_timeout = 0.1
+        with pytest.raises(CallTimeout, match=r"longer than the 0\.1 seconds") as caught:
+            vm.launch(FOR_EVER, max_steps=10**15)
+        assert isinstance(caught.value, TimeoutError)
+        assert vm.read(x).tolist() == [1, 1, 1]
+        vm.launch(FOR_EVER)  # is not waited for
+        refuses(CallTimeout, "", vm.read, x)
+        refuses(LimitExceeded, "the client has ended this launch", vm.read, x)
+        vm.call_timeout = None
+        assert vm.read(x).tolist() == [1, 1, 1]
+    assert time.monotonic() - begun < PATIENCE
+
+
+def test_no_other_launch_is_ended(server: Served) -> None:
+    with client(server) as (vm, _), client(server) as (other, y):
+        working = start(partial(other.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        vm.call_timeout = 0.05
+        refuses(CallTimeout, "", vm.launch, FOR_EVER, max_steps=10**15)
+        assert not working.done()
+        other._end_launches()
+        refuses(LimitExceeded, "has ended this launch", working.result, PATIENCE)
+        assert other.read(y).tolist() == [1, 1, 1]
+
+
+def test_who_has_no_key_ends_nothing(server: Served) -> None:
+    way = _Way(str(server.address), SECRET, None, server._context is not None and CERTIFICATE)
+    for key, last in (("", "1"), ("0" * 32, "1")):
+        refuses(
+            AccessRefused, "no client has that key", way.open, Hello("interrupt", key, last), 5.0
+        )
+
+
+@pytest.mark.parametrize("said", [b"", b"MLVM\1\0"], ids=["nothing", "a part of an answer"])
+def test_a_server_that_stops_is_lost_in_time(said: bytes) -> None:
+    """It does not hear that the launch is to end, either."""
+
+    def interrupt(last: int) -> None:
+        raise refused
+
+    for refused in (AccessRefused("no client has that key"), ConnectionLost("nobody is there")):
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            vm = RemoteVM(Stream(ours), "far", interrupt=interrupt)
+            vm.call_timeout = 0.05
+            theirs.send(said)
+            why = "nothing was heard in time" if said else str(refused)
+            for _ in range(2):
+                refuses(ConnectionLost, f"far: .*{why}", vm.synchronize)
+
+
+def test_timeouts_are_numbers_above_0() -> None:
+    for seconds in (0, -1.0, "1", float("nan")):
+        with Served() as server:
+            refuses(MachineError, "number of seconds above 0", server.vm, call_timeout=seconds)

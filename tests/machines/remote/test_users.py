@@ -1,0 +1,155 @@
+"""Users of a server: a secret each, and what each may take of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from mlvm.core.errors import AccessRefused, LimitExceeded
+from mlvm.core.program.assembly import assemble
+from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
+from tests.brief import cases, refuses
+from tests.machines.remote.serving import FOR_EVER, Served, limits, wait_for
+
+FILE = b"alice:the-secret-of-alice\n\n  bob:another-one-of-bobs \n"
+HALT = assemble(".func main 0 *\n    halt\n")
+
+
+@cases(
+    "text, found",
+    (FILE, {"alice": b"the-secret-of-alice", "bob": b"another-one-of-bobs"}),
+    (b"a-secret-of-nobody's-name", {"": b"a-secret-of-nobody's-name"}),
+    (b"correct: horse battery", {"": b"correct: horse battery"}),
+    (b"alice:the-secret-of-alice\nand no other", {"": b"alice:the-secret-of-alice\nand no other"}),
+)
+def test_a_secret_may_be_those_of_users(text: bytes, found: dict[str, bytes]) -> None:
+    assert users_of(text) == found
+
+
+def test_secrets_of_users_are_checked() -> None:
+    refuses(AccessRefused, "two secrets are of the user 'alice'", users_of, 2 * FILE)
+    refuses(AccessRefused, "at least 16 bytes", users_of, b"alice:short")
+    refuses(AccessRefused, "the secrets of 2 users", own_secret, FILE)
+    assert own_secret(b"bob:another-one-of-bobs") == b"another-one-of-bobs"
+
+
+def of(server: Served, user: str, **options: Any) -> RemoteVM:
+    return server.vm(secret=f"{user}:{users_of(FILE)[user].decode()}", **options)
+
+
+def test_each_user_proves_a_secret_of_its_own() -> None:
+    few = limits(user_connections=2)
+    with Served(secret=FILE, limits=few) as server:
+        alices = [of(server, "alice") for _ in range(2)]
+        refuses(AccessRefused, "2 clients of yours are connected", of, server, "alice")
+        of(server, "bob")
+        server.vm(secret=users_of(FILE)["bob"])  # the name need not be said
+        seen = [each["user"] for each in server.status()["clients"]]
+        assert seen == ["alice", "alice", "bob", "bob"]
+        for wrong in ("carol:the-secret-of-carol", "alice-the-secret-of-alice"):
+            refuses(AccessRefused, "the secret is another", server.vm, secret=wrong)
+        server.reload(b"carol:the-secret-of-carol")
+        refuses(AccessRefused, "the secret is another", of, server, "bob")
+        server.vm(secret="carol:the-secret-of-carol")
+        alices[0].synchronize()
+
+
+def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
+    with Served(secret=FILE, processes=3) as server:
+        of(server, "alice"), of(server, "alice"), of(server, "bob")
+
+        def shares() -> list[int]:
+            pids = [each["pid"] for each in server.status()["clients"]]
+            return [os.getpriority(os.PRIO_PROCESS, pid) for pid in pids]
+
+        base = os.getpriority(os.PRIO_PROCESS, 0)
+        wait_for(lambda: shares() == [base, min(base + 3, 19), base])
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Quotas are looked at all the time."""
+    monkeypatch.setattr("mlvm.machines.remote.server._LOOK_AT_QUOTAS", 0.01)
+
+
+@pytest.mark.usefixtures("often")
+@pytest.mark.parametrize("processes", [0, 4])
+def test_a_user_who_holds_too_much_has_to_give_something_up(processes: int) -> None:
+    with Served(secret=FILE, limits=limits(user_bytes=1000), processes=processes) as server:
+        one, two, other = of(server, "alice"), of(server, "alice"), of(server, "bob")
+        kept = one.alloc_storage(800)
+        two.alloc_storage(800)
+        told = "the user 'alice' has taken 1,600 bytes, and the quota is 1,000"
+        wait_for(lambda: is_refused(one, told) and is_refused(two, told))
+        other.alloc_storage(800)
+        one.dealloc_storage(kept)
+        one.flush()
+        wait_for(lambda: not is_refused(one, told) and not is_refused(two, told))
+
+
+def is_refused(vm: RemoteVM, told: str) -> bool:
+    try:
+        vm.dealloc_storage(vm.alloc_storage(0))
+    except LimitExceeded as error:
+        return str(error) == told
+    return False
+
+
+@pytest.mark.usefixtures("often")
+@cases(
+    "quota, text, processes",
+    ({"user_launches": 20}, "launches in an hour, and the quota is 20", 0),
+    ({"user_seconds": 0.05}, "seconds of a processor in an hour, and the quota is 0", 4),
+)
+def test_launches_and_seconds_have_a_quota_by_the_hour(
+    quota: dict[str, Any], text: str, processes: int
+) -> None:
+    most = limits(**quota, launch_seconds=60.0)
+    with Served(secret=FILE, limits=most, processes=processes) as server:
+        greedy, other = of(server, "alice"), of(server, "bob")
+        refuses(LimitExceeded, text, launch_for_ever, greedy)
+        other.launch(HALT)
+        greedy.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        refuses(AccessRefused, text, of, server, "alice")
+        other.launch(HALT)
+
+
+def launch_for_ever(vm: RemoteVM) -> None:
+    """Launches that take a while, as long as one is let."""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            vm.launch(FOR_EVER, max_steps=10**5)
+        except LimitExceeded as error:
+            if "more than the steps" not in str(error):
+                raise
+
+
+def test_an_hour_later_all_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("mlvm.machines.remote.users.monotonic", lambda: now)
+    accounts = Accounts(Limits(user_launches=10, user_seconds=5.0))
+    accounts.spend("alice", 1, 8, 1.0)
+    accounts.spend("alice", 2, 2, 1.0)
+    assert accounts.over("alice") is None
+    now += 1800
+    accounts.spend("alice", 1, 9, 1.0)  # since it came
+    assert accounts.over("alice") == (
+        "the user 'alice' has taken 11 launches in an hour, and the quota is 10"
+    )
+    assert accounts.over("bob") is None
+    now += 1900
+    assert accounts.over("alice") is None
+    accounts.leave(1)
+    accounts.spend("alice", 1, 1, 5.5)  # another one of that number
+    assert "6 seconds of a processor" in str(accounts.over("alice"))
+
+
+def test_the_more_processes_a_user_has_the_less_each_adds() -> None:
+    assert [niceness(others) for others in (0, 1, 3, 9, 1000)] == [0, 3, 6, 10, 19]
