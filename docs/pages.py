@@ -53,13 +53,8 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-<<<<<<< HEAD
-        "grad vmap jvp jacobians custom host_call captured branches checking checkpoint functions "
-        "loops",
-=======
         "grad vmap jvp jacobians custom host_call captured branches checking checkpoint "
         "functions loops",
->>>>>>> jvp
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

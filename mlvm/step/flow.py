@@ -59,9 +59,9 @@ class Use(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """How a `while` counts its turns: `length` of them, numbered `i`, backwards if `reverse`. A turn
-    has a row of each of `xs` as `rows`, and what it has `made` is a row of the stack in that home.
-    The stacks have `total` rows."""
+    """How a `while` counts its turns: `length`, each with its number `i`, backwards if `reverse`. A
+    turn has a row of each of `xs` as `rows`, and what it has `made` is a row of the stack in that
+    home. The stacks have `total` rows."""
 
     i: Use
     length: Use | int
