@@ -435,7 +435,7 @@ class _Meet(NamedTuple):
 
                 until = min(self.until, time.monotonic() + _SHAKE)
                 try:
-                    admit(sock, self.secret, trusted=False, decide=decide, deadline=until)
+                    admit(sock, {"": self.secret}, trusted=False, decide=decide, deadline=until)
                     [(rank, port, theirs)] = told
                     host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                     host = "" if ipaddress.ip_address(host).is_loopback else host
