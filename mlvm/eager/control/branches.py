@@ -27,7 +27,7 @@ from mlvm.eager.control.state import (
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tree import Tree, replace, with_leaves
+from mlvm.eager.tree import Tree, with_leaves
 from mlvm.step.flow import Block
 
 
@@ -69,11 +69,6 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     return copied(as_tree(ways[min(max(integer("index", index), 0), len(ways) - 1)]()))
 
 
-def _same(x: Tensor) -> Tensor:
-    [other] = blocks.aliases([x])
-    return other
-
-
 def _ways(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list[Callable[[], Any]]:
     """The branches with their operands: other tensors for each, as it may update them. Raises
     `DTypeError` for a branch that is no function."""
@@ -86,7 +81,7 @@ def _ways(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
     given = [as_tree(each) for each in operands]
 
     def way(branch: Body) -> Any:
-        return branch(*[replace(_same, each) for each in given])
+        return branch(*[with_leaves(x, iter(blocks.aliases(tensors(x)))) for x in given])
 
     return [partial(way, branch) for branch in branches]
 

@@ -86,7 +86,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
             return bool(_condition(cond_fun(aliased(state))))
 
     while goes_on():
-        state = next_state(state, body_fun(aliased(state)))
+        state = next_state(state, body_fun(_apart(state)))
     return copied(state)
 
 
@@ -129,7 +129,7 @@ def fori_loop(
         return with_leaves(state, iter(final))
     state = copied(state)
     for i in range(integer("lower", lower), integer("upper", upper)):
-        state = next_state(state, body_fun(asarray(i), aliased(state)))
+        state = next_state(state, body_fun(asarray(i), _apart(state)))
     return copied(state)
 
 
@@ -175,7 +175,7 @@ def scan(
     state, made = copied(state), list[Tree]()
     for i in reversed(range(turns)) if reverse else range(turns):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        state, y = _turn(f, aliased(state), row)
+        state, y = _turn(f, _apart(state), row)
         made.append(copied(as_like(made[0], y, "a turn makes another row") if made else y))
     if reverse:
         made.reverse()
@@ -247,6 +247,11 @@ def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _apart(state: Tree) -> Tree:
+    """The state for a turn. Its gradient is added up by itself, as it is in a captured function."""
+    return state if taping() is None else aliased(state)
 
 
 def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
@@ -449,9 +454,7 @@ def _recorded_loop(
         count = record.released(i) if turns is None else turns
         number = [] if last is None else [record.released(last)]
         ncontinued = 0 if isinstance(count, Tensor) else continued  # a turn for each row
-        way = _Way(
-            segment, params, rows, i, after, made, kept, set(), count, total, reverse, ncontinued
-        )
+        way = _Way(segment, params, rows, i, after, made, kept, set(), count, total, reverse)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
@@ -484,12 +487,11 @@ class _Way(NamedTuple):
     turns: Tensor | int
     total: int | None
     reverse: bool
-    continued: int
 
 
 def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
-    latter so much is `held` before."""
+    latter so much is `held` before; after that, of the xs that are continued (see `_scan`)."""
     segment, turns = way.segment, way.turns
     held, so_far = blocks.split(held, len(segment.closures))
     if isinstance(turns, Tensor):
@@ -549,10 +551,8 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
 
     reverse = not way.reverse
     rows = [*xs, *stacks, *[g for g in (*of_made, *of_kept) if g is not None], *continued.values()]
-    ncontinued = nrows + len(stacks)
-    finals, of_xs = _scan(
-        turn, init, rows, turns, way.total, reverse=reverse, continued=ncontinued
-    )
+    nown = nrows + len(stacks)
+    finals, of_xs = _scan(turn, init, rows, turns, way.total, reverse=reverse, continued=nown)
     parts: list[Tensor | None] = [None] * (nstate + nrows)
     for k, g in zip(active, finals, strict=False):
         parts[k] = g
