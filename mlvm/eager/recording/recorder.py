@@ -494,10 +494,15 @@ class Recorder:
         return self._called(residuals.READ, types, [number])
 
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
+        return self.host_call(name, NO_ATTRIBUTES, types, [self.use(x) for x in xs])
+
+    def host_call(
+        self, name: str, attributes: Attributes, types: Sequence[TensorType], ins: list[Use]
+    ) -> list[Tensor]:
+        """Call a host function that only writes results of these types, and only reads `ins`."""
         made = [self._made(type) for type in types]
         outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in made]
-        ins = [self.use(x) for x in xs]
-        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
+        self.calls.append(Call(name, None, attributes, outs, ins, user_line(), orderly=True))
         return [x for x, _ in made]
 
     def check(self, condition: Tensor, message: str) -> None:

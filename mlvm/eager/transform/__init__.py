@@ -1,0 +1,1 @@
+"""Functions made of functions: many lanes of one at once."""

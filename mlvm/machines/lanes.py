@@ -1,0 +1,549 @@
+"""Lanes: one recorded function, run for many inputs at once, each with frames of its own.
+
+A frame is one call of a function: the call of a lane, or one that a frame has made. It has a place
+in the code, as a program counter, and for each of its values the number of a row. Rows of one size
+lie in one growing buffer. All frames that wait at one place run what stands there in one go: the
+operands' rows are gathered, a program of so many rows runs, and its results are the buffer's next
+rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860). Calls are futures: a frame
+goes on until it needs what they make.
+
+    lanes.run {"code": c}    ( n o1 .. oj s1 .. sk x1 .. xl w1 .. wm -- )
+
+runs the first n lanes. Lane i is given row i of each x and the whole of each w. It leaves row i of
+each o. Sums over all frames are in s. How many of each there are, `code` says, a JSON object that
+`mlvm.step.lanes` writes.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
+from mlvm.core.machine.callee import is_tensor
+from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.memory import HOST
+from mlvm.core.program.assembly import assemble
+from mlvm.core.types import ALIGNMENT, Array, DType, TensorType, u8
+from mlvm.core.vm import VM
+
+RUN: Final = "lanes.run"
+
+_MOST_CODES: Final = 64
+_FEW: Final = 64
+
+Step: TypeAlias = tuple[Any, ...]
+
+
+class _Rows:
+    """Rows of so many bytes, in the VM's memory."""
+
+    def __init__(self, vm: VM, nbytes: int) -> None:
+        self._vm = weakref.ref(vm)
+        self.nbytes = nbytes
+        self.used = 0
+        self._handle: int | None = None
+        self.data: Array = np.empty((0, nbytes), np.uint8)
+
+    def more(self, count: int) -> int:
+        """Room for so many more. Returns the first's number."""
+        first, self.used = self.used, self.used + count
+        if self.used > len(self.data):
+            rows = max(self.used, 2 * len(self.data), _FEW)
+            vm, before, old = self._vm(), self.data, self._handle
+            assert vm is not None  # it runs a program
+            self._handle = vm.alloc_tensor(TensorType(u8, (rows, self.nbytes)))
+            self.data = vm.array_of(self._handle)
+            self.data[:first] = before[:first]
+            if old is not None:
+                vm.dealloc_tensor(old)
+        return first
+
+    def put(self, rows: Array) -> Array:
+        """The numbers of new rows with these bytes."""
+        first = self.more(len(rows))
+        self.data[first : self.used] = rows
+        return np.arange(first, self.used)
+
+    def of(self, numbers: Array, dtype: Any) -> Array:
+        """What these rows hold, each one element."""
+        chosen = np.take(self.data, numbers, axis=0, mode="clip")
+        return chosen.view(dtype)[:, 0]
+
+    def parts(self, nbytes: int) -> Array:
+        """The rows in use, each in parts of so many bytes."""
+        return self.data.reshape(-1, nbytes)
+
+    def free(self) -> None:
+        vm = self._vm()
+        if vm is not None and self._handle is not None:
+            vm.dealloc_tensor(self._handle)
+
+
+class _Part:
+    """A program over so many rows, and the memory it works in."""
+
+    def __init__(self, vm: VM, told: Mapping[str, Any]) -> None:
+        self.program = assemble(told["text"])
+        self.arguments = [
+            (role, place, TensorType(DType.named(dtype), tuple(shape)))
+            for role, place, dtype, shape in told["arguments"]
+        ]
+        self.nbytes: int = told["nbytes"]  # of its scratch memory
+        self._vm = weakref.ref(vm)
+        self._of: tuple[Any, ...] = ()
+        self._run: Callable[[], None] = lambda: None
+
+    def run(self, given: Sequence[Array], left: Sequence[Array], scratch: Array) -> None:
+        """Run it on arrays that it is given, and those that it leaves results in."""
+        arrays = [*given, *left, scratch]
+        known = self._of
+        if len(known) != len(arrays) or any(x is not y for x, y in zip(known, arrays, strict=True)):
+            self._run = self._bound(given, left, scratch)
+            self._of = tuple(arrays)
+        self._run()
+
+    def _bound(
+        self, given: Sequence[Array], left: Sequence[Array], scratch: Array
+    ) -> Callable[[], None]:
+        operands = []
+        for role, place, type in self.arguments:
+            if role == "scratch":
+                x = scratch[place : place + type.nbytes]
+            else:
+                x = (given if role == "input" else left)[place].reshape(-1).view(np.uint8)
+            operands.append(x[: type.nbytes].view(type.dtype.numpy).reshape(type.shape))
+        vm = self._vm()
+        assert vm is not None
+        return vm.prepared(self.program, tuple(operands))
+
+
+class _Segment:
+    """Steps that run for many frames at once: a program for each of some numbers of rows."""
+
+    def __init__(self, vm: VM, told: Mapping[str, Any]) -> None:
+        self._vm, self._told = weakref.ref(vm), told["parts"]
+        self.shared: list[int] = told["shared"]
+        self.counts = sorted(map(int, self._told), reverse=True)
+        self._parts: dict[int, _Part] = {}
+
+    def part(self, count: int) -> _Part:
+        found = self._parts.get(count)
+        if found is None:
+            vm = self._vm()
+            assert vm is not None
+            found = self._parts[count] = _Part(vm, self._told[str(count)])
+        return found
+
+    def cut(self, total: int) -> list[tuple[int, int, int]]:
+        """So many rows in pieces that there are programs for: first, last and how many."""
+        pieces, first = [], 0
+        for count in self.counts:
+            while total - first >= count:
+                pieces.append((first, first + count, count))
+                first += count
+        return pieces
+
+
+class Lanes:
+    """The lanes of one code on one VM: its programs, and memory that is kept for the next run."""
+
+    def __init__(self, vm: VM, text: str) -> None:
+        told = json.loads(text)
+        self.nresults, self.nargs, self.nshared = told["results"], told["args"], told["shared"]
+        self.steps: list[Step] = [tuple(step) for step in told["steps"]]
+        self.width: int = told["width"]
+        self.heavy = frozenset(told["heavy"])
+        self.params: list[tuple[int, int]] = told["params"]
+        self.returned: list[tuple[int, int]] = told["returned"]
+        self.segments = [_Segment(vm, each) for each in told["segments"]]
+        self.first = None if told["first"] is None else _Segment(vm, told["first"])
+        self.hoisted: list[Array] = []
+        self.sites: list[Any] = [(site["sum"], site["sizes"], _Segment(vm, site)) for site in told["sites"]]
+        self.sums: int = told["sums"]
+        self._vm = weakref.ref(vm)
+        self.rows: dict[int, _Rows] = {}
+        self._areas: dict[tuple[int, int], Array] = {}
+        self._shared_before: list[Array] = []
+        self._handles: list[int] = []
+        scratch = max([part["nbytes"] for each in [*told["segments"], *told["sites"], told["first"] or {"parts": {}}] for part in each["parts"].values()], default=0)
+        self.scratch = self._new(max(scratch, 1))
+        self.hoisted = [self._new(nbytes) for nbytes in told["hoisted"]]
+
+    def _new(self, nbytes: int) -> Array:
+        vm = self._vm()
+        assert vm is not None
+        handle = vm.alloc_tensor(TensorType(u8, (nbytes,)))
+        self._handles.append(handle)
+        return vm.array_of(handle)
+
+    def free(self) -> None:
+        """Give its memory back."""
+        vm = self._vm()
+        for rows in self.rows.values():
+            rows.free()
+        for handle in self._handles:
+            if vm is not None:
+                vm.dealloc_tensor(handle)
+
+    def of(self, nbytes: int) -> _Rows:
+        found = self.rows.get(nbytes)
+        if found is None:
+            vm = self._vm()
+            assert vm is not None
+            found = self.rows[nbytes] = _Rows(vm, nbytes)
+        return found
+
+    def _area(self, number: int, nbytes: int) -> Array:
+        """Memory for an operand or a result of a segment."""
+        found = self._areas.get((number, nbytes))
+        if found is None:
+            found = self._areas[number, nbytes] = self._new(max(nbytes, ALIGNMENT))
+        return found
+
+    def _same(self, given: Sequence[Array]) -> list[Array]:
+        """The shared operands; those of the run before, where they are the same memory."""
+        before = self._shared_before
+        if len(before) != len(given):
+            before = [np.empty(0)] * len(given)
+        self._shared_before = [
+            y if x.__array_interface__ == y.__array_interface__ else x
+            for x, y in zip(given, before, strict=True)
+        ]
+        return self._shared_before
+
+    def run(self, count: int, arrays: Sequence[Array]) -> None:
+        """Run so many lanes."""
+        nresults, nsums, nargs = self.nresults, self.sums, self.nargs
+        results, arrays = arrays[:nresults], arrays[nresults:]
+        sums, arrays = arrays[:nsums], arrays[nsums:]
+        args, given = arrays[:nargs], self._same(arrays[nargs:])
+        for rows in self.rows.values():
+            rows.used = 0
+        self.shared = [*given, *self.hoisted]
+        if self.first is not None:
+            self.first.part(1).run([given[i] for i in self.first.shared], self.hoisted, self.scratch)
+        run = _Run(self, count)
+        for (register, nbytes), x in zip(self.params, args, strict=True):
+            raw = x.reshape(len(x), -1).view(np.uint8) if x.size else np.empty((len(x), nbytes), np.uint8)
+            run.regs[:count, register] = self.of(nbytes).put(raw[:count])
+        run.go()
+        for (register, nbytes), y in zip(self.returned, results, strict=True):
+            y[count:] = 0
+            if nbytes and count:
+                into = y.reshape(len(y), -1).view(np.uint8)[:count]
+                np.take(self.of(nbytes).data, run.regs[:count, register], axis=0, out=into, mode="clip")
+        run.add_up(sums)
+
+    def run_segment(
+        self, segment: _Segment, operands: Sequence[tuple[Array, int]], outs: Sequence[int], total: int
+    ) -> list[Array]:
+        """Run it for so many rows: operands are numbers of rows, and their sizes; of the results
+        there are the sizes. Returns the numbers of the results' rows."""
+        shared = [self.shared[i] for i in segment.shared]
+        first = [self.of(nbytes).more(total) for nbytes in outs]
+        for start, stop, count in segment.cut(total):
+            given = []
+            for k, (numbers, nbytes) in enumerate(operands):
+                area = self._area(k, count * nbytes)
+                given.append(area)
+                if nbytes:
+                    into = area[: count * nbytes].reshape(count, nbytes)
+                    np.take(self.of(nbytes).data, numbers[start:stop], axis=0, out=into, mode="clip")
+            left = [self._area(-1 - k, count * nbytes) for k, nbytes in enumerate(outs)]
+            segment.part(count).run([*given, *shared], left, self.scratch)
+            for k, (area, nbytes) in enumerate(zip(left, outs, strict=True)):
+                made = area[: count * nbytes].reshape(count, nbytes)
+                self.of(nbytes).data[first[k] + start : first[k] + stop] = made
+        return [np.arange(at, at + total) for at in first]
+
+
+class _Run:
+    """Frames on their way. The first ones are those of the lanes."""
+
+    def __init__(self, lanes: Lanes, count: int) -> None:
+        self.lanes, self.count = lanes, count
+        self.n = 0
+        self.regs = np.full((max(count, _FEW), lanes.width), -1, np.int64)
+        self.parent = np.full(len(self.regs), -1, np.int64)
+        self.depth = np.zeros(len(self.regs), np.int64)
+        self.site = np.full(len(self.regs), -1, np.int64)  # the step that has called it
+        self.waits = np.zeros(len(self.regs), np.int64)  # for so many calls
+        self.at = np.full(len(self.regs), -1, np.int64)  # where it waits for them
+        self.ready: dict[int, list[Array]] = {}
+        self.records: list[Array] = []  # blocks of records, each record a row of numbers
+        self.nrecords = 0
+        self.starts: list[int] = []
+        self.said: list[list[tuple[Array, list[Array]]]] = [[] for _ in lanes.sites]
+        self.shared_rows: dict[int, int] = {}
+        self._more(count, np.full(count, -1), -1)
+
+    def _more(self, count: int, parents: Array, site: int) -> Array:
+        """New frames, called from that step."""
+        first, self.n = self.n, self.n + count
+        if self.n > len(self.regs):
+            extra = max(self.n, 2 * len(self.regs)) - len(self.regs)
+            self.regs = np.concatenate([self.regs, np.full((extra, self.lanes.width), -1)])
+            for name in ("parent", "site", "at", "depth", "waits"):
+                before = getattr(self, name)
+                setattr(self, name, np.concatenate([before, np.full(extra, 0 if name in ("depth", "waits") else -1)]))
+        new = np.arange(first, self.n)
+        self.parent[first : self.n] = parents
+        self.site[first : self.n] = site
+        if site >= 0:
+            self.depth[first : self.n] = self.depth[parents] + 1
+            if count and self.depth[first : self.n].max() > MAX_DEPTH:
+                raise LimitExceeded(
+                    f"{MAX_DEPTH} calls lie within each other, the most that may"
+                )
+        return new
+
+    def go(self) -> None:
+        """Run all frames to their end."""
+        if self.count:
+            self.ready[0] = [np.arange(self.count)]
+        heavy, ready = self.lanes.heavy, self.ready
+        while ready:
+            light = [pc for pc in ready if pc not in heavy]
+            pc = light[0] if light else max(ready, key=lambda pc: sum(map(len, ready[pc])))
+            waiting = ready.pop(pc)
+            self._steps(pc, waiting[0] if len(waiting) == 1 else np.concatenate(waiting))
+
+    def _wait(self, pc: int, frames: Array) -> None:
+        if len(frames):
+            self.ready.setdefault(pc, []).append(frames)
+
+    def _steps(self, pc: int, frames: Array) -> None:
+        """Run these frames until they wait."""
+        lanes, first = self.lanes, pc
+        while True:
+            if pc in lanes.heavy and pc != first:
+                self._wait(pc, frames)
+                return
+            kind, *rest = lanes.steps[pc]
+            pc += 1
+            if kind == "run":
+                number, ins, outs = rest
+                operands = [(self.regs[frames, r], nbytes) for r, nbytes in ins]
+                sizes = [nbytes for _, nbytes in outs]
+                made = lanes.run_segment(lanes.segments[number], operands, sizes, len(frames))
+                for (r, _), numbers in zip(outs, made, strict=True):
+                    self.regs[frames, r] = numbers
+            elif kind == "move":
+                to, of = rest
+                self.regs[frames, to] = self.regs[frames, of]
+            elif kind == "dup":
+                to, of, nbytes = rest
+                rows = lanes.of(nbytes)
+                self.regs[frames, to] = rows.put(rows.data[self.regs[frames, of]])
+            elif kind == "const":
+                to, number, nbytes = rest
+                self.regs[frames, to] = self._shared_row(number, nbytes)
+            elif kind == "take":
+                to, of, index, length, nbytes, dtype = rest
+                places = self._places(frames, index, length, 1, dtype)
+                if nbytes:
+                    whole = lanes.of(length * nbytes)
+                    parts = whole.parts(nbytes)
+                    chosen = self.regs[frames, of] * length + places
+                    self.regs[frames, to] = lanes.of(nbytes).put(parts[chosen])
+                else:
+                    self.regs[frames, to] = lanes.of(0).more(1)
+            elif kind == "put":
+                to, value, index, length, count, nbytes, dtype = rest
+                rows = lanes.of(length * nbytes)
+                fresh = frames[self.regs[frames, to] < 0]
+                if len(fresh):
+                    at = rows.more(len(fresh))
+                    rows.data[at : rows.used] = 0
+                    self.regs[fresh, to] = np.arange(at, rows.used)
+                places = self._places(frames, index, length, count, dtype)
+                if nbytes and count:
+                    parts = rows.parts(nbytes)
+                    new = lanes.of(count * nbytes).data[self.regs[frames, value]]
+                    at = self.regs[frames, to] * length + places
+                    parts[at[:, None] + np.arange(count)] = new.reshape(len(frames), count, nbytes)
+            elif kind == "split":
+                register, nbytes, dtype, other = rest
+                held = lanes.of(nbytes).of(self.regs[frames, register], dtype) != 0
+                if held.all():
+                    continue
+                if held.any():
+                    self._steps(other, frames[~held])
+                    frames = frames[held]
+                else:
+                    pc = other
+            elif kind == "jump":
+                [pc] = rest
+            elif kind == "call":
+                entry, passed, _ = rest
+                called = self._more(len(frames), frames, pc - 1)
+                for to, of in passed:
+                    self.regs[called, to] = self.regs[frames, of]
+                self.waits[frames] += 1
+                self._wait(entry, called)
+            elif kind == "join":
+                waiting = self.waits[frames] > 0
+                if waiting.any():
+                    self.at[frames[waiting]] = pc
+                    frames = frames[~waiting]
+            elif kind == "return":
+                self._return(frames)
+                return
+            elif kind == "push":
+                number, registers = rest
+                start = self.nrecords
+                self.records.append(self.regs[frames][:, registers])
+                self.starts.append(start)
+                self.nrecords += len(frames)
+                numbers = np.arange(start, self.nrecords)
+                self.regs[frames, number] = lanes.of(8).put(numbers.view(np.uint8).reshape(-1, 8))
+            elif kind == "read":
+                outs, number = rest
+                self._read(frames, outs, lanes.of(8).of(self.regs[frames, number], np.int64))
+            elif kind == "add":
+                number, registers = rest
+                self.said[number].append((frames, [self.regs[frames, r] for r in registers]))
+            elif kind == "check":
+                register, nbytes, message = rest
+                held = lanes.of(nbytes).data[self.regs[frames, register]]
+                if not held.all():
+                    raise CheckFailed(message)
+            else:
+                raise MachineError(f"{RUN}: no step {kind!r}")
+            if not len(frames):
+                return
+
+    def _places(self, frames: Array, index: int, length: int, count: int, dtype: str) -> Array:
+        """The places that an index register of frames says, counted from the front."""
+        size = np.dtype(dtype).itemsize
+        given = self.lanes.of(size).of(self.regs[frames, index], dtype).astype(np.int64)
+        places = np.where(given < 0, given + length, given)
+        wrong = (places < 0) | (places > length - count)
+        if wrong.any():
+            raise OperandValueError(f"index {given[wrong][0]} is out of range for length {length}")
+        return places
+
+    def _shared_row(self, number: int, nbytes: int) -> int:
+        found = self.shared_rows.get(number)
+        if found is None:
+            raw = self.lanes.shared[number].reshape(-1).view(np.uint8)[None, :nbytes]
+            found = self.shared_rows[number] = int(self.lanes.of(nbytes).put(raw)[0])
+        return found
+
+    def _return(self, frames: Array) -> None:
+        """Give what these frames have made to their callers."""
+        parents = self.parent[frames]
+        inner = parents >= 0
+        if not inner.all():
+            frames, parents = frames[inner], parents[inner]
+        if not len(frames):
+            return
+        sites = self.site[frames]
+        for site in [sites[0]] if (sites == sites[0]).all() else np.unique(sites):
+            of = sites == site
+            for to, result in self.lanes.steps[site][3]:
+                self.regs[parents[of], to] = self.regs[frames[of], result]
+        np.subtract.at(self.waits, parents, 1)
+        free = parents[(self.waits[parents] == 0) & (self.at[parents] >= 0)]
+        if len(free):
+            free = np.unique(free)
+            places = self.at[free]
+            self.at[free] = -1
+            for pc in np.unique(places):
+                self._wait(int(pc), free[places == pc])
+
+    def _read(self, frames: Array, outs: Sequence[int], numbers: Array) -> None:
+        """Registers of frames from the records of those numbers."""
+        blocks = np.searchsorted(self.starts, numbers, side="right") - 1
+        for block in np.unique(blocks):
+            of = blocks == block
+            if block < 0 or (numbers[of] >= self.nrecords).any():
+                raise OperandValueError("no such record is there")
+            record = self.records[block][numbers[of] - self.starts[block]]
+            for k, to in enumerate(outs):
+                self.regs[frames[of], to] = record[:, k]
+
+    # --- sums over frames -----------------------------------------------------------------
+
+    def add_up(self, sums: Sequence[Array]) -> None:
+        """Leave the sums of what frames have said. They are added up lane by lane, and in a lane in
+        the order in which its calls would run one by one: no schedule changes a bit."""
+        lanes = self.lanes
+        for x in sums:
+            x[...] = 0
+        order = self._order() if any(self.said) else None
+        for (place, sizes, segment), said in zip(lanes.sites, self.said, strict=True):
+            if not said:
+                continue
+            assert order is not None
+            frames = np.concatenate([each for each, _ in said])
+            rows = [np.concatenate(each) for each in zip(*[each for _, each in said], strict=True)]
+            sorted_ = np.argsort(order[frames], kind="stable")
+            into = sums[place].reshape(-1).view(np.uint8)
+            total, after = lanes._area(-1, len(into)), lanes._area(-2, len(into))
+            total[: len(into)] = into
+            shared = [lanes.shared[i] for i in segment.shared]
+            for start, stop, count in segment.cut(len(frames)):
+                given = [total]
+                for k, (numbers, nbytes) in enumerate(zip(rows, sizes, strict=True)):
+                    area = lanes._area(k, count * nbytes)
+                    given.append(area)
+                    chosen = numbers[sorted_[start:stop]]
+                    place = area[: count * nbytes].reshape(count, nbytes)
+                    np.take(lanes.of(nbytes).data, chosen, axis=0, out=place, mode="clip")
+                segment.part(count).run([*given, *shared], [after], lanes.scratch)
+                total[...] = after
+            into[...] = total[: len(into)]
+
+    def _order(self) -> Array:
+        """Of each frame the place in the order in which calls would run one by one."""
+        n, parent, depth = self.n, self.parent[: self.n], self.depth[: self.n]
+        size = np.ones(n, np.int64)
+        by_depth = np.argsort(depth, kind="stable")
+        levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
+        for level in levels[:0:-1]:
+            np.add.at(size, parent[level], size[level])
+        place = np.zeros(n, np.int64)
+        place[: self.count] = np.cumsum(size[: self.count]) - size[: self.count]
+        for level in levels[1:]:
+            level = level[np.argsort(parent[level], kind="stable")]
+            ahead = np.cumsum(size[level]) - size[level]
+            begins = np.flatnonzero(np.diff(parent[level], prepend=-1))
+            runs = np.diff([*begins, len(level)])
+            place[level] = place[parent[level]] + 1 + ahead - np.repeat(ahead[begins], runs)
+        return place
+
+
+def register(vm: VM) -> None:
+    """Make the function known to the VM's programs."""
+    reference = weakref.ref(vm)
+    known: dict[str, Lanes] = {}
+
+    def run(frame: Frame) -> None:
+        machine = reference()
+        assert machine is not None  # it runs a program
+        if machine.memory is not HOST:
+            raise MachineError("lanes run where tensors lie in a process's memory")
+        text = frame.attributes.get("code")
+        number, *arrays = filter(is_tensor, [frame.param(i) for i in range(frame.nparams)])
+        if not isinstance(text, str):
+            raise MachineError(f"{RUN} takes its code as an attribute")
+        lanes = known.pop(text, None)
+        if lanes is None:
+            if len(known) >= _MOST_CODES:
+                known.pop(next(iter(known))).free()
+            lanes = Lanes(machine, text)
+        known[text] = lanes  # the last one used is the last
+        try:
+            lanes.run(int(number), arrays)
+        except (IndexError, KeyError, ValueError, TypeError) as error:
+            raise MachineError(f"{RUN}: this is no code of lanes: {error}") from error
+
+    vm.register_callees({RUN: PythonFunction(RUN, run, None, 0)})
