@@ -7,7 +7,7 @@ operands' rows are gathered, a program of so many rows runs, and its results are
 rows (Radul et al., arXiv 1910.11141; Neubig et al., arXiv 1705.07860). Calls are futures: a frame
 goes on until it needs what they make.
 
-    lanes.run {"code": c}    ( n o1 .. oj s1 .. sk x1 .. xl w1 .. wm -- )
+    lanes.run {"code": c}    ( o1 .. oj s1 .. sk n x1 .. xl w1 .. wm -- )
 
 runs the first n lanes. Lane i is given row i of each x and the whole of each w. It leaves row i of
 each o. Sums over all frames are in s. How many of each there are, `code` says, a JSON object that
@@ -218,17 +218,20 @@ class Lanes:
         ]
         return self._shared_before
 
-    def run(self, count: int, arrays: Sequence[Array]) -> None:
-        """Run so many lanes."""
+    def run(self, arrays: Sequence[Array]) -> None:
+        """Run lanes on the parameters of the host function."""
         nresults, nsums, nargs = self.nresults, self.sums, self.nargs
         results, arrays = arrays[:nresults], arrays[nresults:]
-        sums, arrays = arrays[:nsums], arrays[nsums:]
+        sums, (number, *arrays) = arrays[:nsums], arrays[nsums:]
+        count = int(number)
         args, given = arrays[:nargs], self._same(arrays[nargs:])
         for rows in self.rows.values():
             rows.used = 0
         self.shared = [*given, *self.hoisted]
         if self.first is not None:
             self.first.part(1).run([given[i] for i in self.first.shared], self.hoisted, self.scratch)
+        if count < 0 or any(len(x) < count for x in (*args, *results)):
+            raise OperandValueError(f"there are not as many as {count} lanes")
         run = _Run(self, count)
         for (register, nbytes), x in zip(self.params, args, strict=True):
             raw = x.reshape(len(x), -1).view(np.uint8) if x.size else np.empty((len(x), nbytes), np.uint8)
@@ -532,7 +535,7 @@ def register(vm: VM) -> None:
         if machine.memory is not HOST:
             raise MachineError("lanes run where tensors lie in a process's memory")
         text = frame.attributes.get("code")
-        number, *arrays = filter(is_tensor, [frame.param(i) for i in range(frame.nparams)])
+        arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
         if not isinstance(text, str):
             raise MachineError(f"{RUN} takes its code as an attribute")
         lanes = known.pop(text, None)
@@ -542,7 +545,7 @@ def register(vm: VM) -> None:
             lanes = Lanes(machine, text)
         known[text] = lanes  # the last one used is the last
         try:
-            lanes.run(int(number), arrays)
+            lanes.run(arrays)
         except (IndexError, KeyError, ValueError, TypeError) as error:
             raise MachineError(f"{RUN}: this is no code of lanes: {error}") from error
 

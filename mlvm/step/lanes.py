@@ -18,6 +18,7 @@ from mlvm.core.program.assembly import disassemble
 from mlvm.core.types import TensorType
 from mlvm.machines import residuals
 from mlvm.machines.checks import CHECK
+from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Call, Flow, Home, Procedure, Use, Value
 from mlvm.step.fusion import FusionPolicy
@@ -50,9 +51,12 @@ def lanes_of(
     what lies outside.
     """
     writer = _Writer(shared, sums, policy)
-    returned = writer.procedure(main, results)
+    last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
+    wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
+    calls = without_dead_calls(Flow(main.block.calls, wanted))
+    returned = writer.procedure(main, calls, results)
     for each in procedures:
-        writer.procedure(each)
+        writer.procedure(each, without_dead_calls_in(each.block).calls)
     return writer.text(main, returned)
 
 
@@ -89,7 +93,7 @@ class _Writer:
     # --- functions --------------------------------------------------------------------------
 
     def procedure(
-        self, procedure: Procedure, results: Sequence[Use] = ()
+        self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] = ()
     ) -> list[tuple[int, int]]:
         """Write a function. Returns the registers that have its results, and their sizes."""
         self.entries[procedure] = len(self.steps)
@@ -97,7 +101,7 @@ class _Writer:
         self.sizes, self.awaited, self.pending = {}, set(), []
         for home in procedure.params:
             self.register(home, home.type.nbytes)
-        everything = list(_inside(procedure.block.calls))
+        everything = list(with_blocks(calls))
         self.readers = {}
         for call in everything:
             for use in call.ins:
@@ -131,7 +135,7 @@ class _Writer:
                     and self.readers[part.value] == {id(call)}
                 ):
                     self.taken_apart[part.value] = maker
-        self.calls(procedure.block.calls)
+        self.calls(calls)
         self.flush()
         self.join()
         returned = [(self.read(use), use.type.nbytes) for use in results]
@@ -524,13 +528,6 @@ def _with_out(call: Call, out: Use) -> Call:
 
 def _rows(type: TensorType, count: int) -> TensorType:
     return type.with_shape((count, *type.shape))
-
-
-def _inside(calls: Iterable[Call]) -> Iterable[Call]:
-    for call in calls:
-        yield call
-        for block in call.blocks:
-            yield from _inside(block.calls)
 
 
 def _is_row(call: Call, operand: int) -> bool:

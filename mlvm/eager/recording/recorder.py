@@ -527,6 +527,13 @@ class Recorder:
         self._values[id(old)] = _ENDED
         return other
 
+    def holder_of(self, value: Value) -> Tensor:
+        """The tensor that holds the value now."""
+        key = next(key for key, each in self._values.items() if each is value)
+        x = self._references[key]()
+        assert isinstance(x, Tensor)  # somebody has just read it
+        return x
+
     def is_inside(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open, or has been updated there."""
         key, before = id(self._reference(x.root.handle)), self._open[-1].values

@@ -1,28 +1,38 @@
 """Batches of recursions: `batch`.
 
 The function is recorded once, for the types of one lane, and becomes code that a VM runs for all
-lanes at once (`mlvm.step.lanes`, `mlvm.machines.lanes`).
+lanes at once (`mlvm.step.lanes`, `mlvm.machines.lanes`). Its way back is code of the same kind: of
+the function and its way back, once more for all lanes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import update_wrapper
-from typing import Any, Final, NamedTuple
+from functools import partial, update_wrapper
+from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import CaptureError, DTypeError, ShapeError
-from mlvm.core.op import Attributes
+from mlvm.core.errors import GradientError, ShapeError
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
+from mlvm.eager.autodiff.joint import (
+    Closures,
+    Cotangents,
+    Held,
+    Saved,
+    closures_of,
+    leave,
+    or_zeros,
+    seed,
+)
+from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks
-from mlvm.eager.control.blocks import Tensors
+from mlvm.eager.control.blocks import Cell, Tensors
 from mlvm.eager.control.functions import Recorded, recorded
-from mlvm.eager.control.loops import map as map_rows
-from mlvm.eager.control.state import as_tree, tensors
+from mlvm.eager.control.state import as_index, as_tree, tensors
 from mlvm.eager.functions import random
-from mlvm.eager.functions.creation import asarray
-from mlvm.eager.functions.shapes import expand_dims, pad, stack, unstack
-from mlvm.eager.recording.recorder import MustMove, Recorder, current_capture, recording_of
+from mlvm.eager.functions.elements import stop_gradient
+from mlvm.eager.functions.shapes import pad, stack, unstack
+from mlvm.eager.recording.recorder import MustMove, recording_of
 from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -30,9 +40,11 @@ from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.step.blocks import free
-from mlvm.step.flow import Home, Use
+from mlvm.step.flow import Use, Value
 from mlvm.step.fusion import policy_of
 from mlvm.step.lanes import lanes_of
+
+_Body: TypeAlias = Callable[[Tensors], Tensors]
 
 
 class Batch:
@@ -44,28 +56,169 @@ class Batch:
 
     def __call__(self, inputs: Any, count: Tensor | int | None = None) -> Any:
         if not isinstance(inputs, list):
-            return self._stacked(as_tree(inputs), count)
+            return self._of_rows(as_tree(inputs), count)
         if not inputs:
             return []
-        each = [as_tree(x) for x in inputs]
-        made = self._stacked(_together(each), None)
+        made = self._of_rows(_together([as_tree(x) for x in inputs]), None)
         rows = [unstack(x) for x in tensors(made)]
         return [with_leaves(made, iter(row)) for row in zip(*rows, strict=True)]
 
-    def _stacked(self, inputs: Tree, count: Tensor | int | None) -> Tree:
+    def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
+        """What the function makes of each row of the inputs, stacked."""
         args = tensors(inputs)
-        [total] = {x.shape[:1] for x in args} or {()}
-        number = asarray(total[0] if count is None else count, dtype=i64)
-        tree: list[Tree] = []
+        lengths = {x.shape[:1] for x in args} or {()}
+        if len(lengths) > 1 or () in lengths:
+            given = ", ".join(str(x.type) for x in args)
+            raise ShapeError(f"the inputs of {self.__name__} have a row for each lane, not {given}")
+        [(total,)] = lengths
+        trees: list[Tree] = []
 
         def run(params: Tensors) -> Tensors:
-            result = as_tree(self.fn(with_leaves(inputs, iter(params))))
-            tree[:] = [result]
-            return tensors(result)
+            trees.append(as_tree(self.fn(with_leaves(inputs, iter(params)))))
+            return tensors(trees[-1])
 
-        types = [x.type.with_shape(x.shape[1:]) for x in args]
-        made = _run(self.__name__, number, total[0], args, types, run)
-        return with_leaves(tree[0], iter(made))
+        number = constant(total, i64) if count is None else as_index(count)
+        made = _run(self.__name__, number, args, run)
+        return with_leaves(trees[-1], iter(made))
+
+
+class _Code(NamedTuple):
+    """The code of a function: the types that it makes in each lane, and of sums over lanes; what it
+    reads from outside."""
+
+    text: str
+    types: list[TensorType]
+    sums: list[TensorType]
+    shared: Tensors
+
+    def run(self, number: Tensor, operands: Tensors) -> Tensors:
+        """Run it for so many lanes: results with a row for each, and sums."""
+        total = operands[0].shape[0]
+        rows = [type.with_shape((total, *type.shape)) for type in self.types]
+        types, attributes = [*rows, *self.sums], {"code": self.text}
+        given = [number, *operands, *self.shared]
+        if blocks.is_recorded():
+            record = blocks.recorder()
+            return record.host_call(lanes.RUN, attributes, types, [record.use(x) for x in given])
+        arena = current_arena()
+        made = [arena.alloc(type, Tensor) for type in types]
+        for x in made:
+            x.tape = None
+        everything = [*made, *given]
+        program = Program.of_op(lanes.RUN, len(everything), attributes, 0)
+        arena.vm.launch(program, [x.handle for x in everything])
+        return made
+
+
+class _Way(NamedTuple):
+    """The way back: a function of a lane's arguments and cotangents of its results, and what it
+    reaches besides."""
+
+    code: _Code
+    closures: Closures
+
+
+def _run(name: str, number: Tensor, args: Tensors, run: _Body) -> Tensors:
+    """What a function of tensors makes in each lane, of rows of the arguments."""
+    tape = taping()
+    types = [x.type.with_shape(x.shape[1:]) for x in args]
+    code, way = _recorded(name, types, run, tape)
+    made = code.run(number, args)
+    if tape is not None and way is not None and (way.closures or any(x.tape is tape for x in args)):
+        saved = [number, *args, *way.code.shared]
+        pull = partial(_pull, way, [y.type for y in made], len(args))
+        leave(tape, made, args, way.closures, saved, pull)
+    return made
+
+
+def _recorded(
+    name: str, types: list[TensorType], run: _Body, tape: Tape | None
+) -> tuple[_Code, _Way | None]:
+    """The code of a function and, under a tape, of its way back."""
+    if blocks.is_recorded():
+        return _codes(name, types, run, tape)
+    vm = current_arena().vm
+    prepare_constants(vm)
+    random.prepare(vm)
+    within = None if tape is None else tape.within
+    while True:
+        try:
+            with recording_of(vm) as record:
+                if tape is not None:
+                    tape.within = record
+                return _codes(name, types, run, tape)
+        except MustMove as error:
+            make_exclusive(error.x)
+        finally:
+            if tape is not None:
+                tape.within = within
+
+
+@blocks.recorded_again
+def _codes(
+    name: str, types: list[TensorType], run: _Body, tape: Tape | None
+) -> tuple[_Code, _Way | None]:
+    with taped(None):
+        there = recorded(name, types, run)
+    code = _code(there, [])
+    if tape is None:
+        return code, None
+    closures: Closures = {}
+    cells: dict[int, Cell] = {}
+    gradients = [use.type for use in there.results if use.type.dtype.is_inexact]
+
+    def back(params: Tensors) -> Tensors:
+        start, record = len(tape.nodes), blocks.recorder()
+        places, cotangents = params[: len(types)], params[len(types) :]
+        with taped(None):
+            xs = [stop_gradient(x) for x in places]
+        xs = blocks.watched(tape, xs)
+        made = run(blocks.aliases(xs))
+        nodes = tape.nodes[start:]
+        del tape.nodes[start:]
+        closures.update(closures_of(tape, nodes, start, made))
+        with taped(None):
+            for n, type in closures.items():
+                cells[n] = Cell(record.as_cell(record.variable(type, outside=True)))
+            pending = Pending()
+            pending.update(cells)
+            seed(pending, tape, [y for y in made if y.dtype.is_inexact], cotangents)
+            pending.walk(nodes, start)
+            return [or_zeros(pending.get(x.node), x.type) for x in xs if x.dtype.is_inexact]
+
+    there_and_back = recorded(f"{name}_back", [*types, *gradients], back)
+    return code, _Way(_code(there_and_back, list(cells.values())), closures)
+
+
+def _code(found: Recorded, cells: list[Cell]) -> _Code:
+    record = blocks.recorder()
+    sums = {record.home_of(cell.x): i for i, cell in enumerate(cells)}
+    uses: dict[Value, Use] = {}
+    for use in free([found.procedure.block, *[each.block for each in found.callees]]):
+        if use.value.home is None or use.value.home not in sums:
+            uses.setdefault(use.value, use)
+    text = lanes_of(
+        found.procedure, found.callees, found.results, list(uses.values()), sums, policy_of(record.vm)
+    )
+    types = [use.type for use in found.results]
+    shared = [record.holder_of(value) for value in uses]
+    return _Code(text, types, [cell.type for cell in cells], shared)
+
+
+def _pull(
+    way: _Way, made: list[TensorType], nargs: int, cotangents: Cotangents, saved: Saved, held: Held
+) -> Held:
+    """The cotangents of the arguments, and of what the function reaches besides."""
+    if taping() is not None:
+        raise GradientError("a gradient through the gradient of ml.batch is not supported")
+    number, *rest = saved
+    args, shared = rest[:nargs], rest[nargs:]
+    pairs = zip(cotangents, made, strict=True)
+    given = [or_zeros(g, type) for g, type in pairs if type.dtype.is_inexact]
+    found = iter(way.code._replace(shared=shared).run(number, [*args, *given]))
+    parts = [next(found) if x.dtype.is_inexact else None for x in args]
+    sums = [part if h is None else h + part for part, h in zip(found, held, strict=True)]
+    return [*parts, *sums]
 
 
 def batch(fn: Callable[[Any], Any]) -> Batch:
@@ -87,36 +240,3 @@ def _one(column: Sequence[Tensor]) -> Tensor:
         return pad(x, ((0, longest - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
 
     return stack([padded(x) for x in column])
-
-
-def _run(name: str, number: Tensor, total: int, args: Tensors, types: list[TensorType], run: Callable[[Tensors], Tensors]) -> Tensors:
-    vm = current_arena().vm
-    if blocks.is_recorded():
-        return _recorded_run(name, number, total, args, types, run)
-    prepare_constants(vm)
-    random.prepare(vm)
-    while True:
-        try:
-            with recording_of(vm) as record, taped(None):
-                found = recorded(name, types, run)
-                shared = _shared(found)
-                code = lanes_of(found.procedure, found.callees, found.results, shared, {}, policy_of(vm))
-                states = [(record.states[use.value.home.index], use.type) for use in shared]
-            break
-        except MustMove as error:
-            make_exclusive(error.x)
-    arena = current_arena()
-    outs = [arena.alloc(use.type.with_shape((total, *use.type.shape)), Tensor) for use in found.results]
-    for out in outs:
-        out.tape = None
-    operands = [number, *outs, *args, *[x.root if x.root.type is type else x.arena.view(x.root, type) for x, type in states]]
-    program = Program.of_op(lanes.RUN, len(operands), {"code": code}, 0)
-    vm.launch(program, [x.handle for x in operands])
-    return outs
-
-
-def _shared(found: Recorded) -> list[Use]:
-    uses: dict[Any, Use] = {}
-    for use in free([found.procedure.block, *[each.block for each in found.callees]]):
-        uses.setdefault(use.value, use)
-    return list(uses.values())
