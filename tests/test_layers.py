@@ -48,6 +48,7 @@ ROOMS = [
     "tree",
     "autodiff",
     "control",
+    "transform",
     "nn",
     "optim",
     "parallel",

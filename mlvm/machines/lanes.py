@@ -24,7 +24,13 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
+from mlvm.core.errors import (
+    CheckFailed,
+    LimitExceeded,
+    MachineError,
+    MlvmError,
+    OperandValueError,
+)
 from mlvm.core.machine.callee import is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.machine.run import MAX_DEPTH
@@ -232,7 +238,7 @@ class Lanes:
             self.first.part(1).run([given[i] for i in self.first.shared], self.hoisted, self.scratch)
         if count < 0 or any(len(x) < count for x in (*args, *results)):
             raise OperandValueError(f"there are not as many as {count} lanes")
-        run = _Run(self, count)
+        run = Run(self, count)
         for (register, nbytes), x in zip(self.params, args, strict=True):
             raw = x.reshape(len(x), -1).view(np.uint8) if x.size else np.empty((len(x), nbytes), np.uint8)
             run.regs[:count, register] = self.of(nbytes).put(raw[:count])
@@ -267,7 +273,7 @@ class Lanes:
         return [np.arange(at, at + total) for at in first]
 
 
-class _Run:
+class Run:
     """Frames on their way. The first ones are those of the lanes."""
 
     def __init__(self, lanes: Lanes, count: int) -> None:
@@ -311,12 +317,17 @@ class _Run:
         """Run all frames to their end."""
         if self.count:
             self.ready[0] = [np.arange(self.count)]
-        heavy, ready = self.lanes.heavy, self.ready
-        while ready:
-            light = [pc for pc in ready if pc not in heavy]
-            pc = light[0] if light else max(ready, key=lambda pc: sum(map(len, ready[pc])))
-            waiting = ready.pop(pc)
+        while self.ready:
+            pc = self.choice()
+            waiting = self.ready.pop(pc)
             self._steps(pc, waiting[0] if len(waiting) == 1 else np.concatenate(waiting))
+
+    def choice(self) -> int:
+        """Where to go on: what is light first, then where most frames wait, of these at the first
+        place."""
+        heavy, ready = self.lanes.heavy, self.ready
+        light = [pc for pc in ready if pc not in heavy]
+        return min(light) if light else min(ready, key=lambda pc: (-sum(map(len, ready[pc])), pc))
 
     def _wait(self, pc: int, frames: Array) -> None:
         if len(frames):
@@ -538,15 +549,17 @@ def register(vm: VM) -> None:
         arrays = list(filter(is_tensor, [frame.param(i) for i in range(frame.nparams)]))
         if not isinstance(text, str):
             raise MachineError(f"{RUN} takes its code as an attribute")
-        lanes = known.pop(text, None)
-        if lanes is None:
-            if len(known) >= _MOST_CODES:
-                known.pop(next(iter(known))).free()
-            lanes = Lanes(machine, text)
-        known[text] = lanes  # the last one used is the last
         try:
+            lanes = known.pop(text, None)
+            if lanes is None:
+                if len(known) >= _MOST_CODES:
+                    known.pop(next(iter(known))).free()
+                lanes = Lanes(machine, text)
+            known[text] = lanes  # the last one used is the last
             lanes.run(arrays)
-        except (IndexError, KeyError, ValueError, TypeError) as error:
-            raise MachineError(f"{RUN}: this is no code of lanes: {error}") from error
+        except MlvmError:
+            raise
+        except (AttributeError, IndexError, KeyError, ValueError, TypeError) as error:
+            raise MachineError(f"this is no code of lanes: {error!r}") from error
 
     vm.register_callees({RUN: PythonFunction(RUN, run, None, 0)})

@@ -50,6 +50,28 @@ def lanes_of(
     Raises `CaptureError` for a host function in it that lanes cannot run, and for an update of
     what lies outside.
     """
+    key = policy, _spelled([main, *procedures], results, shared, sums)
+    text = _written.pop(key, None)
+    if text is None:
+        if len(_written) >= _MOST_WRITTEN:
+            del _written[next(iter(_written))]
+        text = _text(main, procedures, results, shared, sums, policy)
+    _written[key] = text  # the last one used is the last
+    return text
+
+
+_MOST_WRITTEN: Final = 256
+_written: Final[dict[Any, str]] = {}  # by how the functions are spelled
+
+
+def _text(
+    main: Procedure,
+    procedures: Sequence[Procedure],
+    results: Sequence[Use],
+    shared: Sequence[Use],
+    sums: Mapping[Home, int],
+    policy: FusionPolicy,
+) -> str:
     writer = _Writer(shared, sums, policy)
     last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
     wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
@@ -58,6 +80,49 @@ def lanes_of(
     for each in procedures:
         writer.procedure(each, without_dead_calls_in(each.block).calls)
     return writer.text(main, returned)
+
+
+def _spelled(
+    procedures: Sequence[Procedure],
+    results: Sequence[Use],
+    shared: Sequence[Use],
+    sums: Mapping[Home, int],
+) -> Any:
+    """Equal for functions that do the same, whatever the values in them are called."""
+    numbers: dict[Any, int] = {}
+
+    def number(each: object) -> int:
+        return numbers.setdefault(each, len(numbers))
+
+    def use_of(use: Use | None) -> Any:
+        if use is None:
+            return None
+        home = use.value.home
+        return number(use.value), -1 if home is None else number(home), use.type
+
+    def uses_of(uses: Sequence[Use]) -> Any:
+        return tuple([use_of(use) for use in uses])
+
+    def calls_of(calls: Sequence[Call]) -> Any:
+        return tuple(
+            [
+                (
+                    call.name,
+                    repr(call.attributes) if call.attributes else "",
+                    uses_of(call.outs),
+                    uses_of(call.ins),
+                    tuple([(calls_of(b.calls), use_of(b.result)) for b in call.blocks]),
+                    None if call.callee is None else procedures.index(call.callee),
+                    uses_of(call.passed),
+                )
+                for call in calls
+            ]
+        )
+
+    homes = tuple([number(home) for home in sums])
+    params = [tuple([(number(home), home.type) for home in each.params]) for each in procedures]
+    bodies = tuple([calls_of(each.block.calls) for each in procedures])
+    return homes, tuple(params), uses_of(shared), bodies, uses_of(results)
 
 
 class _Writer:

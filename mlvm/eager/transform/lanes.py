@@ -8,10 +8,11 @@ the function and its way back, once more for all lanes.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple, TypeAlias
 
-from mlvm.core.errors import GradientError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import (
@@ -28,7 +29,8 @@ from mlvm.eager.autodiff.tape import Pending, Tape, taping
 from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Cell, Tensors
 from mlvm.eager.control.functions import Recorded, recorded
-from mlvm.eager.control.state import as_index, as_tree, tensors
+from mlvm.eager.control.loops import scan
+from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import pad, stack, unstack
@@ -50,27 +52,36 @@ _Body: TypeAlias = Callable[[Tensors], Tensors]
 class Batch:
     """A function over many inputs at once, which `batch` made."""
 
+    __name__: str
+
     def __init__(self, fn: Callable[[Any], Any]) -> None:
         self.fn = fn
         update_wrapper(self, fn, updated=())
+        self.__name__ = getattr(fn, "__name__", "function")
 
     def __call__(self, inputs: Any, count: Tensor | int | None = None) -> Any:
         if not isinstance(inputs, list):
             return self._of_rows(as_tree(inputs), count)
+        if count is not None:
+            raise AttributeRefused("a list says itself how many inputs there are; leave count out")
         if not inputs:
             return []
-        made = self._of_rows(_together([as_tree(x) for x in inputs]), None)
-        rows = [unstack(x) for x in tensors(made)]
-        return [with_leaves(made, iter(row)) for row in zip(*rows, strict=True)]
+        made = self._of_rows(_together(inputs), None)
+        columns = [unstack(x) for x in tensors(made)]
+        return [with_leaves(made, iter([rows[i] for rows in columns])) for i in range(len(inputs))]
 
     def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
         """What the function makes of each row of the inputs, stacked."""
         args = tensors(inputs)
         lengths = {x.shape[:1] for x in args} or {()}
         if len(lengths) > 1 or () in lengths:
-            given = ", ".join(str(x.type) for x in args)
-            raise ShapeError(f"the inputs of {self.__name__} have a row for each lane, not {given}")
+            given = ", ".join(str(x.type) for x in args) or "no tensors"
+            raise ShapeError(f"inputs have as many rows as there are lanes, not {given}")
         [(total,)] = lengths
+        if count is not None:
+            require_integer("count", count)
+        if _inside.get():
+            return scan(lambda _, x: (None, self.fn(x)), None, inputs, count)[1]
         trees: list[Tree] = []
 
         def run(params: Tensors) -> Tensors:
@@ -80,6 +91,67 @@ class Batch:
         number = constant(total, i64) if count is None else as_index(count)
         made = _run(self.__name__, number, args, run)
         return with_leaves(trees[-1], iter(made))
+
+
+def batch(fn: Callable[[Any], Any]) -> Batch:
+    """A function of many inputs that does for each what `fn` does for one, for all at once.
+
+    `fn` takes one tree of tensors. It may be an `ml.function`, and call itself; each input goes its
+    own way through `cond`, `while_loop`, `scan` and recursion, and all that wait at one place run
+    together: weights are read once. A result has the bits that `fn` makes of its input alone.
+
+    `batch(fn)(inputs)` of a list gives the list of results. Its inputs have one structure and the
+    same types, but for the sizes of first axes: where these differ, `fn` is given as many rows as
+    the longest input has, zeros after its own. So it takes their number as a part of its input, for
+    `scan(..., length)` or a `cond`. Of anything else, a tree of tensors [n, ...], each row is an
+    input, as for `map`, and results are stacked: [n, ...]; `count` says how many of these there
+    are, the first, and may be known at run time only. The other rows of results are zeros.
+
+    `fn` is called once or twice, to be recorded for one lane. It may use tensors from outside, such as
+    weights, but not update them, nor draw from the global random keys. Gradients go to the inputs,
+    and to what it uses from outside: the way back runs the lanes again, there and back.
+
+    Raises `ShapeError` or `DTypeError` for inputs that differ, `AttributeRefused` for a count
+    beside a list, `CaptureError` for what a captured function may not do, `LimitExceeded` for calls
+    too deep, `GradientError` for a gradient of a gradient.
+
+    Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
+
+        >>> halvings = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + halvings(x / 2)))
+        >>> ml.batch(halvings)([ml.asarray(1.0), ml.asarray(100.0)])
+        [Tensor(1, i64[]), Tensor(7, i64[])]
+    """
+    if not callable(fn):
+        raise DTypeError(f"batch takes a function, not {brief(fn)}")
+    return Batch(fn)
+
+
+_inside: ContextVar[bool] = ContextVar("inside", default=False)
+"""Whether a function is being recorded for a lane: a batch in it goes input by input."""
+
+
+def _together(inputs: Sequence[Any]) -> Tree:
+    """One tree for a list of them, whose tensors have a row for each; shorter ones end in zeros."""
+    first, *others = [as_tree(x) for x in inputs]
+    what = "an input is of another type than the first"
+    alike = [as_like(first, each, what, _differ_in_length) for each in others]
+    columns = zip(*[tensors(x) for x in (first, *alike)], strict=True)
+    return with_leaves(first, iter([_stacked(column) for column in columns]))
+
+
+def _differ_in_length(x: TensorType, y: TensorType) -> bool:
+    """Whether two types are the same but for the first axis."""
+    return x.dtype is y.dtype and x.ndim == y.ndim and x.shape[1:] == y.shape[1:]
+
+
+def _stacked(xs: Sequence[Tensor]) -> Tensor:
+    longest = max(x.shape[:1] for x in xs)
+    missing = [longest[0] - x.shape[0] if longest else 0 for x in xs]
+    rest = [(0, 0)] * (xs[0].ndim - 1)
+    return stack([pad(x, ((0, n), *rest)) if n else x for x, n in zip(xs, missing, strict=True)])
+
+
+# --- recorded ------------------------------------------------------------------------
 
 
 class _Code(NamedTuple):
@@ -158,6 +230,16 @@ def _recorded(
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _Way | None]:
+    token = _inside.set(True)
+    try:
+        return _codes_inside(name, types, run, tape)
+    finally:
+        _inside.reset(token)
+
+
+def _codes_inside(
+    name: str, types: list[TensorType], run: _Body, tape: Tape | None
+) -> tuple[_Code, _Way | None]:
     with taped(None):
         there = recorded(name, types, run)
     code = _code(there, [])
@@ -219,24 +301,3 @@ def _pull(
     parts = [next(found) if x.dtype.is_inexact else None for x in args]
     sums = [part if h is None else h + part for part, h in zip(found, held, strict=True)]
     return [*parts, *sums]
-
-
-def batch(fn: Callable[[Any], Any]) -> Batch:
-    return Batch(fn)
-
-
-def _together(inputs: Sequence[Tree]) -> Tree:
-    first = tensors(inputs[0])
-    columns = list(zip(*[tensors(x) for x in inputs], strict=True))
-    return with_leaves(inputs[0], iter([_one(column) for column in columns]))
-
-
-def _one(column: Sequence[Tensor]) -> Tensor:
-    longest = max(x.shape[0] for x in column) if column[0].ndim else 0
-
-    def padded(x: Tensor) -> Tensor:
-        if not x.ndim or x.shape[0] == longest:
-            return x
-        return pad(x, ((0, longest - x.shape[0]), *[(0, 0)] * (x.ndim - 1)))
-
-    return stack([padded(x) for x in column])
