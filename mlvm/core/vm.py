@@ -6,7 +6,7 @@ import contextvars
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -324,7 +324,9 @@ class VM(Identity):
             finally:
                 self.depth = depth - 1
 
-    def prepared(self, program: Program, operands: tuple[Array, ...]) -> Callable[[], object]:
+    def prepared(
+        self, program: Program, operands: tuple[Array, ...]
+    ) -> partial[list[Value]]:
         """What runs the program on these arrays, again and again: for a host function, while the
         VM is its own. Raises what `verify` raises."""
         types = tuple(map(TensorType.of, operands))

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import json
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -31,7 +31,7 @@ from mlvm.core.errors import (
     MlvmError,
     OperandValueError,
 )
-from mlvm.core.machine.callee import is_tensor
+from mlvm.core.machine.callee import Value, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
 from mlvm.core.machine.run import MAX_DEPTH
 from mlvm.core.memory import HOST
@@ -45,6 +45,9 @@ _MOST_CODES: Final = 64
 _FEW: Final = 64
 
 Step: TypeAlias = tuple[Any, ...]
+Ended: TypeAlias = tuple[Array, Sequence[tuple[Array, list[Array]]], Array, Array]
+"""How lanes have ended: their registers; what frames have said at each site, and which did; of all
+frames the caller, and the depth."""
 
 
 class _Rows:
@@ -77,6 +80,11 @@ class _Rows:
         self.data[first : self.used] = rows
         return np.arange(first, self.used)
 
+    def lend(self, rows: Array) -> Array:
+        """Have these as the only rows, where they lie. Returns their numbers."""
+        self.data, self.used = rows, len(rows)
+        return np.arange(self.used)
+
     def of(self, numbers: Array, dtype: Any) -> Array:
         """What these rows hold, each one element."""
         chosen = np.take(self.data, numbers, axis=0, mode="clip")
@@ -104,20 +112,21 @@ class _Part:
         self.nbytes: int = told["nbytes"]  # of its scratch memory
         self._vm = weakref.ref(vm)
         self._of: tuple[Any, ...] = ()
-        self._run: Callable[[], None] = lambda: None
+        self._run: Callable[[], object] = lambda: None
 
     def run(self, given: Sequence[Array], left: Sequence[Array], scratch: Array) -> None:
         """Run it on arrays that it is given, and those that it leaves results in."""
         arrays = [*given, *left, scratch]
         known = self._of
         if len(known) != len(arrays) or any(x is not y for x, y in zip(known, arrays, strict=True)):
-            self._run = self._bound(given, left, scratch)
+            self._run = self.bound(given, left, scratch)
             self._of = tuple(arrays)
         self._run()
 
-    def _bound(
+    def bound(
         self, given: Sequence[Array], left: Sequence[Array], scratch: Array
-    ) -> Callable[[], None]:
+    ) -> partial[list[Value]]:
+        """What runs it on these arrays."""
         operands = []
         for role, place, type in self.arguments:
             if role == "scratch":
@@ -175,6 +184,16 @@ class Lanes:
         self.sums: int = told["sums"]
         self._vm = weakref.ref(vm)
         self.rows: dict[int, _Rows] = {}
+        self.shared: list[Array] = []
+        self._native: Any = None  # what runs its steps in C
+        self._bound_to: list[Array] = []  # the shared operands of its programs
+        self._ends = {
+            number: ([nbytes for _, nbytes in ins], [nbytes for _, nbytes in outs])
+            for kind, number, ins, outs in [step for step in self.steps if step[0] == "run"]
+        }
+        given = [nbytes for _, nbytes in self.params]
+        self._lent = {n for n in given if n and given.count(n) == 1} - set(_made(self.steps))
+        self._lent -= {nbytes for _, nbytes in self.returned}
         self._areas: dict[tuple[int, int], Array] = {}
         self._shared_before: list[Array] = []
         self._handles: list[int] = []
@@ -238,17 +257,77 @@ class Lanes:
             self.first.part(1).run([given[i] for i in self.first.shared], self.hoisted, self.scratch)
         if count < 0 or any(len(x) < count for x in (*args, *results)):
             raise OperandValueError(f"there are not as many as {count} lanes")
-        run = Run(self, count)
+        regs = np.full((count, self.width), -1, np.int64)
         for (register, nbytes), x in zip(self.params, args, strict=True):
-            raw = x.reshape(len(x), -1).view(np.uint8) if x.size else np.empty((len(x), nbytes), np.uint8)
-            run.regs[:count, register] = self.of(nbytes).put(raw[:count])
-        run.go()
+            rows = self.of(nbytes)
+            regs[:, register] = (rows.lend if nbytes in self._lent else rows.put)(
+                _raw(x, nbytes)[:count]
+            )
+        try:
+            regs, said, parents, depths = self._go(regs)
+        finally:
+            for nbytes in self._lent:
+                self.of(nbytes).lend(np.empty((0, nbytes), np.uint8))
         for (register, nbytes), y in zip(self.returned, results, strict=True):
             y[count:] = 0
             if nbytes and count:
-                into = y.reshape(len(y), -1).view(np.uint8)[:count]
-                np.take(self.of(nbytes).data, run.regs[:count, register], axis=0, out=into, mode="clip")
-        run.add_up(sums)
+                into = _raw(y, nbytes)[:count]
+                np.take(self.of(nbytes).data, regs[:, register], axis=0, out=into, mode="clip")
+        self._add_up(sums, said, count, parents, depths)
+
+    def _go(self, regs: Array) -> Ended:
+        """Run the lanes from these registers on, in C where there is no reason against that."""
+        vm = self._vm()
+        assert vm is not None
+        pool = getattr(vm, "_pool", None)
+        if pool is None or vm.functions.instrument is not None:
+            return Run(self, regs).go()
+        if self._native is None:
+            from mlvm.machines.native.lanes import NativeLanes
+
+            self._native = NativeLanes(
+                self.steps,
+                sorted(self.heavy),
+                self.width,
+                [segment.counts for segment in self.segments],
+                [len(sizes) for _, sizes, _ in self.sites],
+                len(self.shared),
+                self._part_of,
+                lambda number, count: self._part_of(number, count, run=True) and None,
+                self._grown,
+            )
+        native = self._native
+        if any(x is not y for x, y in zip(self.shared, self._bound_to, strict=False)):
+            native.lanes.forget()
+        self._bound_to = self.shared
+        rows = [(self.of(nbytes).data, self.of(nbytes).used) for nbytes in native.sizes]
+        return native.go(pool, regs, rows, self.shared)  # type: ignore[no-any-return]
+
+    def _grown(self, nbytes: int, used: int, more: int) -> Array:
+        rows = self.of(nbytes)
+        rows.used = used
+        rows.more(more)
+        return rows.data
+
+    def _part_of(
+        self, number: int, count: int, *, run: bool = False
+    ) -> tuple[object, list[Array], list[Array]]:
+        """The program of a segment for so many rows, and where it reads and leaves them."""
+        from mlvm.machines.native.lanes import program_of
+
+        segment = self.segments[number]
+        part = segment.part(count)
+        ins, outs = self._ends[number]
+        given = [self._area(k, count * nbytes) for k, nbytes in enumerate(ins)]
+        left = [self._area(-1 - k, count * nbytes) for k, nbytes in enumerate(outs)]
+        arrays = [*given, *[self.shared[i] for i in segment.shared]]
+        if run:
+            part.run(arrays, left, self.scratch)
+            return None, given, left
+        vm = self._vm()
+        assert vm is not None
+        code, operands = part.bound(arrays, left, self.scratch).args[:2]
+        return program_of(code, operands, vm.functions), given, left
 
     def run_segment(
         self, segment: _Segment, operands: Sequence[tuple[Array, int]], outs: Sequence[int], total: int
@@ -258,13 +337,10 @@ class Lanes:
         shared = [self.shared[i] for i in segment.shared]
         first = [self.of(nbytes).more(total) for nbytes in outs]
         for start, stop, count in segment.cut(total):
-            given = []
-            for k, (numbers, nbytes) in enumerate(operands):
-                area = self._area(k, count * nbytes)
-                given.append(area)
-                if nbytes:
-                    into = area[: count * nbytes].reshape(count, nbytes)
-                    np.take(self.of(nbytes).data, numbers[start:stop], axis=0, out=into, mode="clip")
+            given = [
+                self._gathered(k, numbers[start:stop], nbytes)
+                for k, (numbers, nbytes) in enumerate(operands)
+            ]
             left = [self._area(-1 - k, count * nbytes) for k, nbytes in enumerate(outs)]
             segment.part(count).run([*given, *shared], left, self.scratch)
             for k, (area, nbytes) in enumerate(zip(left, outs, strict=True)):
@@ -272,14 +348,91 @@ class Lanes:
                 self.of(nbytes).data[first[k] + start : first[k] + stop] = made
         return [np.arange(at, at + total) for at in first]
 
+    def _add_up(
+        self,
+        sums: Sequence[Array],
+        said: Sequence[tuple[Array, list[Array]]],
+        count: int,
+        parents: Array,
+        depths: Array,
+    ) -> None:
+        """Leave the sums of what frames have said. They are added up lane by lane, and in a lane in
+        the order in which its calls would run one by one: no schedule changes a bit."""
+        for x in sums:
+            x[...] = 0
+        order = _order(count, parents, depths) if any(len(frames) for frames, _ in said) else None
+        for (place, sizes, segment), (frames, rows) in zip(self.sites, said, strict=True):
+            if not len(frames) or order is None:
+                continue
+            chosen = np.argsort(order[frames], kind="stable")
+            into = sums[place].reshape(-1).view(np.uint8)
+            total, after = self._area(-1, len(into)), self._area(-2, len(into))
+            total[: len(into)] = into
+            shared = [self.shared[i] for i in segment.shared]
+            for start, stop, n in segment.cut(len(frames)):
+                given = [total]
+                for k, (numbers, nbytes) in enumerate(zip(rows, sizes, strict=True)):
+                    given.append(self._gathered(k, numbers[chosen[start:stop]], nbytes))
+                segment.part(n).run([*given, *shared], [after], self.scratch)
+                total[...] = after
+            into[...] = total[: len(into)]
+
+    def _gathered(self, k: int, numbers: Array, nbytes: int) -> Array:
+        """Memory for operand k of a segment, with those rows."""
+        area = self._area(k, len(numbers) * nbytes)
+        if nbytes:
+            into = area[: len(numbers) * nbytes].reshape(-1, nbytes)
+            np.take(self.of(nbytes).data, numbers, axis=0, out=into, mode="clip")
+        return area
+
+
+def _made(steps: Sequence[Step]) -> Iterator[int]:
+    """The sizes of the rows that steps make."""
+    for kind, *rest in steps:
+        if kind == "run":
+            yield from [nbytes for _, nbytes in rest[2]]
+        elif kind in ("dup", "const"):
+            yield rest[2]
+        elif kind == "take":
+            yield rest[4]
+        elif kind == "put":
+            yield rest[3] * rest[5]
+        elif kind == "push":
+            yield 8
+
+
+def _raw(x: Array, nbytes: int) -> Array:
+    """The bytes of rows of so many bytes."""
+    return x.reshape(-1).view(np.uint8).reshape(len(x), nbytes)
+
+
+def _order(count: int, parents: Array, depths: Array) -> Array:
+    """Of each frame the place in the order in which calls would run one by one; the first frames
+    are those of the lanes."""
+    n = len(parents)
+    size = np.ones(n, np.int64)
+    by_depth = np.argsort(depths, kind="stable")
+    levels = np.split(by_depth, np.flatnonzero(np.diff(depths[by_depth])) + 1)
+    for level in levels[:0:-1]:
+        np.add.at(size, parents[level], size[level])
+    place = np.zeros(n, np.int64)
+    place[:count] = np.cumsum(size[:count]) - size[:count]
+    for level in levels[1:]:
+        level = level[np.argsort(parents[level], kind="stable")]
+        ahead = np.cumsum(size[level]) - size[level]
+        begins = np.flatnonzero(np.diff(parents[level], prepend=-1))
+        runs = np.diff([*begins, len(level)])
+        place[level] = place[parents[level]] + 1 + ahead - np.repeat(ahead[begins], runs)
+    return place
+
 
 class Run:
     """Frames on their way. The first ones are those of the lanes."""
 
-    def __init__(self, lanes: Lanes, count: int) -> None:
-        self.lanes, self.count = lanes, count
+    def __init__(self, lanes: Lanes, regs: Array) -> None:
+        self.lanes, self.count = lanes, len(regs)
         self.n = 0
-        self.regs = np.full((max(count, _FEW), lanes.width), -1, np.int64)
+        self.regs = np.full((max(len(regs), _FEW), lanes.width), -1, np.int64)
         self.parent = np.full(len(self.regs), -1, np.int64)
         self.depth = np.zeros(len(self.regs), np.int64)
         self.site = np.full(len(self.regs), -1, np.int64)  # the step that has called it
@@ -291,7 +444,8 @@ class Run:
         self.starts: list[int] = []
         self.said: list[list[tuple[Array, list[Array]]]] = [[] for _ in lanes.sites]
         self.shared_rows: dict[int, int] = {}
-        self._more(count, np.full(count, -1), -1)
+        self._more(self.count, np.full(self.count, -1), -1)
+        self.regs[: self.count] = regs
 
     def _more(self, count: int, parents: Array, site: int) -> Array:
         """New frames, called from that step."""
@@ -313,7 +467,7 @@ class Run:
                 )
         return new
 
-    def go(self) -> None:
+    def go(self) -> Ended:
         """Run all frames to their end."""
         if self.count:
             self.ready[0] = [np.arange(self.count)]
@@ -321,6 +475,14 @@ class Run:
             pc = self.choice()
             waiting = self.ready.pop(pc)
             self._steps(pc, waiting[0] if len(waiting) == 1 else np.concatenate(waiting))
+        said = [
+            (np.concatenate([frames for frames, _ in each]), list(map(np.concatenate, zip(*[rows for _, rows in each], strict=True))))
+            if each
+            else (np.empty(0, np.int64), [])
+            for each in self.said
+        ]
+        n = self.n
+        return self.regs[: self.count], said, self.parent[:n], self.depth[:n]
 
     def choice(self) -> int:
         """Where to go on: what is light first, then where most frames wait, of these at the first
@@ -386,13 +548,8 @@ class Run:
             elif kind == "split":
                 register, nbytes, dtype, other = rest
                 held = lanes.of(nbytes).of(self.regs[frames, register], dtype) != 0
-                if held.all():
-                    continue
-                if held.any():
-                    self._steps(other, frames[~held])
-                    frames = frames[held]
-                else:
-                    pc = other
+                self._wait(other, frames[~held])
+                frames = frames[held]
             elif kind == "jump":
                 [pc] = rest
             elif kind == "call":
@@ -483,56 +640,6 @@ class Run:
             record = self.records[block][numbers[of] - self.starts[block]]
             for k, to in enumerate(outs):
                 self.regs[frames[of], to] = record[:, k]
-
-    # --- sums over frames -----------------------------------------------------------------
-
-    def add_up(self, sums: Sequence[Array]) -> None:
-        """Leave the sums of what frames have said. They are added up lane by lane, and in a lane in
-        the order in which its calls would run one by one: no schedule changes a bit."""
-        lanes = self.lanes
-        for x in sums:
-            x[...] = 0
-        order = self._order() if any(self.said) else None
-        for (place, sizes, segment), said in zip(lanes.sites, self.said, strict=True):
-            if not said:
-                continue
-            assert order is not None
-            frames = np.concatenate([each for each, _ in said])
-            rows = [np.concatenate(each) for each in zip(*[each for _, each in said], strict=True)]
-            sorted_ = np.argsort(order[frames], kind="stable")
-            into = sums[place].reshape(-1).view(np.uint8)
-            total, after = lanes._area(-1, len(into)), lanes._area(-2, len(into))
-            total[: len(into)] = into
-            shared = [lanes.shared[i] for i in segment.shared]
-            for start, stop, count in segment.cut(len(frames)):
-                given = [total]
-                for k, (numbers, nbytes) in enumerate(zip(rows, sizes, strict=True)):
-                    area = lanes._area(k, count * nbytes)
-                    given.append(area)
-                    chosen = numbers[sorted_[start:stop]]
-                    place = area[: count * nbytes].reshape(count, nbytes)
-                    np.take(lanes.of(nbytes).data, chosen, axis=0, out=place, mode="clip")
-                segment.part(count).run([*given, *shared], [after], lanes.scratch)
-                total[...] = after
-            into[...] = total[: len(into)]
-
-    def _order(self) -> Array:
-        """Of each frame the place in the order in which calls would run one by one."""
-        n, parent, depth = self.n, self.parent[: self.n], self.depth[: self.n]
-        size = np.ones(n, np.int64)
-        by_depth = np.argsort(depth, kind="stable")
-        levels = np.split(by_depth, np.flatnonzero(np.diff(depth[by_depth])) + 1)
-        for level in levels[:0:-1]:
-            np.add.at(size, parent[level], size[level])
-        place = np.zeros(n, np.int64)
-        place[: self.count] = np.cumsum(size[: self.count]) - size[: self.count]
-        for level in levels[1:]:
-            level = level[np.argsort(parent[level], kind="stable")]
-            ahead = np.cumsum(size[level]) - size[level]
-            begins = np.flatnonzero(np.diff(parent[level], prepend=-1))
-            runs = np.diff([*begins, len(level)])
-            place[level] = place[parent[level]] + 1 + ahead - np.repeat(ahead[begins], runs)
-        return place
 
 
 def register(vm: VM) -> None:

@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from functools import partial, update_wrapper
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeError, brief
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType, i64
@@ -32,9 +34,11 @@ from mlvm.eager.control.functions import Recorded, recorded
 from mlvm.eager.control.loops import scan
 from mlvm.eager.control.state import as_index, as_like, as_tree, require_integer, tensors
 from mlvm.eager.functions import random
+from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.functions.shapes import pad, stack, unstack
+from mlvm.eager.functions.shapes import concat, stack, unstack
 from mlvm.eager.recording.recorder import MustMove, recording_of
+from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -145,10 +149,14 @@ def _differ_in_length(x: TensorType, y: TensorType) -> bool:
 
 
 def _stacked(xs: Sequence[Tensor]) -> Tensor:
-    longest = max(x.shape[:1] for x in xs)
-    missing = [longest[0] - x.shape[0] if longest else 0 for x in xs]
-    rest = [(0, 0)] * (xs[0].ndim - 1)
-    return stack([pad(x, ((0, n), *rest)) if n else x for x, n in zip(xs, missing, strict=True)])
+    if all(x.type is xs[0].type for x in xs):
+        return stack(xs)
+    lengths = [x.shape[0] for x in xs]
+    nothing = zeros((1, *xs[0].shape[1:]), dtype=xs[0].dtype)
+    numbers = np.full((len(xs), max(lengths)), sum(lengths))
+    for row, first, length in zip(numbers, np.cumsum([0, *lengths]), lengths, strict=False):
+        row[:length] = np.arange(first, first + length)
+    return op.take(concat([*xs, nothing]), asarray(numbers), axis=0)
 
 
 # --- recorded ------------------------------------------------------------------------

@@ -47,6 +47,23 @@ class Program:
     def __init__(self, functions: list[Any], arguments: tuple[Type, ...], version: Any) -> None: ...
     def run(self, pool: Pool, helper: object, operands: tuple[Any, ...], left: int) -> Any: ...
 
+class Lanes:
+    def __init__(
+        self,
+        code: Any,
+        at: Any,
+        heavy: Any,
+        width: int,
+        sizes: Any,
+        segments: list[Any],
+        sites: Any,
+        shared: int,
+    ) -> None: ...
+    def run(self, pool: Pool, helper: object, first: Any, rows: Any, shared: Any) -> Any: ...
+    def forget(self) -> None: ...
+
+def lane_steps() -> dict[str, int]: ...
+
 class FastPath:
     observed: bool
     instrumented: bool
