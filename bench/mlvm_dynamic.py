@@ -120,6 +120,50 @@ def _first(length: int) -> Callable[[Array], Array]:
     return lambda result: result[:length]
 
 
+def batched(size: TreeSize | LstmSize) -> Run:
+    """What a round runs that computes all inputs of a family as one batch."""
+    vm = ml.VM("bench")
+    weights, memory = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+    inputs = inputs_of(size)
+    with weights.allocating():
+        if isinstance(size, TreeSize):
+            encoder = tree_lstm_of(size)
+            most = 2 * max(size.leaves)
+            first = np.cumsum([0, *size.leaves])
+            words = np.concatenate([tree.words for tree in inputs])
+            nodes = [tree.nodes + [k, 0, 0] for tree, k in zip(inputs, first, strict=False)]
+            arguments = [words, np.stack([_padded(each, most) for each in nodes])]
+
+            def fn(words: Tensor, trees: Tensor) -> Tensor:
+                return encoder.at_roots(encoder.at_leaf(words), trees)[0]
+        else:
+            cell = cell_of(weights_of(size), 0, size.features, size.hidden)
+            longest = max(size.lengths)
+            sentences = np.stack([_padded(xs, longest) for xs in inputs])
+            arguments = [sentences, np.array(size.lengths)]
+
+            def last(sentence: tuple[Tensor, Tensor]) -> Tensor:
+                words, length = sentence
+
+                def turn(state: Any, x: Tensor) -> tuple[Any, None]:
+                    return cell.step(cell.project(ml.expand_dims(x, axis=0)), state), None
+
+                (h, _), _ = ml.scan(turn, cell.initial_state(1), words, length)
+                return h[0]
+
+            def fn(words: Tensor, lengths: Tensor) -> Tensor:
+                return ml.batch(last)((words, lengths))
+
+        given = list(map(ml.asarray, arguments))
+    captured = ml.capture(fn)
+
+    def run() -> Outputs:
+        with memory:
+            return list(captured(*given).numpy())
+
+    return run
+
+
 # --- the models, with the weights of all contenders ------------------------------------
 
 
