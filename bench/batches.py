@@ -36,6 +36,8 @@ QUICK: Final[dict[str, Size]] = {
     "one tree": TreeSize(6, 5, (5,)),
     "64 sentences": LstmSize(6, 8, 1, (5, 3, 9)),
 }
+RUNS: Final = {"one tree": 20}
+"""How many runs are one round, where one is too short."""
 
 
 def preparing(make: Callable[[Any], Run]) -> Prepare:
@@ -51,7 +53,9 @@ def preparing(make: Callable[[Any], Run]) -> Prepare:
             return run
 
         def timed(case: str) -> Mapping[str, float]:
-            return {"us_per_token": microseconds(run_of(case)) / cases[case].tokens}
+            run, times = run_of(case), RUNS.get(case, 1)
+            elapsed = microseconds(lambda: [run() for _ in range(times)])
+            return {"us_per_token": elapsed / times / cases[case].tokens}
 
         return {case: partial(timed, case) for case in cases}
 
