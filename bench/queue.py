@@ -300,4 +300,5 @@ SUITE = Suite(
         ("digits", "batches_per_s", "mlvm-reserve", "torch-2w"): 5.0,
     },
     rounds=15,
+    quick_rounds=1,
 )

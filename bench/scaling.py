@@ -167,4 +167,5 @@ SUITE = Suite(
         ("all_reduce 64 MiB", "gib_ms", "all_reduce-2p", "memcpy"): 0.5,
     },
     rounds=7,
+    quick_rounds=1,
 )

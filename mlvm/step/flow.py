@@ -58,6 +58,20 @@ class Use(NamedTuple):
     type: TensorType
 
 
+class Turns(NamedTuple):
+    """How a `while` counts its turns: `count` of them, with the number `i`, backwards if `reverse`.
+    A turn has a row of each of `xs` as `rows`, and what it has `made` is a row of the stack in that
+    home. The stacks have `total` rows."""
+
+    i: Use
+    count: Use | int
+    total: int | None
+    reverse: bool
+    xs: Sequence[Use]
+    rows: Sequence[Value]
+    made: Sequence[tuple[Home, Use]]
+
+
 @dataclass(eq=False)
 class Call:
     """A call of a host function that writes `outs` and reads `ins`.
@@ -71,6 +85,7 @@ class Call:
     handle that is, takes the next element from it: its `outs`. One with `blocks` is control flow:
     `cond` runs one of two, by what it reads first; `while` runs the second for as long as the first
     has a true result. It reads what its blocks read from outside, and makes what they leave there.
+    One that counts its `turns` can be read as a scan.
     One with a `callee` is a `call` of a function, which gets the operands `passed`; a call from
     outside has `procedures`, all that it reaches, and their blocks.
     """
@@ -89,6 +104,7 @@ class Call:
     callee: Procedure | None = None
     passed: Sequence[Use] = ()
     procedures: Sequence[Procedure] = ()
+    turns: Turns | None = None
 
     @property
     def fixed(self) -> bool:

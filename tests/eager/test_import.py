@@ -13,6 +13,8 @@ import pytest
 import mlvm.eager as ml
 from mlvm.eager import public
 
+pytestmark = pytest.mark.local(reason="it is of files")
+
 ROOMS = [
     "mlvm.eager.capture",
     "mlvm.eager.control",

@@ -10,6 +10,8 @@ from typing import Final
 
 import pytest
 
+pytestmark = pytest.mark.local(reason="types are checked, and nothing runs")
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 PROGRAM: Final = """

@@ -62,7 +62,7 @@ TASTES = [fusion.REFERENCE._replace(shortest=2), fusion.NATIVE]
 
 
 @given(steps(), st.booleans(), st.booleans(), st.sampled_from(TASTES))
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_plan_leaves_what_the_calls_leave_one_by_one(
     step: Step, fuse: bool, recompute: bool, policy: fusion.FusionPolicy
 ) -> None:
@@ -114,7 +114,7 @@ def test_scratch_is_only_for_what_has_no_other_place(step: Step) -> None:
 
 
 @given(steps())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_neither_chains_nor_calls_made_again_make_a_plan_larger(step: Step) -> None:
     with eager_to_change():
         plain, again, chains, both = [

@@ -31,7 +31,7 @@ from mlvm.eager.control.state import (
     require_integer,
     tensors,
 )
-from mlvm.eager.functions.creation import asarray, zeros
+from mlvm.eager.functions.creation import arange, asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
@@ -43,6 +43,7 @@ from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, with_leaves
+from mlvm.step.flow import Turns
 
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
 """A body: from the number of a turn, the state and a row of each of xs to the state, and a row of
@@ -199,6 +200,33 @@ def map(f: Body, xs: Tree) -> Tree:
     return scan(lambda _, x: (None, f(x)), None, xs)[1]
 
 
+def counted(
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    turns: Tensor | int,
+    total: int | None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensors, Tensors]:
+    """So many turns `body(i, state, rows)`: the last state, and what they make in stacks of `total`
+    rows."""
+    if blocks.is_recorded():
+        return _scan(body, init, xs, turns, total, reverse=reverse, stacked=total is not None)
+    if total is None:
+        count = integer("length", turns)
+
+        def turn(i: Tensor, state: Tensors) -> Tensors:
+            return body(count - 1 - i if reverse else i, state, [])[0]
+
+        return fori_loop(0, count, turn, init), []
+
+    def f(state: Tensors, row: tuple[Tensor, Tensors]) -> tuple[Tensors, Tensors]:
+        return body(row[0], state, row[1])
+
+    return scan(f, init, (arange(total), xs), turns, reverse=reverse)
+
+
 def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
@@ -314,6 +342,8 @@ def _loop(
         last = None  # the number of the last record
         if tape is not None and total is None:
             last = blocks.initialized(record, constant(-1, i64))
+    count = record.use(turns) if isinstance(turns, Tensor) else turns
+    given = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
@@ -324,6 +354,7 @@ def _loop(
         with taped(None):
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
+            counted, taken = record.use(now), [record.value_of(x) for x in rows]
         if tape is not None:
             params, rows = blocks.watched(tape, params), blocks.watched(tape, rows)
             if total is not None:
@@ -349,6 +380,8 @@ def _loop(
                 with taped(None):
                     overwrite(last, COPY, record.push([last, *kept]))
         results = [_stack(record, y, i, total) for y in made]
+        homes = [record.home_of(x) for x in (*results, *stacks)]
+        stacked_rows = [(h, record.use(x)) for h, x in zip(homes, [*made, *kept], strict=False)]
         with taped(None):
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
@@ -357,6 +390,8 @@ def _loop(
     for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
+    if count is not None:
+        record.calls[-1].turns = Turns(counted, count, total, reverse, given, taken, stacked_rows)
     finals, results = blocks.released(record, state), blocks.released(record, results)
     stacks = blocks.released(record, stacks)
     if tape is not None and segment is not None:

@@ -121,7 +121,8 @@ def next_key() -> Tensor:
 
 
 @contextmanager
-def _keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
+def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
+    """Inside the block, `next_key` has its keys from there; without a source, from the VM."""
     token = _source.set(source)
     try:
         yield
@@ -137,17 +138,17 @@ def drawing(keys: list[Tensor]) -> AbstractContextManager[None]:
         keys.append(source())
         return keys[-1]
 
-    return _keys_from(draw)
+    return keys_from(draw)
 
 
 def replaying(keys: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Inside the block, `next_key` gives these keys."""
-    return _keys_from(iter(keys).__next__)
+    return keys_from(iter(keys).__next__)
 
 
 def drawing_nowhere() -> AbstractContextManager[None]:
     """Inside the block, which is recorded and not run, no keys are added to a list, or taken."""
-    return _keys_from(None)
+    return keys_from(None)
 
 
 def _draw() -> Tensor:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from typing import Any, Final, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope
 from mlvm.arena.placement import rounded
@@ -85,6 +85,9 @@ class Recorder:
     view of. `held` has to live as long as what was recorded. While `again` is true, calls compute
     what was there before.
     """
+
+    what = "a captured function"
+    outer: frozenset[Tape] = frozenset()
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
@@ -182,10 +185,14 @@ class Recorder:
     def read(self, handle: TensorHandle) -> Array:
         self._require_live(handle)
         raise CaptureError(
-            f"{user_line()}: a value is read inside a captured function, and a later call would "
+            f"{user_line()}: a value is read inside {self.what}, and a later call would "
             f"not see its own; return the tensor, and read it outside, or let the program decide: "
             f"where, cond, while_loop, fori_loop, logical_and, check"
         )
+
+    def lifted(self, xs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What the function uses in place of these tensors. See `mlvm.eager.transform.trace`."""
+        return xs
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy values in that stay the same: each launch copies them from a tensor that is kept
@@ -195,11 +202,16 @@ class Recorder:
             return
         key = TensorType.of(array), array.tobytes()
         if key not in self._constants:
-            x = Arena(self.vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
+            recorders = [self]
+            while isinstance(recorders[-1].vm, Recorder):
+                recorders.append(recorders[-1].vm)
+            vm = recorders[-1].vm
+            x = Arena(vm, "constant", capacity=array.nbytes).alloc(key[0], Tensor)
             x.prepare()
-            self.vm.__class__.write(self.vm, x.handle, array)
+            vm.__class__.write(vm, x.handle, array)
             self._constants[key] = x
-            self._outside[id(_reference_to(x))] = _reference_to(x)
+            for each in recorders:
+                each._outside[id(_reference_to(x))] = _reference_to(x)
         self.launch(_COPY, (handle, self._constants[key].handle))
 
     def alloc_tensor(self, type: TensorType) -> TensorHandle:
@@ -715,9 +727,10 @@ def _only_call(program: Program) -> tuple[str, list[int], Attributes]:
 
 
 def _refused(what: str, remedy: str = "") -> CaptureError:
+    on = current_capture.get()
+    where = Recorder.what if on is None else on.what
     return CaptureError(
-        f"{user_line() or 'here'}: {what} inside a captured function; a later call could not do it "
-        f"again{remedy}"
+        f"{user_line() or 'here'}: {what} inside {where}; a later call could not do it again{remedy}"
     )
 
 
@@ -725,11 +738,26 @@ def _refused(what: str, remedy: str = "") -> CaptureError:
 def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
     have no bytes. Other threads are not affected, and may record at the same time."""
-    on = Recorder(vm, inputs)
+    with recorded_by(Recorder(vm, inputs)) as on:
+        yield on
+
+
+R = TypeVar("R", bound=Recorder)
+
+
+@contextmanager
+def recorded_by(on: R) -> Iterator[R]:
+    """`recording_of` by that recorder."""
+    vms = [on.vm]
+    while isinstance(vms[-1], Recorder):  # it is recorded what records a function
+        vms.append(vms[-1].vm)
     token = current_capture.set(on)
     try:
         layers = {name: _layer(on, name) for name in _REPLACED}
-        with observed(vm, **layers), on.arena.allocating():
+        with ExitStack() as stack:
+            for vm in vms:
+                stack.enter_context(observed(vm, **layers))
+            stack.enter_context(on.arena.allocating())
             yield on
     finally:
         on.close()

@@ -60,8 +60,11 @@ def taped(tape: Tape | None) -> Iterator[None]:
 
 class Capture(Protocol):
     """What launches are recorded by while a function is captured; `mlvm.eager.recording.recorder`
-    has one."""
+    has one. A tensor of a tape in `outer` is used by another, its `lifted` one."""
 
+    outer: frozenset[Tape]
+
+    def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
     def update(
         self,
         call: Any,

@@ -25,6 +25,9 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
 
     Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
     """
+    on = current_capture.get()
+    if on is not None and on.outer:
+        operands = on.lifted(operands)
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
@@ -100,6 +103,9 @@ def make_exclusive(x: Allocation) -> None:
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """`apply_into` for a result whose type fits, over bytes that nobody else needs."""
+    on = current_capture.get()
+    if on is not None and on.outer:
+        operands = on.lifted(operands)
     used = (out, *operands)
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))

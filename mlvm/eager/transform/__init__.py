@@ -1,1 +1,1 @@
-"""Functions made of functions: many lanes of one at once."""
+"""Functions made of functions: of batches, of directions, with derivatives of their own."""
