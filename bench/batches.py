@@ -2,10 +2,10 @@
 
 The Tree-LSTM and the LSTM of the suite `dynamic`, on 64 inputs of other shapes, and on one tree.
 `us_per_token` is the time of all inputs by their words. `mlvm-batch` runs them as one `ml.batch`,
-`mlvm-alone` one after the other, each as one captured program; that the bits are the same is checked
-before. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` each input by itself,
-compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the package
-`dyNET38` (Neubig et al., arXiv 1705.07860), as its users write it.
+`mlvm-alone` one after the other, each as one captured program; first the bits are compared, which
+are the same. `jax-vmap` is `jax.vmap` over inputs padded to the longest, `jax-alone` each input by
+itself, compiled for its shape before it is timed. `dynet` is DyNet 2 with `autobatch`, of the
+package `dyNET38` (Neubig et al., arXiv 1705.07860), as its users write it.
 """
 
 from __future__ import annotations

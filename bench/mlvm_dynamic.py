@@ -131,7 +131,9 @@ def batched(size: TreeSize | LstmSize) -> Run:
             most = 2 * max(size.leaves)
             first = np.cumsum([0, *size.leaves])
             words = np.concatenate([tree.words for tree in inputs])
-            nodes = [tree.nodes + [k, 0, 0] for tree, k in zip(inputs, first, strict=False)]
+            nodes = [
+                tree.nodes + np.array([k, 0, 0]) for tree, k in zip(inputs, first, strict=False)
+            ]
             arguments = [words, np.stack([_padded(each, most) for each in nodes])]
 
             def fn(words: Tensor, trees: Tensor) -> Tensor:

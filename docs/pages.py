@@ -53,7 +53,7 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad host_call captured branches checking checkpoint functions loops",
+        "grad host_call captured branches checking checkpoint functions loops lanes",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

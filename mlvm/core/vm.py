@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final
 
 import numpy as np
@@ -323,17 +322,6 @@ class VM(Identity):
                 return self._outputs(outputs) if outputs else []
             finally:
                 self.depth = depth - 1
-
-    def prepared(
-        self, program: Program, operands: tuple[Array, ...]
-    ) -> partial[list[Value]]:
-        """What runs the program on these arrays, again and again: for a host function, while the
-        VM is its own. Raises what `verify` raises."""
-        types = tuple(map(TensorType.of, operands))
-        verdict = verify(program, self.functions, types) if self.checked else None
-        code = link(program, self.functions, verdict, deferred=False)
-        code = bind(code, operands, self._workspace, checked=self.checked)
-        return partial(self._run, code, operands, self._store, self.functions)
 
     def estimate(self, program: Program, arg_types: Sequence[TensorType] = ()) -> Estimate:
         """What a launch on arguments of these types costs, without running it.

@@ -33,9 +33,12 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.callee import Value, is_tensor
 from mlvm.core.machine.frame import Frame, PythonFunction
+from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.run import MAX_DEPTH
+from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST
 from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, Array, DType, TensorType, u8
 from mlvm.core.vm import VM
 
@@ -73,6 +76,12 @@ class _Rows:
             if old is not None:
                 vm.dealloc_tensor(old)
         return first
+
+    def hold_one(self) -> None:
+        """Have room for one at least, which stands for those that nothing has been written to."""
+        if not len(self.data):
+            self.more(1)
+            self.used = 0
 
     def put(self, rows: Array) -> Array:
         """The numbers of new rows with these bytes."""
@@ -136,7 +145,17 @@ class _Part:
             operands.append(x[: type.nbytes].view(type.dtype.numpy).reshape(type.shape))
         vm = self._vm()
         assert vm is not None
-        return vm.prepared(self.program, tuple(operands))
+        return _prepared(vm, self.program, tuple(operands))
+
+
+def _prepared(vm: VM, program: Program, operands: tuple[Array, ...]) -> partial[list[Value]]:
+    """What runs the program on these arrays, again and again, as a launch does. Raises what
+    `verify` raises."""
+    types = tuple(map(TensorType.of, operands))
+    verdict = verify(program, vm.functions, types) if vm.checked else None
+    code = link(program, vm.functions, verdict, deferred=False)
+    code = bind(code, operands, vm._workspace, checked=vm.checked)
+    return partial(vm._run, code, operands, vm._store, vm.functions)
 
 
 class _Segment:
@@ -180,13 +199,16 @@ class Lanes:
         self.segments = [_Segment(vm, each) for each in told["segments"]]
         self.first = None if told["first"] is None else _Segment(vm, told["first"])
         self.hoisted: list[Array] = []
-        self.sites: list[Any] = [(site["sum"], site["sizes"], _Segment(vm, site)) for site in told["sites"]]
+        self.sites: list[Any] = [
+            (site["sum"], site["sizes"], _Segment(vm, site)) for site in told["sites"]
+        ]
         self.sums: int = told["sums"]
         self._vm = weakref.ref(vm)
         self.rows: dict[int, _Rows] = {}
         self.shared: list[Array] = []
         self._native: Any = None  # what runs its steps in C
         self._bound_to: list[Array] = []  # the shared operands of its programs
+        self._constants = [step[2:] for step in self.steps if step[0] == "const"]
         self._ends = {
             number: ([nbytes for _, nbytes in ins], [nbytes for _, nbytes in outs])
             for kind, number, ins, outs in [step for step in self.steps if step[0] == "run"]
@@ -197,7 +219,14 @@ class Lanes:
         self._areas: dict[tuple[int, int], Array] = {}
         self._shared_before: list[Array] = []
         self._handles: list[int] = []
-        scratch = max([part["nbytes"] for each in [*told["segments"], *told["sites"], told["first"] or {"parts": {}}] for part in each["parts"].values()], default=0)
+        scratch = max(
+            [
+                part["nbytes"]
+                for each in [*told["segments"], *told["sites"], told["first"] or {"parts": {}}]
+                for part in each["parts"].values()
+            ],
+            default=0,
+        )
         self.scratch = self._new(max(scratch, 1))
         self.hoisted = [self._new(nbytes) for nbytes in told["hoisted"]]
 
@@ -254,7 +283,9 @@ class Lanes:
             rows.used = 0
         self.shared = [*given, *self.hoisted]
         if self.first is not None:
-            self.first.part(1).run([given[i] for i in self.first.shared], self.hoisted, self.scratch)
+            self.first.part(1).run(
+                [given[i] for i in self.first.shared], self.hoisted, self.scratch
+            )
         if count < 0 or any(len(x) < count for x in (*args, *results)):
             raise OperandValueError(f"there are not as many as {count} lanes")
         regs = np.full((count, self.width), -1, np.int64)
@@ -300,6 +331,10 @@ class Lanes:
         if any(x is not y for x, y in zip(self.shared, self._bound_to, strict=False)):
             native.lanes.forget()
         self._bound_to = self.shared
+        if any(self.shared[number].nbytes < nbytes for number, nbytes in self._constants):
+            raise MachineError("a shared operand has fewer bytes than the code of lanes says")
+        for nbytes in native.sizes:
+            self.of(nbytes).hold_one()
         rows = [(self.of(nbytes).data, self.of(nbytes).used) for nbytes in native.sizes]
         return native.go(pool, regs, rows, self.shared)  # type: ignore[no-any-return]
 
@@ -330,7 +365,11 @@ class Lanes:
         return program_of(code, operands, vm.functions), given, left
 
     def run_segment(
-        self, segment: _Segment, operands: Sequence[tuple[Array, int]], outs: Sequence[int], total: int
+        self,
+        segment: _Segment,
+        operands: Sequence[tuple[Array, int]],
+        outs: Sequence[int],
+        total: int,
     ) -> list[Array]:
         """Run it for so many rows: operands are numbers of rows, and their sizes; of the results
         there are the sizes. Returns the numbers of the results' rows."""
@@ -455,16 +494,20 @@ class Run:
             self.regs = np.concatenate([self.regs, np.full((extra, self.lanes.width), -1)])
             for name in ("parent", "site", "at", "depth", "waits"):
                 before = getattr(self, name)
-                setattr(self, name, np.concatenate([before, np.full(extra, 0 if name in ("depth", "waits") else -1)]))
+                setattr(
+                    self,
+                    name,
+                    np.concatenate(
+                        [before, np.full(extra, 0 if name in ("depth", "waits") else -1)]
+                    ),
+                )
         new = np.arange(first, self.n)
         self.parent[first : self.n] = parents
         self.site[first : self.n] = site
         if site >= 0:
             self.depth[first : self.n] = self.depth[parents] + 1
             if count and self.depth[first : self.n].max() > MAX_DEPTH:
-                raise LimitExceeded(
-                    f"{MAX_DEPTH} calls lie within each other, the most that may"
-                )
+                raise LimitExceeded(f"{MAX_DEPTH} calls lie within each other, the most that may")
         return new
 
     def go(self) -> Ended:
@@ -476,7 +519,10 @@ class Run:
             waiting = self.ready.pop(pc)
             self._steps(pc, waiting[0] if len(waiting) == 1 else np.concatenate(waiting))
         said = [
-            (np.concatenate([frames for frames, _ in each]), list(map(np.concatenate, zip(*[rows for _, rows in each], strict=True))))
+            (
+                np.concatenate([frames for frames, _ in each]),
+                list(map(np.concatenate, zip(*[rows for _, rows in each], strict=True))),
+            )
             if each
             else (np.empty(0, np.int64), [])
             for each in self.said
@@ -646,8 +692,10 @@ def register(vm: VM) -> None:
     """Make the function known to the VM's programs."""
     reference = weakref.ref(vm)
     known: dict[str, Lanes] = {}
+    version = 0
 
     def run(frame: Frame) -> None:
+        nonlocal version
         machine = reference()
         assert machine is not None  # it runs a program
         if machine.memory is not HOST:
@@ -657,6 +705,10 @@ def register(vm: VM) -> None:
         if not isinstance(text, str):
             raise MachineError(f"{RUN} takes its code as an attribute")
         try:
+            if version != int(machine.functions.version):
+                version = int(machine.functions.version)
+                while known:  # their programs call functions that may have been replaced
+                    known.popitem()[1].free()
             lanes = known.pop(text, None)
             if lanes is None:
                 if len(known) >= _MOST_CODES:

@@ -31,6 +31,12 @@ SUM_COUNTS: Final = (1, 4, 16, 64, 256)
 _LIGHT: Final = 64
 """Bytes of a value that control flow is made of; a segment of these does not wait for others."""
 
+_HARMLESS: Final = frozenset(
+    """arange broadcast_to concat eye full linspace matmul max mean permute_dims reshape slice sum
+    zeros""".split()
+)
+"""Ops beside elementwise ones that refuse no values: they may run where no lane would."""
+
 _Key: TypeAlias = Value | Home
 _Step: TypeAlias = list[Any]
 
@@ -43,9 +49,9 @@ def lanes_of(
     sums: Mapping[Home, int],
     policy: FusionPolicy,
 ) -> str:
-    """The code of a function. `main` has only arguments as parameters, and leaves `results`. Of what
-    it reads from outside, `shared` has the uses in their order. What is added to the homes `sums`
-    is summed up over all frames.
+    """The code of a function. `main` has only arguments as parameters, and leaves `results`. Of
+    what it reads from outside, `shared` has the uses in their order. What is added to the homes
+    `sums` is summed up over all frames.
 
     Raises `CaptureError` for a host function in it that lanes cannot run, and for an update of
     what lies outside.
@@ -279,17 +285,14 @@ class _Writer:
         assert call.op is not None
         [out] = call.outs
         name = call.op.name
-        if out.value.home is None and all(map(self.is_shared, call.ins)):
-            self.shared[out.value] = self.given + len(self.hoisted)
-            self.hoisted.append(out)
-            self.first_calls.append(call)
+        is_same = all(map(self.is_shared, call.ins)) and (call.op.elementwise or name in _HARMLESS)
+        if is_same and out.value.home is None:
+            self.hoist(call, out)
             return True
-        if all(map(self.is_shared, call.ins)) and name != "copy":
+        if is_same and name != "copy":
             self.flush()
             other = Use(Value(out.type.nbytes), out.type)
-            self.shared[other.value] = self.given + len(self.hoisted)
-            self.hoisted.append(other)
-            self.first_calls.append(_with_out(call, other))
+            self.hoist(call, other)
             self.to(out, other)
             return True
         if name in ("copy", "reshape"):
@@ -316,6 +319,14 @@ class _Writer:
             self.emit("put", to, given, at, length, rows, nbytes, index.type.dtype.numpy.str)
             return True
         return False
+
+    def hoist(self, call: Call, out: Use) -> None:
+        """Make a call once, before all lanes: it has the same operands in each."""
+        self.shared[out.value] = self.given + len(self.hoisted)
+        self.hoisted.append(out)
+        self.first_calls.append(
+            Call(call.name, call.op, call.attributes, [out], call.ins, call.line)
+        )
 
     def to(self, out: Use, source: Use) -> None:
         """Let a register have a value."""
@@ -399,31 +410,51 @@ class _Writer:
         name, total = call.op.name, call.outs[0]
         operands = list(call.ins[1:])
         product = self.taken_apart.get(operands[0].value)
-        if name not in ("add", "index_add", "slice_add") or call.ins[0].value.home is not total.value.home:
+        if (
+            name not in ("add", "index_add", "slice_add")
+            or call.ins[0].value.home is not total.value.home
+        ):
             raise CaptureError(f"{call.line or 'here'}: a lane updates what lies outside of it")
         if product is not None:
             operands = list(product.ins)
         registers = [self.read(use) for use in operands]
         parts: dict[str, Any] = {}
         counts = SUM_COUNTS
-        by_index = name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
+        by_index = (
+            name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
+        )
         if name != "add" and not by_index:
             counts = (1,)
         for count in counts:
             before = Use(Value(total.type.nbytes, Home("input", 0, total.type)), total.type)
             rows = [
-                Use(Value(count * use.type.nbytes, Home("input", i, _rows(use.type, count))), _rows(use.type, count))
+                Use(
+                    Value(count * use.type.nbytes, Home("input", i, _rows(use.type, count))),
+                    _rows(use.type, count),
+                )
                 for i, use in enumerate(operands, 1)
             ]
             end = Use(Value(total.type.nbytes, Home("output", 0, total.type)), total.type)
             made: list[Call] = []
             if product is not None:
-                merged = [Use(x.value, x.type.with_shape((x.type.shape[0] * x.type.shape[1], x.type.shape[2]))) for x in rows]
+                merged = [
+                    Use(
+                        x.value,
+                        x.type.with_shape((x.type.shape[0] * x.type.shape[1], x.type.shape[2])),
+                    )
+                    for x in rows
+                ]
                 part = Use(Value(total.type.nbytes), product.outs[0].type)
-                made = [_op("matmul", product.attributes, part, merged), _op("add", {}, end, [before, Use(part.value, total.type)])]
+                made = [
+                    _op("matmul", product.attributes, part, merged),
+                    _op("add", {}, end, [before, Use(part.value, total.type)]),
+                ]
             elif name == "add":
                 part = Use(Value(total.type.nbytes), total.type)
-                made = [_op("sum", OPS["sum"].bind({"axis": (0,)}), part, rows), _op("add", {}, end, [before, part])]
+                made = [
+                    _op("sum", OPS["sum"].bind({"axis": (0,)}), part, rows),
+                    _op("add", {}, end, [before, part]),
+                ]
             elif by_index:
                 made = [_op(name, call.attributes, end, [before, *rows])]
             else:
@@ -457,7 +488,9 @@ class _Writer:
             return call.op.name, call.attributes, types
         return over_lanes(call.op, call.attributes, types, which, count)
 
-    def segment(self, calls: list[Call], around: list[Call], counts: Sequence[int] = COUNTS) -> None:
+    def segment(
+        self, calls: list[Call], around: list[Call], counts: Sequence[int] = COUNTS
+    ) -> None:
         if not calls:
             return
         mine = {id(call) for call in calls}
@@ -480,9 +513,7 @@ class _Writer:
             if isinstance(key, Home) or self.readers.get(value, set()) - mine
         ]
         self.settle([*ins, *outs])
-        light = all(
-            use.type.nbytes <= _LIGHT for call in calls for use in (*call.outs, *call.ins)
-        )
+        light = all(use.type.nbytes <= _LIGHT for call in calls for use in (*call.outs, *call.ins))
         parts = {
             str(count): self.compiled(self.rows_of(calls, count, list(ins), list(shared), outs))
             for count in counts
@@ -496,7 +527,12 @@ class _Writer:
             self.heavy.append(at)
 
     def rows_of(
-        self, calls: Sequence[Call], count: int, ins: list[_Key], shared: list[_Key], outs: list[_Key]
+        self,
+        calls: Sequence[Call],
+        count: int,
+        ins: list[_Key],
+        shared: list[_Key],
+        outs: list[_Key],
     ) -> list[Call]:
         """The calls, each for so many rows."""
         now: dict[_Key, Value] = {}
@@ -504,7 +540,7 @@ class _Writer:
         made: list[Call] = []
         for i, call in enumerate(calls):
             found = self.batched(call, count)
-            assert found is not None and call.op is not None
+            assert found is not None
             name, attributes, types = found
             operands = []
             for use, type in zip(call.ins, types, strict=True):
@@ -523,7 +559,9 @@ class _Writer:
             if key in outs and last[key] == i:
                 value.home = Home("output", outs.index(key), out_type)
             now[key] = value
-            made.append(Call(f"{name}{OUT}", op, attributes, [Use(value, out_type)], operands, call.line))
+            made.append(
+                Call(f"{name}{OUT}", op, attributes, [Use(value, out_type)], operands, call.line)
+            )
         return made
 
     def compiled(self, calls: list[Call]) -> dict[str, Any]:
@@ -559,11 +597,22 @@ class _Writer:
                 for use in call.ins:
                     if use.value not in now:
                         inputs.append(self.shared[use.value])
-                        now[use.value] = Value(use.type.nbytes, Home("input", len(inputs) - 1, use.type))
+                        now[use.value] = Value(
+                            use.type.nbytes, Home("input", len(inputs) - 1, use.type)
+                        )
                     operands.append(Use(now[use.value], use.type))
                 [out] = call.outs
                 now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
-                made.append(Call(call.name, call.op, call.attributes, [Use(now[out.value], out.type)], operands, call.line))
+                made.append(
+                    Call(
+                        call.name,
+                        call.op,
+                        call.attributes,
+                        [Use(now[out.value], out.type)],
+                        operands,
+                        call.line,
+                    )
+                )
             first = {"shared": inputs, "parts": {"1": self.compiled(made)}}
         code = {
             "results": len(returned),
@@ -585,10 +634,6 @@ class _Writer:
 
 def _op(name: str, attributes: Attributes, out: Use, ins: Sequence[Use]) -> Call:
     return Call(f"{name}{OUT}", OPS[name], attributes, [out], list(ins))
-
-
-def _with_out(call: Call, out: Use) -> Call:
-    return Call(call.name, call.op, call.attributes, [out], call.ins, call.line)
 
 
 def _rows(type: TensorType, count: int) -> TensorType:

@@ -49,6 +49,8 @@ def over_lanes(
     op: Op, attributes: Attributes, types: Types, which: Sequence[bool], count: int
 ) -> Made:
     """The op over so many lanes, or None where it has to run lane by lane."""
+    if not any(which):
+        return None
     lane = Lane(attributes, types, which, count)
     rule = _RULES.get(op.name)
     if rule is not None:
@@ -102,7 +104,9 @@ def _reduced(name: str, lane: Lane) -> Made:
     if axis is None:
         axes = tuple(range(rank))
     else:
-        axes = tuple([normalize_axis(a, rank) for a in (axis if isinstance(axis, tuple) else [axis])])
+        axes = tuple(
+            [normalize_axis(a, rank) for a in (axis if isinstance(axis, tuple) else [axis])]
+        )
     return name, lane.given(axis=tuple([a + 1 for a in axes])), lane.all_rows()
 
 

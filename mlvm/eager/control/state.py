@@ -41,7 +41,10 @@ def tensors(tree: Tree) -> list[Tensor]:
 
 
 def as_like(
-    before: Tree, after: Tree, what: str, fits: Callable[[TensorType, TensorType], bool] = operator.is_
+    before: Tree,
+    after: Tree,
+    what: str,
+    fits: Callable[[TensorType, TensorType], bool] = operator.is_,
 ) -> Tree:
     """The second tree, in the order of the first. Raise `DTypeError` or `ShapeError` if it has
     another structure, or types that do not fit. `what` says what has made it, out of what: "a body

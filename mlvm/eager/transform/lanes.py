@@ -111,9 +111,11 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
     input, as for `map`, and results are stacked: [n, ...]; `count` says how many of these there
     are, the first, and may be known at run time only. The other rows of results are zeros.
 
-    `fn` is called once or twice, to be recorded for one lane. It may use tensors from outside, such as
-    weights, but not update them, nor draw from the global random keys. Gradients go to the inputs,
-    and to what it uses from outside: the way back runs the lanes again, there and back.
+    `fn` is called once or twice, to be recorded for one lane. It may use tensors from outside, such
+    as weights, but not update them, nor draw from the global random keys. Gradients go to the
+    inputs, and to what it uses from outside: the way back runs the lanes again, there and back.
+    What lanes add to the gradient of a weight is added up lane by lane, in the order in which calls
+    run one by one.
 
     Raises `ShapeError` or `DTypeError` for inputs that differ, `AttributeRefused` for a count
     beside a list, `CaptureError` for what a captured function may not do, `LimitExceeded` for calls
@@ -121,8 +123,8 @@ def batch(fn: Callable[[Any], Any]) -> Batch:
 
     Source: Radul et al., Automatically Batching Control-Intensive Programs, arXiv 1910.11141.
 
-        >>> halvings = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + halvings(x / 2)))
-        >>> ml.batch(halvings)([ml.asarray(1.0), ml.asarray(100.0)])
+        >>> logs = ml.function(lambda x: ml.cond(x < 1.0, lambda: 0, lambda: 1 + logs(x / 2)))
+        >>> ml.batch(logs)([ml.asarray(1.0), ml.asarray(100.0)])
         [Tensor(1, i64[]), Tensor(7, i64[])]
     """
     if not callable(fn):
@@ -288,7 +290,12 @@ def _code(found: Recorded, cells: list[Cell]) -> _Code:
         if use.value.home is None or use.value.home not in sums:
             uses.setdefault(use.value, use)
     text = lanes_of(
-        found.procedure, found.callees, found.results, list(uses.values()), sums, policy_of(record.vm)
+        found.procedure,
+        found.callees,
+        found.results,
+        list(uses.values()),
+        sums,
+        policy_of(record.vm),
     )
     types = [use.type for use in found.results]
     shared = [record.holder_of(value) for value in uses]

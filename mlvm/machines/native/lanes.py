@@ -1,4 +1,4 @@
-"""Frames of many lanes on their way in C: what `machine/lanes.c` is given, and what it asks Python."""
+"""Frames of many lanes on their way in C: what `machine/lanes.c` gets, and what it asks Python."""
 
 from __future__ import annotations
 
@@ -42,6 +42,12 @@ class NativeLanes:
     ) -> None:
         self._part, self.run, self._grow = part, run, grow
         self._steps = steps
+        self._width, self._nshared = width, nshared
+        if not steps or steps[-1][0] not in ("return", "jump"):
+            raise MachineError("the code of lanes has no end")
+        self._within(heavy, len(steps))
+        self._within([step[1] for step in steps if step[0] == "run"], len(segments))
+        self._within([step[1] for step in steps if step[0] == "add"], len(sites))
         self.sizes: list[int] = []
         code: list[int] = []
         at: list[int] = []
@@ -55,53 +61,73 @@ class NativeLanes:
         arrays = _ints(code), _ints(at), _ints(heavy)
         self.lanes = Lanes(*arrays, width, _ints(self.sizes), told, _ints(sites), nshared)
 
+    @staticmethod
+    def _within(numbers: Sequence[int], most: int) -> None:
+        """Raise `MachineError` for a number that there is nothing of: C looks at none of them."""
+        if any(not isinstance(n, int) or not 0 <= n < most for n in numbers):
+            raise MachineError("the code of lanes has a number that is out of range")
+
+    def _registers(self, *numbers: int) -> list[int]:
+        self._within(numbers, self._width)
+        return list(numbers)
+
+    def _place(self, pc: int) -> int:
+        self._within([pc], len(self._steps))
+        return pc
+
     def _size(self, nbytes: int) -> int:
         """The number of that size of rows."""
+        self._within([nbytes], 1 << 62)
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
 
     def _flat(self, kind: str, *rest: Any) -> list[int]:
         """A step as numbers, as `machine/lanes.c` reads it."""
+        reg, size = self._registers, self._size
         if kind == "run":
             number, ins, outs = rest
-            of = [[x for r, nbytes in each for x in (r, self._size(nbytes))] for each in (ins, outs)]
+            of = [[x for r, n in each for x in (*reg(r), size(n))] for each in (ins, outs)]
             return [number, len(ins), *of[0], len(outs), *of[1]]
-        if kind in ("dup", "const"):
-            to, of, nbytes = rest
-            return [to, of, self._size(nbytes)]
+        if kind == "dup":
+            to, of_, nbytes = rest
+            return [*reg(to, of_), size(nbytes)]
+        if kind == "const":
+            to, number, nbytes = rest
+            self._within([number], self._nshared)
+            return [*reg(to), number, size(nbytes)]
         if kind == "take":
-            to, of, index, length, nbytes, dtype = rest
-            sizes = self._size(length * nbytes), self._size(nbytes)
-            return [to, of, sizes[0], length, sizes[1], *self._index(index, dtype)]
+            to, of_, index, length, nbytes, dtype = rest
+            sizes = size(length * nbytes), size(nbytes)
+            return [*reg(to, of_), sizes[0], length, sizes[1], *self._index(index, dtype)]
         if kind == "put":
             to, value, index, length, count, nbytes, dtype = rest
-            sizes = self._size(length * nbytes), self._size(count * nbytes)
-            return [to, value, sizes[0], length, sizes[1], count, *self._index(index, dtype)]
+            sizes = size(length * nbytes), size(count * nbytes)
+            return [*reg(to, value), sizes[0], length, sizes[1], count, *self._index(index, dtype)]
         if kind == "split":
             register, nbytes, dtype, other = rest
-            return [register, self._size(nbytes), np.dtype(dtype).kind == "f", other]
+            is_float = np.dtype(dtype).kind == "f"
+            return [*reg(register), size(nbytes), is_float, self._place(other)]
         if kind == "call":
             entry, passed, left = rest
-            pairs = [[r for pair in each for r in pair] for each in (passed, left)]
-            return [entry, len(passed), *pairs[0], len(left), *pairs[1]]
-        if kind == "push":
-            number, registers = rest
-            return [number, self._size(8), len(registers), *registers]
-        if kind == "read":
-            outs, number = rest
-            return [number, self._size(8), len(outs), *outs]
+            pairs = [reg(*[r for pair in each for r in pair]) for each in (passed, left)]
+            return [self._place(entry), len(passed), *pairs[0], len(left), *pairs[1]]
+        if kind in ("push", "read"):
+            number, registers = rest if kind == "push" else rest[::-1]
+            return [*reg(number), size(8), len(registers), *reg(*registers)]
         if kind == "add":
             number, registers = rest
-            return [number, len(registers), *registers]
+            return [number, len(registers), *reg(*registers)]
         if kind == "check":
             register, nbytes, _ = rest
-            return [register, self._size(nbytes)]
-        return list(rest)
+            return [*reg(register), size(nbytes)]
+        return [self._place(*rest)] if kind == "jump" else reg(*rest)
 
     def _index(self, register: int, dtype: str) -> list[int]:
         of = np.dtype(dtype)
-        return [register, self._size(of.itemsize), of.kind == "i"]
+        if of.kind not in "iu":
+            raise MachineError(f"the code of lanes has an index of {of}")
+        return [*self._registers(register), self._size(of.itemsize), of.kind == "i"]
 
     def go(
         self, pool: Pool, first: Array, rows: Sequence[tuple[Array, int]], shared: Sequence[Array]

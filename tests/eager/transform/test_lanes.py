@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,9 @@ def in_place(x: ml.Tensor) -> ml.Tensor:
     (in_place, [noise(3) for _ in range(2)]),
     (lambda x: (x, x.shape[0], ml.zeros((0, 2)), ml.zeros((0,)) @ ml.zeros((0, 3))), [noise(2)]),
 )
-def test_a_batch_has_the_bits_of_each_input_alone(fn: Callable[..., Any], inputs: list[Any]) -> None:
+def test_a_batch_has_the_bits_of_each_input_alone(
+    fn: Callable[..., Any], inputs: list[Any]
+) -> None:
     alone = [fn(x) for x in inputs]
     captured = ml.capture(lambda xs: ml.batch(fn)(xs))
     assert equal(ml.batch(fn)(inputs), [ml.tree.map(ml.asarray, each) for each in alone])
@@ -294,7 +297,11 @@ ONE = ml.asarray(1.0)
 @cases(
     "error, text, call",
     (LimitExceeded, "10000 calls lie within each other", lambda: ml.batch(endless)([ONE])),
-    (ShapeError, r"f32\[1,3\].*not f32\[1,2\]", lambda: ml.batch(sum)([[noise(1, 2)], [noise(1, 3)]])),
+    (
+        ShapeError,
+        r"f32\[1,3\].*not f32\[1,2\]",
+        lambda: ml.batch(sum)([[noise(1, 2)], [noise(1, 3)]]),
+    ),
     (DTypeError, "i64.*not f32", lambda: ml.batch(ml.abs)([ONE, ml.asarray(1)])),
     (DTypeError, "dict", lambda: ml.batch(ml.abs)([ONE, {"x": ONE}])),
     (DTypeError, "batch takes a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
@@ -323,3 +330,37 @@ def test_no_code_of_lanes_is_refused() -> None:
     for code in ("{}", "", '{"results":0}'):
         program = Program.of_op(lanes.RUN, 1, {"code": code}, 0)
         refuses(MachineError, "no code of lanes", vm.launch, program, (handle,))
+
+
+@cases(
+    "steps, text",
+    ([["return"]], ""),
+    ([["move", 0, 0]], "no end"),
+    ([["move", 0, 5], ["return"]], "out of range"),
+    ([["jump", 7]], "out of range"),
+    ([["run", 3, [], []], ["return"]], "out of range"),
+    ([["const", 0, 2, 8], ["return"]], "out of range"),
+    ([["take", 0, 0, 0, 2, 4, "<f4"], ["return"]], "index of float32"),
+    ([["read", [0], 0], ["return"]], "no such record"),
+    ([["leap"], ["return"]], "no code of lanes"),
+)
+def test_code_of_anybody_reaches_no_memory_but_its_own(steps: Any, text: str) -> None:
+    code = {
+        **dict.fromkeys(("results", "args", "width"), 1),
+        **dict.fromkeys(("shared", "sums"), 0),
+        **dict.fromkeys(("heavy", "segments", "sites", "hoisted"), []),
+        **dict.fromkeys(("params", "returned"), [[0, 8]]),
+        "first": None,
+        "steps": steps,
+    }
+    vm = ml.VM()
+    x, y = (vm.alloc_tensor(ml.TensorType("i64", (2,))) for _ in range(2))
+    count = vm.alloc_tensor(ml.TensorType("i64", ()))
+    vm.write(count, np.array(2))
+    vm.write(x, np.array([7, 8]))
+    program = Program.of_op(lanes.RUN, 3, {"code": json.dumps(code)}, 0)
+    if text:
+        refuses(MachineError, f"{text}|no code of lanes", vm.launch, program, (y, count, x))
+    else:
+        vm.launch(program, (y, count, x))
+        assert vm.read(y).tolist() == [7, 8]

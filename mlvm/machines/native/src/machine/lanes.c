@@ -111,9 +111,11 @@ static int64_t more(LanesObject *self, int64_t size, int64_t count)
     return first;
 }
 
+/* The row of that number; of one that nothing has been written to, the first. */
 static inline char *row(const LanesObject *self, int64_t size, int64_t number)
 {
-    return self->rows[size].data + number * self->rows[size].nbytes;
+    const Rows *rows = &self->rows[size];
+    return rows->data + ((uint64_t)number < (uint64_t)rows->room ? number : 0) * rows->nbytes;
 }
 
 static inline int64_t *reg(const LanesObject *self, int64_t frame, int64_t number)
@@ -445,6 +447,8 @@ static int go_on(LanesObject *self, int64_t pc, List *frames, char **stays, int6
             break;
         }
         case STEP_jump:
+            if (PyErr_CheckSignals())
+                return -1;
             pc = s[0] - 1;
             break;
         case STEP_call:
@@ -469,7 +473,8 @@ static int go_on(LanesObject *self, int64_t pc, List *frames, char **stays, int6
         case STEP_read: /* number, its size, how many, registers */
             for (int64_t i = 0; i < count; i++) {
                 int64_t number = *(int64_t *)row(self, s[1], *reg(self, of[i], s[0]));
-                if (number < 0 || number >= self->record_at.count)
+                if (number < 0 || number >= self->record_at.count ||
+                    self->record_at.of[number] + s[2] > self->records.count)
                     return refuse(self, "record", number, 0);
                 for (int64_t k = 0; k < s[2]; k++)
                     *reg(self, of[i], s[3 + k]) = self->records.of[self->record_at.of[number] + k];
