@@ -41,9 +41,7 @@ _kept: list[Any] = []  # the process ends with an error when a collection of par
 
 @cache
 def _dynet() -> Any:
-    import dynet_config
-
-    dynet_config.set(mem=1024, autobatch=True)
+    importlib.import_module("dynet_config").set(mem=1024, autobatch=True)
     return importlib.import_module("dynet")
 
 

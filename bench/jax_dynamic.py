@@ -147,7 +147,7 @@ def padded_together(size: Any) -> Run:
 
     if isinstance(size, LstmSize):
         given = [stacked(inputs), jnp.asarray(size.lengths)]
-        forward = _padded_last_state
+        forward: Callable[..., Any] = _padded_last_state
     else:
         words, children = zip(*[in_order(tree) for tree in inputs], strict=True)
         most = max(map(len, words))

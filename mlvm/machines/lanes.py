@@ -97,7 +97,8 @@ class _Rows:
     def of(self, numbers: Array, dtype: Any) -> Array:
         """What these rows hold, each one element."""
         chosen = np.take(self.data, numbers, axis=0, mode="clip")
-        return chosen.view(dtype)[:, 0]
+        held: Array = chosen.view(dtype)[:, 0]
+        return held
 
     def parts(self, nbytes: int) -> Array:
         """The rows in use, each in parts of so many bytes."""

@@ -32,8 +32,10 @@ _LIGHT: Final = 64
 """Bytes of a value that control flow is made of; a segment of these does not wait for others."""
 
 _HARMLESS: Final = frozenset(
-    """arange broadcast_to concat eye full linspace matmul max mean permute_dims reshape slice sum
-    zeros""".split()
+    [
+        *("full", "zeros", "arange", "linspace", "eye", "matmul", "sum", "mean", "max"),
+        *("reshape", "broadcast_to", "permute_dims", "concat", "slice"),
+    ]
 )
 """Ops beside elementwise ones that refuse no values: they may run where no lane would."""
 
@@ -419,7 +421,7 @@ class _Writer:
             operands = list(product.ins)
         registers = [self.read(use) for use in operands]
         parts: dict[str, Any] = {}
-        counts = SUM_COUNTS
+        counts: Sequence[int] = SUM_COUNTS
         by_index = (
             name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
         )

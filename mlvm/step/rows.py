@@ -19,12 +19,12 @@ Types: TypeAlias = Sequence[TensorType]
 
 class Lane(NamedTuple):
     """A call in one lane: the types of its operands, and which of these have a row for each lane.
-    It is to run for `count` lanes."""
+    It is to run for so many lanes, in `total`."""
 
     attributes: Mapping[str, Any]
     types: Types
     which: Sequence[bool]
-    count: int
+    total: int
 
     def rows(self, i: int, rank: int = 0) -> TensorType:
         """The type of an operand with its lanes, of so many axes in a lane or more."""
@@ -32,7 +32,7 @@ class Lane(NamedTuple):
         if not self.which[i]:
             return type
         ahead = (1,) * (rank - type.ndim)
-        return type.with_shape((self.count, *ahead, *type.shape))
+        return type.with_shape((self.total, *ahead, *type.shape))
 
     def all_rows(self, rank: int = 0) -> list[TensorType]:
         return [self.rows(i, rank) for i in range(len(self.types))]
@@ -65,7 +65,7 @@ def _matmul(name: str, lane: Lane) -> Made:
     many_x, many_y = lane.which
     transposes = lane.attributes["transpose_x"], lane.attributes["transpose_y"]
     if not many_y and y.ndim == 2 and many_x and (x.ndim == 1 or not transposes[0]):
-        merged = (math.prod((lane.count, *x.shape[:-1])), x.shape[-1])
+        merged = (math.prod((lane.total, *x.shape[:-1])), x.shape[-1])
         return name, lane.given(transpose_x=False), (x.with_shape(merged), y)
     if x.ndim < 2 or y.ndim < 2:
         return None
@@ -114,7 +114,7 @@ def _shaped(name: str, lane: Lane) -> Made:
     """An op that makes a given shape of its operand."""
     shape = lane.attributes["shape"]
     rank = 0 if name == "reshape" else len(shape)
-    return name, {"shape": (lane.count, *shape)}, lane.all_rows(rank)
+    return name, {"shape": (lane.total, *shape)}, lane.all_rows(rank)
 
 
 def _full(name: str, lane: Lane) -> Made:
@@ -123,7 +123,7 @@ def _full(name: str, lane: Lane) -> Made:
 
 def _sliced(name: str, lane: Lane) -> Made:
     """A slice, or something in the place of one."""
-    whole = {"start": 0, "step": 1, "length": lane.count, "shape": lane.count}
+    whole = {"start": 0, "step": 1, "length": lane.total, "shape": lane.total}
     changed = {key: (whole[key], *value) for key, value in lane.attributes.items()}
     return name, changed, lane.all_rows()
 

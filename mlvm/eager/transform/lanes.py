@@ -37,7 +37,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import concat, stack, unstack
-from mlvm.eager.recording.recorder import MustMove, recording_of
+from mlvm.eager.recording.recorder import MustMove, current_capture, recording_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.constants import constant, prepare_constants
 from mlvm.eager.tensor.context import current_arena, taped
@@ -47,7 +47,7 @@ from mlvm.eager.tree import Tree, with_leaves
 from mlvm.machines import lanes
 from mlvm.step.blocks import free
 from mlvm.step.flow import Use, Value
-from mlvm.step.fusion import policy_of
+from mlvm.step.fusion import FusionPolicy, policy_of
 from mlvm.step.lanes import lanes_of
 
 _Body: TypeAlias = Callable[[Tensors], Tensors]
@@ -295,11 +295,21 @@ def _code(found: Recorded, cells: list[Cell]) -> _Code:
         found.results,
         list(uses.values()),
         sums,
-        policy_of(record.vm),
+        _policy(),
     )
     types = [use.type for use in found.results]
     shared = [record.holder_of(value) for value in uses]
     return _Code(text, types, [cell.type for cell in cells], shared)
+
+
+def _policy() -> FusionPolicy:
+    """Which chains suit the VM, which may have to be asked that, and not the recorder."""
+    vm = blocks.recorder().vm
+    token = current_capture.set(None)
+    try:
+        return policy_of(vm)
+    finally:
+        current_capture.reset(token)
 
 
 def _pull(
