@@ -220,8 +220,8 @@ def test_no_schedule_changes_a_bit_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> 
     expected, orders = grads(), [list[int](), list[int]()]
     for choose, order in zip((min, max), orders, strict=True):
 
-        def choice(self: Any, choose: Any = choose, order: Any = order) -> int:
-            order.append(int(choose(self.ready)))
+        def choice(self: Any, choose: Any = choose, order: list[int] = order) -> int:
+            order.append(choose(self.ready))
             return order[-1]
 
         monkeypatch.setattr(run, "choice", choice)
@@ -271,7 +271,7 @@ def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
 
 def test_a_batch_in_a_lane_goes_row_by_row() -> None:
     rows = [noise(3, 2), noise(3, 2)]
-    inner = lambda x: ml.batch(lambda row: ml.tanh(row) @ row)(x)  # noqa: E731
+    inner: Any = ml.batch(lambda row: ml.tanh(row) @ row)
     assert equal(ml.batch(inner)(rows), [inner(x) for x in rows])
 
 
