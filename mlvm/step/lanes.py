@@ -156,12 +156,11 @@ class _Writer:
         self.width = 0
         # Of the function that is being written:
         self.regs: dict[_Key, int] = {}
-        self.sizes: dict[_Key, int] = {}
         self.readers: dict[Value, set[int]] = {}
         self.owned: set[Home] = set()
         self.pending: list[Call] = []
         self.awaited: set[_Key] = set()
-        self.taken_apart: dict[Value, Call] = {}  # products that only sums use
+        self.products: dict[Value, Call] = {}  # see `_products`
 
     # --- functions --------------------------------------------------------------------------
 
@@ -171,9 +170,9 @@ class _Writer:
         """Write a function. Returns the registers that have its results, and their sizes."""
         self.entries[procedure] = len(self.steps)
         self.regs = self.registers[procedure] = {}
-        self.sizes, self.awaited, self.pending = {}, set(), []
+        self.awaited, self.pending = set(), []
         for home in procedure.params:
-            self.register(home, home.type.nbytes)
+            self.register(home)
         everything = list(with_blocks(calls))
         self.readers = {}
         for call in everything:
@@ -190,24 +189,7 @@ class _Writer:
             for call in everything
             if _is_update(call) and call.outs[0].value.home is not None
         }
-        makers = {use.value: call for call in everything for use in call.outs}
-        self.taken_apart = {}
-        for call in everything:
-            if self._is_sum(call) and call.op is not None and call.op.name == "add":
-                part = call.ins[1]
-                maker = makers.get(part.value)
-                if (
-                    maker is not None
-                    and maker.op is not None
-                    and maker.op.name == "matmul"
-                    and maker.attributes["transpose_x"]
-                    and not maker.attributes["transpose_y"]
-                    and all(use.type.ndim == 2 for use in maker.ins)
-                    and not any(self.is_shared(use) for use in maker.ins)
-                    and part.value.home is None
-                    and self.readers[part.value] == {id(call)}
-                ):
-                    self.taken_apart[part.value] = maker
+        self.products = self._products(everything)
         self.calls(calls)
         self.flush()
         self.join()
@@ -216,8 +198,31 @@ class _Writer:
         self.width = max(self.width, len(self.regs))
         return returned
 
-    def register(self, key: _Key, nbytes: int) -> int:
-        self.sizes[key] = nbytes
+    def _products(self, calls: Sequence[Call]) -> dict[Value, Call]:
+        """The products x^T y that are only added to a sum: rows of x and y are kept for it instead,
+        and make one product in the end."""
+        makers = {use.value: call for call in calls for use in call.outs}
+        found: dict[Value, Call] = {}
+        for call in calls:
+            if not (self._is_sum(call) and call.op is not None and call.op.name == "add"):
+                continue
+            part = call.ins[1].value
+            maker = makers.get(part)
+            if (
+                maker is not None
+                and maker.op is not None
+                and maker.op.name == "matmul"
+                and maker.attributes["transpose_x"]
+                and not maker.attributes["transpose_y"]
+                and all(use.type.ndim == 2 and use.value.home is None for use in maker.ins)
+                and not any(self.is_shared(use) for use in maker.ins)
+                and part.home is None
+                and self.readers[part] == {id(call)}
+            ):
+                found[part] = maker
+        return found
+
+    def register(self, key: _Key) -> int:
         return self.regs.setdefault(key, len(self.regs))
 
     def emit(self, *step: Any) -> int:
@@ -241,13 +246,13 @@ class _Writer:
         key = self.key(use)
         self.settle([key])
         if key in self.shared:
-            at = self.register(key, use.type.nbytes)
+            at = self.register(key)
             self.emit("const", at, self.shared[key], use.type.nbytes)
             return at
         if key not in self.regs:
             raise CaptureError("a lane reads what it has not written")
         if key in self.owned:
-            at = self.register(Value(use.type.nbytes), use.type.nbytes)
+            at = self.register(Value(use.type.nbytes))
             self.emit("dup", at, self.regs[key], use.type.nbytes)
             return at
         return self.regs[key]
@@ -272,7 +277,7 @@ class _Writer:
             elif call.op is None:
                 self.flush()
                 self.host(call)
-            elif call.outs[0].value in self.taken_apart:
+            elif call.outs[0].value in self.products:
                 pass
             elif self._is_sum(call):
                 self.flush()
@@ -308,7 +313,7 @@ class _Writer:
             length = x.type.shape[0]
             at = self.read(index)
             of = self.regs[self.key(x)]
-            to = self.register(self.key(out), out.type.nbytes)
+            to = self.register(self.key(out))
             self.emit("take", to, of, at, length, out.type.nbytes, index.type.dtype.numpy.str)
             return True
         if _is_update(call):
@@ -316,7 +321,7 @@ class _Writer:
             x, value, index = call.ins
             length, rows = x.type.shape[0], value.type.shape[0]
             given, at = self.read(value), self.read(index)
-            to = self.register(self.key(out), out.type.nbytes)
+            to = self.register(self.key(out))
             nbytes = out.type.nbytes // length if length else 0
             self.emit("put", to, given, at, length, rows, nbytes, index.type.dtype.numpy.str)
             return True
@@ -335,7 +340,7 @@ class _Writer:
         of = self.read(source)
         key = self.key(out)
         self.settle([key])
-        at = self.register(key, out.type.nbytes)
+        at = self.register(key)
         if key in self.owned and self.key(source) not in self.owned:
             self.emit("dup", at, of, out.type.nbytes)
         else:
@@ -346,10 +351,10 @@ class _Writer:
             self.call(call)
         elif call.name == residuals.PUSH:
             kept = [self.read(use) for use in call.ins]
-            self.emit("push", self.register(self.key(call.outs[0]), 8), kept)
+            self.emit("push", self.register(self.key(call.outs[0])), kept)
         elif call.name == residuals.READ:
             number = self.read(call.ins[0])
-            outs = [self.register(self.key(use), use.type.nbytes) for use in call.outs]
+            outs = [self.register(self.key(use)) for use in call.outs]
             self.emit("read", outs, number)
         elif call.name == CHECK:
             [use] = call.ins
@@ -366,13 +371,13 @@ class _Writer:
         self.settle([self.key(use) for use in call.passed if self.key(use) not in outs])
         nresults = len(call.passed) - sum(1 for use in call.passed if self.key(use) not in outs)
         args = [self.read(use) for use in call.passed[nresults:]]
-        results = [self.register(self.key(use), use.type.nbytes) for use in call.passed[:nresults]]
+        results = [self.register(self.key(use)) for use in call.passed[:nresults]]
         self.emit("call", call.callee, args, results)
         self.awaited |= outs
 
     def control(self, call: Call) -> None:
         if call.callee is not None:
-            raise CaptureError("a function is called from outside of lanes")  # see `flattened`
+            raise CaptureError(f"{call.line or 'here'}: a function is called from outside of lanes")
         self.join()
         first, second = call.blocks
         if call.name == "cond":
@@ -411,7 +416,7 @@ class _Writer:
         place = self.sums[call.outs[0].value.home]  # type: ignore[index]
         name, total = call.op.name, call.outs[0]
         operands = list(call.ins[1:])
-        product = self.taken_apart.get(operands[0].value)
+        product = self.products.get(operands[0].value)
         if (
             name not in ("add", "index_add", "slice_add")
             or call.ins[0].value.home is not total.value.home
@@ -420,49 +425,13 @@ class _Writer:
         if product is not None:
             operands = list(product.ins)
         registers = [self.read(use) for use in operands]
-        parts: dict[str, Any] = {}
-        counts: Sequence[int] = SUM_COUNTS
-        by_index = (
+        whole = name == "add" or (
             name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
         )
-        if name != "add" and not by_index:
-            counts = (1,)
-        for count in counts:
-            before = Use(Value(total.type.nbytes, Home("input", 0, total.type)), total.type)
-            rows = [
-                Use(
-                    Value(count * use.type.nbytes, Home("input", i, _rows(use.type, count))),
-                    _rows(use.type, count),
-                )
-                for i, use in enumerate(operands, 1)
-            ]
-            end = Use(Value(total.type.nbytes, Home("output", 0, total.type)), total.type)
-            made: list[Call] = []
-            if product is not None:
-                merged = [
-                    Use(
-                        x.value,
-                        x.type.with_shape((x.type.shape[0] * x.type.shape[1], x.type.shape[2])),
-                    )
-                    for x in rows
-                ]
-                part = Use(Value(total.type.nbytes), product.outs[0].type)
-                made = [
-                    _op("matmul", product.attributes, part, merged),
-                    _op("add", {}, end, [before, Use(part.value, total.type)]),
-                ]
-            elif name == "add":
-                part = Use(Value(total.type.nbytes), total.type)
-                made = [
-                    _op("sum", OPS["sum"].bind({"axis": (0,)}), part, rows),
-                    _op("add", {}, end, [before, part]),
-                ]
-            elif by_index:
-                made = [_op(name, call.attributes, end, [before, *rows])]
-            else:
-                plain = [Use(x.value, use.type) for x, use in zip(rows, operands, strict=True)]
-                made = [_op(name, call.attributes, end, [before, *plain])]
-            parts[str(count)] = self.compiled(made)
+        parts = {
+            str(count): self.compiled(_summed(call, product, operands, count))
+            for count in (SUM_COUNTS if whole else (1,))
+        }
         sizes = [use.type.nbytes for use in operands]
         self.emit("add", len(self.sites), registers)
         self.sites.append({"sum": place, "sizes": sizes, "shared": [], "parts": parts})
@@ -475,12 +444,12 @@ class _Writer:
         run: list[Call] = []
         for call in calls:
             if self.batched(call, 2) is None:
-                self.segment(run, calls)
-                self.segment([call], calls, counts=(1,))
+                self.segment(run)
+                self.segment([call], counts=(1,))
                 run = []
             else:
                 run.append(call)
-        self.segment(run, calls)
+        self.segment(run)
 
     def batched(self, call: Call, count: int) -> Made:
         assert call.op is not None
@@ -490,9 +459,8 @@ class _Writer:
             return call.op.name, call.attributes, types
         return over_lanes(call.op, call.attributes, types, which, count)
 
-    def segment(
-        self, calls: list[Call], around: list[Call], counts: Sequence[int] = COUNTS
-    ) -> None:
+    def segment(self, calls: list[Call], counts: Sequence[int] = COUNTS) -> None:
+        """Write calls that run for many rows in one go."""
         if not calls:
             return
         mine = {id(call) for call in calls}
@@ -523,7 +491,7 @@ class _Writer:
         number = len(self.segments)
         self.segments.append({"shared": list(shared.values()), "parts": parts})
         given = [(self.regs[key], type.nbytes) for key, type in ins.items()]
-        left = [(self.register(key, made[key].nbytes), made[key].nbytes) for key in outs]
+        left = [(self.register(key), made[key].nbytes) for key in outs]
         at = self.emit("run", number, given, left)
         if not light:
             self.heavy.append(at)
@@ -634,12 +602,31 @@ class _Writer:
         return json.dumps(code, separators=(",", ":"))
 
 
+def _summed(call: Call, product: Call | None, operands: Sequence[Use], count: int) -> list[Call]:
+    """The calls that add what so many rows of the operands say to a sum; `product` is what they
+    are the operands of, if not of the call itself."""
+    assert call.op is not None
+    type, name = call.outs[0].type, call.op.name
+    before = Use(Value(type.nbytes, Home("input", 0, type)), type)
+    after = Use(Value(type.nbytes, Home("output", 0, type)), type)
+    types = [use.type.with_shape((count, *use.type.shape)) for use in operands]
+    rows = [Use(Value(t.nbytes, Home("input", i, t)), t) for i, t in enumerate(types, 1)]
+    if name != "add":
+        if count == 1:
+            rows = [Use(row.value, use.type) for row, use in zip(rows, operands, strict=True)]
+        return [_op(name, call.attributes, after, [before, *rows])]
+    if product is not None:
+        of = product.outs[0].type
+        merged = [Use(x, t.with_shape((t.shape[0] * t.shape[1], t.shape[2]))) for x, t in rows]
+        first = _op("matmul", product.attributes, Use(Value(of.nbytes), of), merged)
+    else:
+        attributes = OPS["sum"].bind({"axis": (0,)})
+        first = _op("sum", attributes, Use(Value(type.nbytes), type), rows)
+    return [first, _op("add", {}, after, [before, Use(first.outs[0].value, type)])]
+
+
 def _op(name: str, attributes: Attributes, out: Use, ins: Sequence[Use]) -> Call:
     return Call(f"{name}{OUT}", OPS[name], attributes, [out], list(ins))
-
-
-def _rows(type: TensorType, count: int) -> TensorType:
-    return type.with_shape((count, *type.shape))
 
 
 def _is_row(call: Call, operand: int) -> bool:
