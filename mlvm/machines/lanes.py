@@ -297,15 +297,15 @@ class Lanes:
             )
         try:
             regs, said, parents, depths = self._go(regs)
+            for (register, nbytes), y in zip(self.returned, results, strict=True):
+                y[count:] = 0
+                if nbytes and count:
+                    into = _raw(y, nbytes)[:count]
+                    np.take(self.of(nbytes).data, regs[:, register], axis=0, out=into, mode="clip")
+            self._add_up(sums, said, count, parents, depths)
         finally:
             for nbytes in self._lent:
                 self.of(nbytes).lend(np.empty((0, nbytes), np.uint8))
-        for (register, nbytes), y in zip(self.returned, results, strict=True):
-            y[count:] = 0
-            if nbytes and count:
-                into = _raw(y, nbytes)[:count]
-                np.take(self.of(nbytes).data, regs[:, register], axis=0, out=into, mode="clip")
-        self._add_up(sums, said, count, parents, depths)
 
     def _go(self, regs: Array) -> Ended:
         """Run the lanes from these registers on, in C where there is no reason against that."""

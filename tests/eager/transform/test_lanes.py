@@ -129,6 +129,82 @@ def test_a_batch_has_the_bits_of_each_input_alone(
     assert equal(ml.batch(fn)(inputs[:1]), ml.batch(fn)(inputs)[:1])
 
 
+W, V, T = noise(4, 3), noise(4), noise(7, 4)
+FLOATS: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
+    (lambda x: x @ W, (2, 5, 4)),
+    (lambda x: W @ x, (3,)),
+    (lambda x: V @ x, (4, 3)),
+    (lambda x: x @ V, (3, 4)),
+    (lambda x: x @ x, (5,)),
+    (lambda x: x @ x, (2, 3, 3)),
+    (lambda x: ml.matrix_transpose(x) @ x, (2, 3)),
+    (lambda x: ml.ones((2, 3, 4)) @ x, (2, 4, 2)),
+    (lambda x: (W @ ml.matrix_transpose(W))[:3, :3] @ x, (3,)),
+    (lambda x: ml.scaled_dot_product_attention(x, x, x), (2, 5, 4)),
+    (lambda x: ml.conv1d(x, ml.ones((3, 4, 2))), (1, 6, 4)),
+    (lambda x: ml.log_softmax(x, axis=0), (3, 4)),
+    (lambda x: nn.LayerNorm(4)(x), (2, 4)),
+    (lambda x: ml.gelu(x), (2, 4)),
+    (lambda x: ml.var(x, axis=1) + ml.std(x), (2, 6)),
+    (lambda x: ml.sum(x, axis=0, keepdims=True) * ml.prod(x, axis=-1), (3, 3)),
+    (lambda x: ml.softmax_cross_entropy(x, ml.asarray([1, 0])), (2, 4)),
+    (lambda x: ml.concat([x, V]), (4,)),
+    (lambda x: ml.stack([x, x + 1], axis=1), (3,)),
+    (lambda x: x[:, None] * x[None] + ml.flip(x), (3,)),
+    (lambda x: ml.where(x > 0, x, V) + ml.clip(x, -0.5, 0.5), (4,)),
+    (lambda x: x * V, ()),
+    (lambda x: ml.permute_dims(x, (2, 0, 1)), (2, 3, 4)),
+    (lambda x: ml.roll(ml.reshape(x, (6,)), 1), (2, 3)),
+    (lambda x: x.at[0].set(1.0), (3, 2)),
+    (lambda x: ml.cumulative_sum(x, axis=0), (3,)),
+    (lambda x: ml.take_along_axis(x, ml.argsort(x), axis=-1), (2, 3)),
+    (lambda x: T[ml.astype(ml.abs(x) * 2, ml.int64) % 7] * x[:, None], (3,)),
+    (lambda x: ml.segment_sum(x, ml.asarray([0, 1, 0]), num_segments=2), (3, 2)),
+    (lambda x: ml.tril(x) + ml.linalg.inv(x + 5 * ml.eye(3)), (3, 3)),
+    (lambda x: ml.astype(x, ml.float64) * 2, (2,)),
+]
+
+
+def test_each_op_has_the_bits_and_the_gradient_of_one_lane() -> None:
+    def loss(y: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.cos(ml.astype(y, ml.float32)))
+
+    def total(run: Callable[[list[ml.Tensor]], list[ml.Tensor]]) -> Callable[[Any], ml.Tensor]:
+        return lambda xs: ml.sum(ml.stack([loss(y) for y in run(xs)]))
+
+    for i, (fn, shape) in enumerate(FLOATS):
+        xs = [noise(*shape) for _ in range(3)]
+        assert equal(ml.batch(fn)(xs), [fn(x) for x in xs]), i
+        each = ml.grad(total(lambda xs, fn=fn: [fn(x) for x in xs]))(xs)  # type: ignore[misc]
+        for x, y in zip(ml.grad(total(ml.batch(fn)))(xs), each, strict=True):
+            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5, err_msg=str(i))
+
+
+def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
+    xs, tables = [noise(4) for _ in range(70)], (W, V, T)
+
+    def loss(tables: Any, run: Callable[[Any], Any]) -> Any:
+        w, v, t = tables
+        fn = lambda x: ml.sum((x * v + t[2]) @ ml.tanh(w) - x @ w * 2.0)  # noqa: E731
+        return ml.sum(ml.stack(run(fn)))
+
+    found = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
+    expected = ml.grad(lambda tables: loss(tables, lambda fn: [fn(x) for x in xs]))(tables)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_go_to_the_rows_of_a_table_that_the_inputs_say() -> None:
+    table, inputs = noise(5, 3), [ml.asarray(i) for i in (4, 0, 4, 2)]
+    expected = np.zeros((5, 3), np.float32)
+    np.add.at(expected, [4, 0, 4, 2], 1.0)
+
+    def loss(table: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.stack(ml.batch(lambda i: table[i])(inputs)))
+
+    assert np.array_equal(ml.grad(loss)(table).numpy(), expected)
+
+
 def test_a_batch_of_none_is_none() -> None:
     assert ml.batch(halvings)([]) == []
     assert ml.batch(halvings)(ml.zeros((0,))).shape == (0,)
