@@ -37,7 +37,8 @@ typedef struct {
 
 typedef struct {
     int64_t ncounts, nins, nouts, *counts;
-    Part *parts; /* one for each count, the largest first */
+    int64_t *first; /* the number of the first row of each result */
+    Part *parts;    /* one for each count, the largest first */
 } Segment;
 
 typedef struct {
@@ -209,11 +210,9 @@ static int run_segment(LanesObject *self, const int64_t *s, const List *frames)
     int64_t nouts = outs[-1];
     const Segment *segment = &self->segments[number];
     for (int64_t j = 0; j < nouts; j++) {
-        int64_t first = more(self, outs[2 * j + 1], total);
-        if (first < 0)
+        segment->first[j] = more(self, outs[2 * j + 1], total);
+        if (segment->first[j] < 0)
             return -1;
-        /* Operands may lie in the same registers: those of the results come last. */
-        segment->parts[0].left[segment->nouts + j] = (char *)(intptr_t)first;
     }
     for (int64_t k = 0; k < segment->ncounts; k++) {
         int64_t count = segment->counts[k];
@@ -231,18 +230,15 @@ static int run_segment(LanesObject *self, const int64_t *s, const List *frames)
                 return -1;
             for (int64_t j = 0; j < nouts; j++) {
                 int64_t size = outs[2 * j + 1];
-                int64_t first = (int64_t)(intptr_t)segment->parts[0].left[segment->nouts + j];
                 if (self->rows[size].nbytes)
-                    memcpy(row(self, size, first + start), part->left[j],
+                    memcpy(row(self, size, segment->first[j] + start), part->left[j],
                            (size_t)(self->rows[size].nbytes * count));
             }
         }
     }
-    for (int64_t j = 0; j < nouts; j++) {
-        int64_t first = (int64_t)(intptr_t)segment->parts[0].left[segment->nouts + j];
+    for (int64_t j = 0; j < nouts; j++) /* whose registers may have had operands */
         for (int64_t f = 0; f < total; f++)
-            *reg(self, frames->of[f], outs[2 * j]) = first + f;
-    }
+            *reg(self, frames->of[f], outs[2 * j]) = segment->first[j] + f;
     return 0;
 }
 
@@ -618,11 +614,13 @@ static PyObject *lanes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
             goto failed;
         segment->nins = nins;
         segment->nouts = nouts;
-        if (!(segment->parts = calloc((size_t)segment->ncounts + 1, sizeof(Part))))
+        segment->parts = calloc((size_t)segment->ncounts + 1, sizeof(Part));
+        segment->first = calloc((size_t)nouts + 1, sizeof *segment->first);
+        if (!segment->parts || !segment->first)
             goto no_memory;
         for (int64_t k = 0; k < segment->ncounts; k++) {
             segment->parts[k].given = calloc((size_t)nins + 1, sizeof(char *));
-            segment->parts[k].left = calloc((size_t)(2 * nouts) + 1, sizeof(char *));
+            segment->parts[k].left = calloc((size_t)nouts + 1, sizeof(char *));
             if (!segment->parts[k].given || !segment->parts[k].left)
                 goto no_memory;
         }
@@ -647,6 +645,7 @@ static void lanes_dealloc(LanesObject *self)
             free(segment->parts[k].left);
         }
         free(segment->parts);
+        free(segment->first);
         free(segment->counts);
     }
     for (int64_t i = 0; self->sites && i < self->nsites; i++) {
