@@ -15,6 +15,7 @@ from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
     "batches": "bench.batches",
+    "calls": "bench.calls",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
     "gpu": "bench.gpu",

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | show | mpirun | ops | info`,
-and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | disasm | memory | show | launch | mpirun |
+ops | info`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import re
 import shlex
 import sys
 import webbrowser
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -47,6 +47,7 @@ from mlvm.machines import gpu
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
+from mlvm.parallel.launch import launch
 from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
 from mlvm.show.page import Step, check_writable, session_page, step_page, write_page
@@ -78,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.command == "show":
             hint = f"; those of a script follow --: show {options.file} -- {shlex.join(unknown)}"
         parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
-    if options.command == "mpirun" and not (options.script or options.module):
-        parser.error("mpirun: a script is wanted, or -m and a module")
+    if options.command in ("launch", "mpirun") and not (options.script or options.module):
+        parser.error(f"{options.command}: a script is wanted, or -m and a module")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal may lack some
     try:
@@ -93,8 +94,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory(options)
         elif options.command == "show":
             return show(options, arguments)
+        elif options.command == "launch":
+            return launch(
+                options.members,
+                _command(options),
+                restarts=options.restarts,
+                nodes=options.nodes,
+                node=options.node,
+                address=options.address,
+            )
         elif options.command == "mpirun":
-            mpirun(options.processes, options.script or ["-m", *options.module])
+            mpirun(options.processes, _command(options))
         elif options.command == "ops":
             print_ops(options.names)
         elif options.command == "info":
@@ -154,12 +164,20 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
 
+    text = 'run a script in several processes, for ml.parallel.group("auto")'
+    add = commands.add_parser("launch", help=text).add_argument
+    add("--members", type=_count, required=True, metavar="N", help="processes on this host")
+    again = "how often all are started again when one of them has failed (default: 0)"
+    add("--restarts", type=_count, default=0, metavar="K", help=again)
+    add("--nodes", type=_count, default=1, metavar="N", help="hosts, each of which runs this")
+    add("--node", type=_count, default=0, metavar="I", help="which of them this is, from 0")
+    add("--address", metavar="HOST:PORT", help="a port of the first host, where members meet")
+    _add_script(add)
+
     text = "run a script in several processes, for ml.parallel.MpiGroup"
     add = commands.add_parser("mpirun", help=text).add_argument
     add("-n", dest="processes", type=_count, required=True, metavar="N", help="processes")
-    rest: Any = {"nargs": argparse.REMAINDER}
-    add("-m", dest="module", **rest, metavar="MODULE", help="a module, with its arguments")
-    add("script", **rest, metavar="SCRIPT", help="a .py file, with its arguments")
+    _add_script(add)
 
     text = "list the tensor ops, or document the named ones"
     add = commands.add_parser("ops", help=text).add_argument
@@ -168,6 +186,23 @@ def _parser() -> argparse.ArgumentParser:
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
     remote.add_commands(commands)
     return parser
+
+
+def _add_script(add: Callable[..., object]) -> None:
+    """The rest of the command line is a script, or a module, with its arguments."""
+    rest: Any = {"nargs": argparse.REMAINDER}
+    add("-m", dest="module", **rest, metavar="MODULE", help="a module, with its arguments")
+    add(
+        "script", **rest, metavar="SCRIPT", help="a .py file, with its arguments; -- may precede it"
+    )
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """What Python is to run."""
+    if options.module:
+        return ["-m", *options.module]
+    script: list[str] = options.script
+    return script[1:] if script[0] == "--" else script
 
 
 def _count(text: str) -> int:

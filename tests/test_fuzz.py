@@ -91,6 +91,14 @@ def forgets(store: FreeStore, storage: Any) -> None:
     storage.holders -= 1
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is told by /proc")
+def test_eleven_attacks_on_a_server() -> None:
+    command = [sys.executable, "-m", "tests.fuzz.remote", "--attacks", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(done.stdout.splitlines()) == 11
+
+
 @cases(
     "owner, name, wrong, reason",
     (Binding, "check", fails, "ZeroDivisionError"),

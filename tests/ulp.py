@@ -61,7 +61,10 @@ def _larger_term(approximate: bool, x: Array, slope: Array) -> Array:
     return larger
 
 
-_OPS: Final = ("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "sigmoid", "erf")
+_OPS: Final = (
+    *("exp", "expm1", "log", "log1p", "log2", "log10", "tanh", "sigmoid", "erf"),
+    *("sin", "cos", "tan"),
+)
 FUNCTIONS: Final[dict[str, Function]] = {
     **{name: partial(native, name) for name in _OPS},
     **{

@@ -75,6 +75,7 @@ class MlvmError(Exception):
 
     An error of a program says where it happened: the name of the `function`, the `pc` of the
     instruction, and the `step` of the linked code. A step may stand for several instructions.
+    `late` tells that it is of an earlier call, which did not wait: who names calls passes it on.
 
         >>> try: ml.ones(2) + ml.ones(3)
         ... except ml.errors.MlvmError as error: print(error)
@@ -84,6 +85,7 @@ class MlvmError(Exception):
     function: str | None = None
     pc: int | None = None
     step: int | None = None
+    late: bool = False
 
 
 class OpError(MlvmError):
@@ -106,7 +108,7 @@ class OpError(MlvmError):
     def at(self, op: str, operands: Sequence[object]) -> Self:
         """Name the op and the operand types, unless an inner call has done so already. The frames
         beneath are dropped: they are of no use to the caller of the op."""
-        if self.op is None:
+        if self.op is None and not self.late:
             self.op, self.operands = op, tuple(operands)
         return self.with_traceback(None)
 
@@ -490,7 +492,21 @@ class GroupError(MlvmError, RuntimeError):
 
     >>> try: ml.parallel.group('friends')
     ... except ml.errors.GroupError as error: print(error)
-    a group is threads:N, processes:N or mpi, not 'friends'
+    a group is threads:N, processes:N, ray:N, mpi or auto, not 'friends'
+    """
+
+
+class GroupTimeout(GroupError, TimeoutError):
+    """A member has waited for others longer than `timeout=` allows. The text names those.
+
+    >>> def member(rank, vm):
+    ...     if rank: time.sleep(0.1)  # or a process that was stopped
+    ...     ml.parallel.barrier(timeout=0.01)
+    >>> import time
+    >>> with ml.parallel.Group(2) as group:
+    ...     try: group.run(member)
+    ...     except ml.errors.GroupTimeout as error: print(error)
+    member 0 (vm0) has waited 0.01 s in barrier() for member 1 (vm1)
     """
 
 
@@ -560,6 +576,8 @@ __all__ = [n for n, x in [*globals().items()] if isinstance(x, type) and issubcl
 
 def brief(value: object) -> str:
     """The value as text for a message: the first line of its `repr`, cut short."""
+    if isinstance(value, (str, bytes)):
+        value = value[: 4 * _BRIEF]  # of which more than is shown
     try:
         text = repr(value)
     except ValueError:  # Python writes no ints of thousands of digits

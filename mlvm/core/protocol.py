@@ -5,8 +5,9 @@ Every call behaves like an RPC: values are copied in and out, handles are opaque
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Final, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from mlvm.core.machine.frame import HostFunction
 from mlvm.core.program.program import Program
@@ -26,11 +27,15 @@ class Estimate(NamedTuple):
     flops: int
 
 
+_alive: Final = weakref.WeakValueDictionary[int, "Identity"]()
+
+
 class Identity:
     """Which VM this is, and what the layers above keep with it."""
 
     def __init__(self) -> None:
         self._attached: dict[Callable[[Any], Any], Any] = {}
+        _alive[id(self)] = self
 
     def attached(self, kind: Callable[[VMProtocol], T]) -> T:
         """The one `kind(vm)` of this VM, made when it is first asked for. It ends with the VM."""
@@ -45,6 +50,12 @@ class Identity:
     def is_same(self, other: VMProtocol) -> bool:
         """Whether handles of the other are handles of this VM."""
         return other.stands_for is self.stands_for
+
+
+def vms() -> list[Any]:
+    """The VMs of this process that are alive, and those elsewhere that it is connected to."""
+    found = [reference() for reference in _alive.valuerefs()]  # other threads make some meanwhile
+    return [vm for vm in found if vm is not None]
 
 
 class VMProtocol(Protocol):

@@ -111,7 +111,7 @@ class FreeStore:
         storage.has_handle = False
         self._release(storage)
         self._bury(handle, f"was a storage of {storage.nbytes} bytes, ended by dealloc_storage")
-        self._clear_caches()
+        self.clear_caches()
 
     # --- tensors ---
 
@@ -124,7 +124,7 @@ class FreeStore:
     def dealloc_tensor(self, handle: Handle) -> None:
         self.entry(handle)
         self._end(handle, "ended by dealloc_tensor")
-        self._clear_caches()
+        self.clear_caches()
 
     def tensor_from_storage(self, storage: Handle, type: TensorType, offset: int) -> Handle:
         home = self._storage(storage)
@@ -151,7 +151,7 @@ class FreeStore:
         new = self._entry_in(Storage(array.nbytes, array), array)
         self._attach(handle, new)
         self._detach(handle, old, keep=new.storage)
-        self._clear_caches()
+        self.clear_caches()
 
     def swap(self, first: Handle, second: Handle) -> None:
         """Exchange what two handles name; their types must be equal. No byte moves."""
@@ -162,7 +162,7 @@ class FreeStore:
             if not entry.owner:
                 entry.storage.views ^= {first, second}  # of which it has one, or twice both
         self._entries[first], self._entries[second] = y, x
-        self._clear_caches()
+        self.clear_caches()
 
     def entry(self, handle: Handle) -> Entry:
         """What the handle names. Raises `HandleError` saying what became of it."""
@@ -209,7 +209,8 @@ class FreeStore:
             del self._by_root[self.memory.root(storage.data)]
             self.memory.forget(storage.data)
 
-    def _clear_caches(self) -> None:
+    def clear_caches(self) -> None:
+        """Forget what is known of arrays by their handles."""
         caches, self.caches = self.caches, {}
         for cache in caches.values():
             cache.clear()
@@ -218,6 +219,12 @@ class FreeStore:
         entry = self._entries.pop(handle)
         self._detach(handle, entry)
         self._bury(handle, f"was a tensor {entry.type}, {how}")
+
+    # --- limits ---
+
+    def hold_stack(self, values: int, frames: int) -> None:
+        """Called where a launch that has limits calls a function, with so many values and frames.
+        A store that has limits raises `OutOfMemory` for too many."""
 
     # --- what errors say ---
 

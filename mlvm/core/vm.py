@@ -219,6 +219,10 @@ class VM(Identity):
         with other._lock:
             return other._store.adopt(self._store.entry(handle))
 
+    def keep(self, nbytes: int) -> None:
+        """Called by host functions that keep so many bytes beside tensors in a launch, or give them
+        back (< 0). A VM that has limits raises `OutOfMemory` for too many."""
+
     # --- functions ---
 
     def register(

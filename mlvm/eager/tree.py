@@ -13,6 +13,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from inspect import signature
 from typing import (
@@ -71,6 +73,26 @@ def assign_buffers_too(copied: Node, module: Node) -> None:
     weakref.finalize(copied, _ORIGINS.pop, id(copied), None).atexit = False
 
 
+_assigned: ContextVar[list[tuple[Node, dict[str, Any]]] | None] = ContextVar(
+    "assigned", default=None
+)
+"""The Nodes whose fields are assigned, and the fields before, where somebody wants to know."""
+
+
+@contextmanager
+def put_back() -> Iterator[None]:
+    """Fields of Nodes that are assigned inside the block have their old values after it."""
+    assigned: list[tuple[Node, dict[str, Any]]] = []
+    token = _assigned.set(assigned)
+    try:
+        yield
+    finally:
+        _assigned.reset(token)
+        for node, fields in reversed(assigned):
+            vars(node).clear()
+            vars(node).update(fields)
+
+
 class Node:
     """Base of classes whose fields are children in a tree; `nn.Module` is one.
 
@@ -92,6 +114,8 @@ class Node:
     if not TYPE_CHECKING:  # else a type checker would allow any name
 
         def __setattr__(self, name: str, value: Any) -> None:
+            if (assigned := _assigned.get()) is not None:
+                assigned.append((self, dict(vars(self))))
             if value.__class__ is not Tensor and name != "__class__":
                 _require_no_class(self, name, value)
             if isinstance(value, Node) and value._buffer_of is not None:
@@ -107,6 +131,8 @@ class Node:
                     setattr(module, name, value)
 
     def __delattr__(self, name: str) -> None:
+        if (assigned := _assigned.get()) is not None:
+            assigned.append((self, dict(vars(self))))
         super().__delattr__(name)
         for mark in {_BUFFERS, _FROZEN} & vars(self).keys():
             vars(self)[mark] = tuple([each for each in vars(self)[mark] if each != name])

@@ -27,7 +27,9 @@ def register(vm: VM) -> None:
         if not condition.all():
             raise CheckFailed(f"{frame.attributes['message']}{_where(condition)}")
 
-    vm.register_callees({CHECK: PythonFunction(CHECK, check, 1, 0)})
+    callee = PythonFunction(CHECK, check, 1, 0)
+    callee.reads = slice(None)
+    vm.register_callees({CHECK: callee})
 
 
 def _where(condition: Array) -> str:

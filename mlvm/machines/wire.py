@@ -19,7 +19,14 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core import errors
-from mlvm.core.errors import EncodingError, HandleError, MlvmError, brief
+from mlvm.core.errors import (
+    EncodingError,
+    HandleError,
+    LimitExceeded,
+    MlvmError,
+    ProgramError,
+    brief,
+)
 from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
@@ -109,7 +116,11 @@ TYPE: Final = Field("type", _write_type, Reader.type)
 TYPES: Final = _several(TYPE)
 ARRAY: Final = Field("array", _write_array, Reader.array)
 ARRAYS: Final = _several(ARRAY)
-PROGRAM: Final = Field("program", _write_program, lambda reader: Program.from_bytes(reader.blob()))
+PROGRAM: Final = Field(
+    "program",
+    _write_program,
+    lambda reader: Program.from_bytes(reader.blob(), reader.allowance),
+)
 ESTIMATE: Final = Field(
     "estimate", lambda writer, estimate: writer.sequence(estimate, Writer.integer), _read_estimate
 )
@@ -160,7 +171,7 @@ def read_name(reader: Reader) -> str:
     """The name of a call, whose arguments follow it."""
     name = reader.text()
     if name not in CALLS:
-        raise EncodingError(f"no call {name!r}; there are {', '.join(CALLS)}")
+        raise EncodingError(f"no call {brief(name)}; there are {', '.join(CALLS)}")
     return name
 
 
@@ -284,7 +295,7 @@ def read_error(reader: Reader) -> Exception:
     """The error of a message of kind error. Raises `EncodingError` for one that cannot be."""
     name = reader.text()
     if name not in _ERRORS:
-        raise reader.error(f"no error {name!r}")
+        raise reader.error(f"no error {brief(name)}")
     args, parts = reader.sequence(Reader.value), reader.mapping(Reader.value)
     notes = reader.sequence(Reader.text)
     reader.end()
@@ -332,11 +343,17 @@ class WireServer:
         return getattr(self.vm, name)(*args)
 
     def _load_program(self, number: int, program: Program) -> bool:
-        self._programs[number] = program
+        outputs = True
         try:
-            return verify(program, self.vm.functions).outputs
-        except MlvmError:  # a launch may say more, and later find a function that is missing now
-            return True
+            outputs = verify(program, self.vm.functions).outputs
+        except LimitExceeded:  # it takes too long
+            raise
+        except MlvmError:
+            pass  # a launch may say more, and later find a function that is missing now
+        except Exception as error:
+            raise ProgramError(f"the program cannot be verified: {brief(error)}") from None
+        self._programs[number] = program
+        return outputs
 
     def _drop_program(self, number: int) -> None:
         self.program(number)

@@ -13,12 +13,11 @@ waits when too many tasks, or bytes, are under way.
 
 from __future__ import annotations
 
-import copy
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 
@@ -28,38 +27,10 @@ from mlvm.core.machine.functions import Binding
 from mlvm.core.op import Attributes, Kernel
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, root
+from mlvm.machines.bad_bytes import BadBytes, Span, again
 
 _MOST_TASKS: Final = 64
 _MOST_BYTES: Final = 1 << 28  # of results under way
-
-
-class Span(NamedTuple):
-    """The bytes from address `start` up to `end`."""
-
-    start: int
-    end: int
-
-    @staticmethod
-    def of(array: Array) -> Span:
-        start = array.__array_interface__["data"][0]
-        return Span(start, start + array.nbytes)
-
-    def meets(self, other: Span) -> bool:
-        return self.start < other.end and other.start < self.end
-
-    def without(self, other: Span) -> list[Span]:
-        """What is left of this span outside of the other."""
-        left = Span(self.start, min(self.end, other.start))
-        right = Span(max(self.start, other.end), self.end)
-        return [span for span in (left, right) if span.start < span.end]
-
-
-class _Bad(NamedTuple):
-    """Bytes that a failed task should have written. They count while their `memory` lives."""
-
-    span: Span
-    error: BaseException
-    memory: weakref.ref[Array]
 
 
 class _Task:
@@ -95,7 +66,7 @@ class Workers:
         self._change = threading.Condition()
         self._open: list[_Task] = []  # not done yet, in the order they came
         self._nbytes = 0  # of what these write
-        self._bad: list[_Bad] = []
+        self._bad = BadBytes()
         self._closed = False
 
     def call(
@@ -137,16 +108,16 @@ class Workers:
         spans = [Span.of(array) for array in arrays]
         self._wait(spans, writing)
         with self._change:
-            error = self._error(spans)
+            error = self._bad.error(spans)
         if error is not None:
-            raise _again(error)
+            raise again(error)
 
     def overwrite(self, array: Array) -> None:
         """Wait until no task reads or writes the array. Its bytes are not bad any more."""
         span = Span.of(array)
         self._wait([span], writing=True)
         with self._change:
-            self._heal(span)
+            self._bad.heal(span)
 
     def drain(self) -> None:
         """Wait until all tasks are done."""
@@ -158,9 +129,9 @@ class Workers:
         forgets all such errors."""
         self.drain()
         with self._change:
-            bad, self._bad = self._bad, []
-        if bad:
-            raise _again(bad[0].error)
+            error, self._bad = self._bad.left(), BadBytes()
+        if error is not None:
+            raise again(error)
 
     def close(self) -> None:
         """End the workers when they have done what they were given. Idempotent."""
@@ -204,7 +175,7 @@ class Workers:
     def _run(self, task: _Task) -> None:
         """On a worker: run the task if what it reads is good, and let its followers go."""
         with self._change:
-            error = self._error(task.reads)
+            error = self._bad.error(task.reads)
         try:
             if error is None:
                 task.run()
@@ -222,35 +193,14 @@ class Workers:
     def _finish(self, task: _Task, error: BaseException | None) -> None:
         self._open.remove(task)
         self._nbytes -= task.nbytes
-        self._heal(task.write)
+        self._bad.heal(task.write)
         if error is not None:
-            self._bad.append(_Bad(task.write, error, task.memory))
+            self._bad.add(task.write, error, task.memory)
         for follower in task.followers:
             follower.unmet -= 1
             if not follower.unmet:
                 self._pool.submit(self._run, follower)
         self._change.notify_all()
-
-    def _error(self, spans: Iterable[Span]) -> BaseException | None:
-        """The error of the first bad bytes among these."""
-        self._bad = [bad for bad in self._bad if bad.memory() is not None]
-        spans = list(spans)
-        found = (bad.error for bad in self._bad if any(map(bad.span.meets, spans)))
-        return next(found, None)
-
-    def _heal(self, written: Span) -> None:
-        """Bytes that were written again are not bad any more."""
-        self._bad = [
-            bad._replace(span=rest) for bad in self._bad for rest in bad.span.without(written)
-        ]
-
-
-def _again(error: BaseException) -> BaseException:
-    """A copy to raise. The error kept here gets no traceback, which would keep arrays alive."""
-    try:
-        return copy.copy(error).with_traceback(None)
-    except Exception:  # somebody's exception that cannot be copied
-        return error.with_traceback(None)
 
 
 def _nothing(*_: object) -> None:

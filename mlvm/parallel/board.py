@@ -27,13 +27,13 @@ from typing import Any, Final, NoReturn
 
 import numpy as np
 
-from mlvm.core.errors import GroupError, OutOfMemory
+from mlvm.core.errors import GroupError, GroupTimeout, OutOfMemory
 from mlvm.core.types import Array
 from mlvm.machines.shared_memory import new_source
 from mlvm.parallel.meeting import Collective, brief_error
-from mlvm.parallel.passing import NOTHING, Passing, most_at_once, pack
+from mlvm.parallel.passing import NOTHING, Exchanging, most_at_once, pack
 
-_SPIN: Final = 200e-6  # seconds to look for the others before sleep
+_SPIN: Final = 200e-6  # seconds to look for the others before sleep, if each has a core
 _LOOK: Final = 50  # milliseconds of sleep until the next look at who has ended, and who waits
 _TEXT: Final = 1 << 15  # bytes of a description, or of a reason
 _DIGEST: Final = 16
@@ -46,13 +46,15 @@ class Board:
     `counts[r, c]` is the last round that member r has published on channel c: r stands for the
     whole group, another number for the pair with that member. `waits[r]` are channel and round
     that r waits for, if the round is not 0. `ended[r]` says that r will call nothing more in this
-    run, `broken[r]` that it has ended the run, for a reason; the last one is the parent's.
-    `calls[r]` describes what r calls. `asleep[r]` asks for a byte in the pipe of r. Raises
-    `OutOfMemory`.
+    run, `broken[r]` that it has ended the run, for a reason (2: somebody was late); the last one is
+    the parent's.
+    `calls[r]` describes what r calls. `asleep[r]` asks for a byte in the pipe of r. `spins` says
+    whether who waits looks again and again at first. Raises `OutOfMemory`.
     """
 
-    def __init__(self, size: int, _source: Any = None) -> None:
+    def __init__(self, size: int, spins: bool, _source: Any = None) -> None:
         self.size = size
+        self.spins = spins
         window = size * most_at_once(size)  # more than SMALL
         layout: dict[str, tuple[type[np.generic], tuple[int, ...]]] = {
             "counts": (np.int64, (size, size)),
@@ -88,31 +90,38 @@ class Board:
         for part in (self.counts, self.waits, self.ended, self.broken, self.asleep):
             part[:] = 0
 
-    def end_run(self, i: int, reason: str) -> None:
+    def end_run(self, i: int, error: GroupError) -> None:
         """End the run on behalf of member i, or of the parent. Members that wait now or arrive
         later raise."""
-        write_text(self._reasons[i], reason.encode(errors="replace"))
+        write_text(self._reasons[i], str(error).encode(errors="replace"))
         fence()
-        self.broken[i] = 1
+        self.broken[i] = 2 if isinstance(error, GroupTimeout) else 1
 
-    def reason(self) -> str | None:
+    def reason(self) -> GroupError | None:
         """Why the run has ended, or None."""
         if not self.broken.any():
             return None
         fence()
-        return text_of(self._reasons[int(self.broken.argmax())]).decode(errors="replace")
+        first = int(self.broken.argmax())
+        kind = GroupTimeout if self.broken[first] == 2 else GroupError
+        return kind(text_of(self._reasons[first]).decode(errors="replace"))
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the run has ended because somebody was late."""
+        return bool((self.broken == 2).any())
 
     def __reduce__(self) -> tuple[Any, ...]:
         if get_spawning_popen() is None:
             raise GroupError("a group's shared memory is handed to its processes as they start")
         from multiprocessing.reduction import DupFd
 
-        return _attached, (self.size, DupFd(self._source))
+        return _attached, (self.size, self.spins, DupFd(self._source))
 
 
-def _attached(size: int, source: Any) -> Board:
+def _attached(size: int, spins: bool, source: Any) -> Board:
     """The same memory in another process."""
-    return Board(size, source.detach())
+    return Board(size, spins, source.detach())
 
 
 def write_text(place: Array, text: bytes) -> None:
@@ -155,7 +164,7 @@ class Bells:
             each.close()
 
 
-class BoardMeeting(Passing):
+class BoardMeeting(Exchanging):
     """One run of a group of processes, as the member of that rank sees it."""
 
     def __init__(self, board: Board, names: Sequence[str], rank: int, bells: Bells) -> None:
@@ -171,6 +180,7 @@ class BoardMeeting(Passing):
         self._broken = board.broken.data
         self._described: tuple[object, ...] | None = None
         self._digest = b""
+        self._spin = _SPIN if board.spins else 0.0
 
     # --- a member's life ---
 
@@ -183,7 +193,7 @@ class BoardMeeting(Passing):
     def fail(self, rank: int, error: BaseException) -> None:
         if not self.is_broken:
             reason = f"{self.names[rank]} failed: {brief_error(error)}"
-            self._board.end_run(rank, reason)
+            self._board.end_run(rank, GroupError(reason))
         self.end(rank)
 
     @property
@@ -276,24 +286,27 @@ class BoardMeeting(Passing):
         fence()
         counts[self.rank * size + channel] = count
         fence()
-        self._wake(others)
-        until = time.perf_counter() + _SPIN
-        while True:
-            for i in watched:
-                if counts[i] < count:
-                    break
-            else:
+        if self._all_here(watched, count):  # the last one wakes all: else each would wake each
+            self._wake(others)
+            fence()
+            return
+        until = time.perf_counter() + self._spin
+        while time.perf_counter() < until:
+            os.sched_yield()
+            if self._all_here(watched, count):
                 fence()
                 return
-            if time.perf_counter() > until:
-                break
-            os.sched_yield()
         self._sleep(call, channel, count, dict(zip(others, watched, strict=True)))
+
+    def _all_here(self, watched: Sequence[int], count: int) -> bool:
+        counts = self._counts
+        return all(counts[i] >= count for i in watched)
 
     def _sleep(self, call: Collective, channel: int, count: int, watched: dict[int, int]) -> None:
         """Wait for the others, without looking all the time."""
         board, rank = self._board, self.rank
         board.waits[rank] = (channel, count)
+        until = None if call.timeout is None else time.monotonic() + call.timeout
         try:
             while True:
                 self._asleep[rank] = 1
@@ -307,8 +320,14 @@ class BoardMeeting(Passing):
                         fence()
                         if self._counts[watched[other]] < count:
                             self.miss(call, other)
-                if self._poll.poll(_LOOK):
+                left = _LOOK
+                if until is not None:
+                    left = min(_LOOK, max(1000 * (until - time.monotonic()), 0))
+                if self._poll.poll(left):
                     os.read(self._bell, _PAGE)
+                elif until is not None and time.monotonic() > until:
+                    here = board.waits[:, 1]
+                    self.time_out(call, [each for each in late if not here[each]] or late)
                 else:
                     self._require_progress()
         finally:
@@ -334,7 +353,7 @@ class BoardMeeting(Passing):
     def _call_of(self, rank: int) -> Collective:
         return Collective.of(text_of(self._board.calls[rank]))
 
-    def reason(self) -> str | None:
+    def reason(self) -> GroupError | None:
         return self._board.reason() if self.is_broken else None
 
     def _require_progress(self) -> None:
@@ -363,8 +382,9 @@ class BoardMeeting(Passing):
             return bool(board.counts[channel, rank] < count)
         return bool((board.counts.diagonal() < count).any())
 
-    def give_up(self, reason: str) -> NoReturn:
-        self._board.end_run(self.rank, reason)
+    def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
+        error = kind(reason)
+        self._board.end_run(self.rank, error)
         fence()
         self._wake(range(self._board.size))
-        raise GroupError(reason)
+        raise error

@@ -6,9 +6,14 @@ of tensors in place, in one meeting. A collective with a result has the two form
 `all_gather` ( x -- y ) and `all_gather.out` ( y x -- ).
 
 `all_reduce.start` ( x1..xn -- ) and `all_reduce.wait` ( x1..xn -- ), with the same tensors, are the
-two halves of `all_reduce`. In between the program goes on, and must leave the tensors alone. A
-thread of the member meets the others meanwhile. Collectives take place in the order in which the
-program calls them, started ones too, so a program that starts some meets others that do not.
+two halves of `all_reduce`, and so are `all_gather.start` and `all_gather.wait` ( y x -- ) of
+`all_gather.out`, and those of `reduce_scatter`. In between the program goes on, and must leave the
+tensors alone. A thread of the member meets the others meanwhile. Collectives take place in the
+order in which the program calls them, started ones too, so a program that starts some meets others
+that do not.
+
+Each takes `timeout`: no member waits for another longer than so many seconds at a stretch. None is
+what the group was made with.
 
 Members meet on the host: tensors of a device are read before they meet, and written after. How
 they meet is their group's meeting place's to know; see `mlvm.parallel.meeting`.
@@ -41,7 +46,14 @@ class Member:
     `AnyGroup.keep`).
     """
 
-    def __init__(self, name: str, rank: int, size: int, memory: Memory = HOST) -> None:
+    def __init__(
+        self,
+        name: str,
+        rank: int,
+        size: int,
+        memory: Memory = HOST,
+        timeout: float | None = None,
+    ) -> None:
         self.name = name
         self.rank = rank
         self.size = size
@@ -49,8 +61,9 @@ class Member:
         self._meeting: Meeting | None = None  # of the current run
         self._thread = 0  # the program's
         self._memory = memory
+        self._timeout = timeout
         self._beside: ThreadPoolExecutor | None = None  # one thread for what was started
-        self._started: list[tuple[_Key, Future[None]]] = []
+        self._started: list[tuple[str, _Key, Future[None]]] = []
         self.ops: dict[str, Op] = {
             op.name: op
             for op in (
@@ -58,11 +71,15 @@ class Member:
                 _named("all_reduce.start", Op(self.all_reduce_start, self._reduced)),
                 _named("all_reduce.wait", Op(self.all_reduce_wait, _anything)),
                 Op(self.all_gather, self._gathered),
+                _named("all_gather.start", Op(self.all_gather_start, self._gathered_into)),
+                _named("all_gather.wait", Op(self.all_gather_wait, _anything)),
                 Op(self.reduce_scatter, self._scattered),
+                _named("reduce_scatter.start", Op(self.reduce_scatter_start, self._scattered_into)),
+                _named("reduce_scatter.wait", Op(self.reduce_scatter_wait, _anything)),
                 Op(self.broadcast, self._broadcast),
                 Op(self.recv, self._received),
                 Op(self.send, self._sent),
-                Op(self.barrier, _anything),
+                Op(self.barrier, _require_time),
             )
         }
 
@@ -76,14 +93,14 @@ class Member:
     def finish(self) -> None:
         """Wait for what was started and not waited for. Raises its error."""
         started, self._started = self._started, []
-        for _, each in started:
+        for *_, each in started:
             each.result()
 
     def leave(self) -> None:
         """The run is over, however it ended: what was started ends as well."""
         self._meeting = None
         started, self._started = self._started, []
-        for _, each in started:
+        for *_, each in started:
             each.exception()
 
     def close(self) -> None:
@@ -105,77 +122,102 @@ class Member:
 
     # --- the collectives ---
 
-    def all_reduce(self, *xs: Array, op: Reduction = "sum") -> None:
+    def all_reduce(self, *xs: Array, op: Reduction = "sum", timeout: float | None = None) -> None:
         """Each x becomes the sum, mean, maximum or minimum of all members' x."""
         self._require_writable("all_reduce", *xs)
 
-        self._meet(self._call("all_reduce", xs, xs, op=op))
+        self._meet(self._call("all_reduce", xs, xs, timeout, op=op))
 
-    def all_reduce_start(self, *xs: Array, op: Reduction = "sum") -> None:
+    def all_reduce_start(
+        self, *xs: Array, op: Reduction = "sum", timeout: float | None = None
+    ) -> None:
         """Begin what `all_reduce` does. `all_reduce.wait` of the same tensors ends it."""
         self._require_writable("all_reduce.start", *xs)
-        call, key = self._call("all_reduce", xs, xs, op=op), _key(xs)
-        meeting = self._here(call)
-        if any(x.nbytes for x in xs) and any(key == other for other, _ in self._started):
-            raise GroupError(f"{call} was started, and not waited for yet")
-        if self._beside is None:
-            self._beside = ThreadPoolExecutor(
-                1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
-            )
-        self._started.append((key, self._beside.submit(self._on_host, meeting, call)))
+        self._start(self._call("all_reduce", xs, xs, timeout, op=op))
 
     def all_reduce_wait(self, *xs: Array) -> None:
         """End what `all_reduce.start` has begun with these tensors."""
-        call, key = self._call("all_reduce.wait", xs, xs), _key(xs)
-        self._here(call)
-        for i, (other, started) in enumerate(self._started):
-            if other == key:  # of tensors without elements it may be one of several
-                del self._started[i]
-                started.result()
-                return
-        raise GroupError(f"{call}: no all_reduce.start of these tensors is under way")
+        self._wait("all_reduce", xs)
 
     @takes_halves
-    def reduce_scatter(self, out: Array, x: Array, *, op: Reduction = "sum") -> None:
+    def reduce_scatter(
+        self, out: Array, x: Array, *, op: Reduction = "sum", timeout: float | None = None
+    ) -> None:
         """A piece of the sum, mean, maximum or minimum of all members' x. That is cut along axis 0
         into as many pieces as there are members, and each member gets the piece of its rank."""
-        self._require_apart("reduce_scatter", out, x)
+        self._require_apart("reduce_scatter" + OUT, out, x)
 
-        self._meet(self._call("reduce_scatter", [x], (out, x), op=op))
+        self._meet(self._call("reduce_scatter", [x], (out, x), timeout, op=op))
 
     @takes_halves
-    def all_gather(self, out: Array, x: Array) -> None:
+    def reduce_scatter_start(
+        self, y: Array, x: Array, *, op: Reduction = "sum", timeout: float | None = None
+    ) -> None:
+        """Begin to write into y what `reduce_scatter` gives of x. `reduce_scatter.wait` of the same
+        tensors ends it."""
+        self._require_apart("reduce_scatter.start", y, x)
+        self._start(self._call("reduce_scatter", [x], (y, x), timeout, op=op))
+
+    @takes_halves
+    def reduce_scatter_wait(self, y: Array, x: Array) -> None:
+        """End what `reduce_scatter.start` has begun with these tensors."""
+        self._wait("reduce_scatter", (y, x))
+
+    @takes_halves
+    def all_gather(self, out: Array, x: Array, *, timeout: float | None = None) -> None:
         """All members' x, one after the other along axis 0 in order of rank; a scalar counts as
         a tensor of one element."""
-        self._require_apart("all_gather", out, x)
+        self._require_apart("all_gather" + OUT, out, x)
 
-        self._meet(self._call("all_gather", [x], (out, x)))
+        self._meet(self._call("all_gather", [x], (out, x), timeout))
 
-    def broadcast(self, *xs: Array, root: int = 0) -> None:
+    @takes_halves
+    def all_gather_start(self, y: Array, x: Array, *, timeout: float | None = None) -> None:
+        """Begin to write into y what `all_gather` gives of x. `all_gather.wait` of the same tensors
+        ends it."""
+        self._require_apart("all_gather.start", y, x)
+        self._start(self._call("all_gather", [x], (y, x), timeout))
+
+    @takes_halves
+    def all_gather_wait(self, y: Array, x: Array) -> None:
+        """End what `all_gather.start` has begun with these tensors."""
+        self._wait("all_gather", (y, x))
+
+    def broadcast(self, *xs: Array, root: int = 0, timeout: float | None = None) -> None:
         """Each x becomes the x of the member with rank `root`."""
         self._require_writable("broadcast", *xs)
 
-        self._meet(self._call("broadcast", xs, xs, root=root))
+        self._meet(self._call("broadcast", xs, xs, timeout, root=root))
 
-    def send(self, x: Array, *, to: int) -> None:
+    def send(self, x: Array, *, to: int, timeout: float | None = None) -> None:
         """Give x to the member with rank `to`, when it calls `recv`."""
-        self._meet(self._call("send", [x], (x,), ranks=(self.rank, to), to=to))
+        self._meet(self._call("send", [x], (x,), timeout, ranks=(self.rank, to), to=to))
 
     @takes_halves
-    def recv(self, out: Array, *, source: int, shape: tuple[int, ...], dtype: str) -> None:
+    def recv(
+        self,
+        out: Array,
+        *,
+        source: int,
+        shape: tuple[int, ...],
+        dtype: str,
+        timeout: float | None = None,
+    ) -> None:
         """The tensor that the member with rank `source` gives to this one with `send`."""
         self._require_writable("recv.out", out)
-        self._meet(self._call("recv", [out], (out,), ranks=(source, self.rank), source=source))
+        pair = (source, self.rank)
+        self._meet(self._call("recv", [out], (out,), timeout, ranks=pair, source=source))
 
-    def barrier(self) -> None:
+    def barrier(self, *, timeout: float | None = None) -> None:
         """Wait until all members have called this."""
-        self._meet(self._call("barrier", [], ()))
+        self._meet(self._call("barrier", [], (), timeout))
 
     def _call(
         self,
         name: str,
         xs: Sequence[Array],
         arrays: tuple[Array, ...],
+        timeout: float | None,
         *,
         ranks: tuple[int, ...] | None = None,
         **attributes: Any,
@@ -189,7 +231,32 @@ class Member:
             ranks=tuple(range(self.size)) if ranks is None else ranks,
             arrays=arrays,
             nbytes=sum([x.nbytes for x in xs]),
+            timeout=self._timeout if timeout is None else timeout,
         )
+
+    def _start(self, call: Collective) -> None:
+        """Have another thread of the member take part in the call."""
+        key, meeting = _key(call.arrays), self._here(call)
+        started = [other for name, other, _ in self._started if name == call.name]
+        if any(x.nbytes for x in call.arrays) and key in started:
+            raise GroupError(f"{call} was started, and not waited for yet")
+        if self._beside is None:
+            self._beside = ThreadPoolExecutor(
+                1, f"{self.name} beside", initializer=np.seterr, initargs=("ignore",)
+            )
+        future = self._beside.submit(self._on_host, meeting, call)
+        self._started.append((call.name, key, future))
+
+    def _wait(self, name: str, arrays: tuple[Array, ...]) -> None:
+        """Wait for a call that was started with these arrays."""
+        call, key = self._call(f"{name}.wait", arrays, arrays, None), _key(arrays)
+        self._here(call)
+        for i, (*started, future) in enumerate(self._started):
+            if started == [name, key]:  # of tensors without elements it may be one of several
+                del self._started[i]
+                future.result()
+                return
+        raise GroupError(f"{call}: no {name}.start of these tensors is under way")
 
     def _here(self, call: Collective) -> Meeting:
         """Where the members meet now. Raises `GroupError` outside of a run and on any thread but
@@ -203,7 +270,7 @@ class Member:
     def _meet(self, call: Collective) -> None:
         """Take part in a collective, after those that were started."""
         meeting = self._here(call)
-        for _, each in self._started:
+        for *_, each in self._started:
             each.exception()  # waits; whoever waits for it raises
         self._on_host(meeting, call)
 
@@ -219,9 +286,9 @@ class Member:
 
     def _require_apart(self, name: str, out: Array, x: Array) -> None:
         """Raise `MachineError` if out overlaps x, or is a constant."""
-        self._require_writable(name + OUT, out)
+        self._require_writable(name, out)
         if np.may_share_memory(out, x):
-            raise MachineError(f"{name}{OUT} would write over an operand while it reads it")
+            raise MachineError(f"{name} would write over an operand while it reads it")
 
     def _require_writable(self, name: str, *xs: Array) -> None:
         if not all(map(self._memory.writable, xs)):
@@ -229,7 +296,8 @@ class Member:
 
     # --- type rules ---
 
-    def _reduced(self, *xs: TensorType, op: Reduction) -> None:
+    def _reduced(self, *xs: TensorType, op: Reduction, timeout: float | None = None) -> None:
+        _require_time(timeout)
         for x in xs:
             if op == "mean" and not x.dtype.is_inexact:
                 raise DTypeError("a mean is of floats")
@@ -238,25 +306,39 @@ class Member:
             if op == "sum" and x.dtype.kind == "bool":
                 raise DTypeError("a sum is of numbers")
 
-    def _scattered(self, x: TensorType, op: Reduction) -> TensorType:
+    def _scattered(self, x: TensorType, op: Reduction, timeout: float | None = None) -> TensorType:
         if not x.ndim or x.shape[0] % self.size:
             raise ShapeError(f"axis 0 must be a multiple of the group's {self.size} members")
-        self._reduced(x, op=op)
+        self._reduced(x, op=op, timeout=timeout)
         return x.with_shape((x.shape[0] // self.size, *x.shape[1:]))
 
-    def _gathered(self, x: TensorType) -> TensorType:
+    def _scattered_into(
+        self, y: TensorType, x: TensorType, op: Reduction, timeout: float | None = None
+    ) -> None:
+        _require_type(y, self._scattered(x, op, timeout))
+
+    def _gathered(self, x: TensorType, timeout: float | None = None) -> TensorType:
+        _require_time(timeout)
         length, *rest = x.shape or (1,)
         return x.with_shape((self.size * length, *rest))
 
-    def _broadcast(self, *xs: TensorType, root: int) -> None:
+    def _gathered_into(self, y: TensorType, x: TensorType, timeout: float | None = None) -> None:
+        _require_type(y, self._gathered(x, timeout))
+
+    def _broadcast(self, *xs: TensorType, root: int, timeout: float | None = None) -> None:
+        _require_time(timeout)
         if not 0 <= root < self.size:
             raise AttributeRefused(f"root must be a rank, 0 .. {self.size - 1}, not {root}")
 
-    def _received(self, source: int, shape: tuple[int, ...], dtype: str) -> TensorType:
+    def _received(
+        self, source: int, shape: tuple[int, ...], dtype: str, timeout: float | None = None
+    ) -> TensorType:
+        _require_time(timeout)
         self._require_peer("source", source)
         return TensorType(DType.named(dtype), shape)
 
-    def _sent(self, x: TensorType, to: int) -> None:
+    def _sent(self, x: TensorType, to: int, timeout: float | None = None) -> None:
+        _require_time(timeout)
         self._require_peer("to", to)
 
     def _require_peer(self, attribute: str, rank: int) -> None:
@@ -314,6 +396,16 @@ class Effect:
 
 def _anything(*xs: TensorType) -> None:
     """The type rule of what takes any operands, or none, and leaves no result."""
+
+
+def _require_time(timeout: float | None = None) -> None:
+    if timeout is not None and not timeout > 0:
+        raise AttributeRefused(f"timeout must be a number of seconds > 0, not {timeout}")
+
+
+def _require_type(y: TensorType, result: TensorType) -> None:
+    if y != result:
+        raise ShapeError(f"the result is {result}")
 
 
 def _named(name: str, op: Op) -> Op:

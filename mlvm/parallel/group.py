@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import GroupError, brief
+from mlvm.core.errors import GroupError, GroupTimeout, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
@@ -32,6 +32,9 @@ Task: TypeAlias = Callable[[int, LocalVM], R]
 _GRACE: Final = 1.0
 """Seconds that an interrupt waits for members which are computing and call no collective."""
 
+_LOOK: Final = 1.0
+"""Seconds of waiting until the next look at whether a member was late."""
+
 _Mailbox: TypeAlias = "SimpleQueue[Callable[[], None] | None]"
 
 
@@ -41,9 +44,9 @@ class Seat:
     Raises `GroupError` for a VM that is in a group already, or has functions of such names.
     """
 
-    def __init__(self, vm: LocalVM, rank: int, size: int) -> None:
+    def __init__(self, vm: LocalVM, rank: int, size: int, timeout: float | None = None) -> None:
         self.vm = vm
-        self.member = Member(name_of(rank, vm.name), rank, size, vm.memory)
+        self.member = Member(name_of(rank, vm.name), rank, size, vm.memory, timeout)
         if member_of(vm) is not None:
             raise GroupError(f"{vm.name} is in a group already; close that one first")
         names = self.member.functions()
@@ -88,8 +91,8 @@ class AnyGroup(ABC):
     """VMs that run together and exchange tensors by collectives, wherever they are.
 
     Until `close`, the function table of each VM has `all_reduce`, `all_gather`, `reduce_scatter`,
-    `broadcast`, `send`, `recv`, `barrier`, `all_reduce.start` and `all_reduce.wait`. With the same
-    number of members they leave the same bits in every group.
+    `broadcast`, `send`, `recv` and `barrier`, and of the first three `all_reduce.start` and
+    `all_reduce.wait`. With the same number of members they leave the same bits in every group.
 
         >>> with ml.parallel.group("threads:2") as group:
         ...     isinstance(group, ml.parallel.AnyGroup), group.size
@@ -107,6 +110,11 @@ class AnyGroup(ABC):
     def size(self) -> int:
         """How many members there are; their ranks are 0 .. size - 1."""
         return len(self._names)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the members have ended, by `close` or because one of them died or was late."""
+        return self._closed
 
     def run(self, fn: Task[R]) -> list[R]:
         """Call `fn(rank, vm)` for each member where it lives, and return the results by rank.
@@ -211,7 +219,8 @@ class Group(AnyGroup):
 
     `vms` are VMs of this process, or how many to make. A VM is in one group at a time. `cores`
     has, for each VM, the core on which its thread stays (Linux only). While a group runs, BLAS has
-    one thread for each VM.
+    one thread for each VM. No member waits for another longer than `timeout` seconds at a stretch;
+    nor does `run`, once the first one has ended.
 
     Raises `GroupError` for impossible VMs or cores, `MissingExtra` without threadpoolctl.
 
@@ -219,7 +228,14 @@ class Group(AnyGroup):
         [4.0, 4.0]
     """
 
-    def __init__(self, vms: int | Sequence[LocalVM], *, cores: Sequence[int] | None = None) -> None:
+    def __init__(
+        self,
+        vms: int | Sequence[LocalVM],
+        *,
+        cores: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        self.timeout = checked_timeout(timeout)
         self.vms: tuple[LocalVM, ...] = _checked_vms(vms)
         super().__init__([name_of(rank, vm.name) for rank, vm in enumerate(self.vms)])
         pins = checked_cores(cores, len(self.vms))
@@ -229,7 +245,7 @@ class Group(AnyGroup):
         self._seats: list[Seat] = []
         try:
             for rank, vm in enumerate(self.vms):
-                self._seats.append(Seat(vm, rank, len(self.vms)))
+                self._seats.append(Seat(vm, rank, len(self.vms), timeout))
         except GroupError:
             for seat in self._seats:
                 seat.close()
@@ -263,8 +279,8 @@ class Group(AnyGroup):
             try:
                 for rank, mailbox in enumerate(self._mailboxes):
                     mailbox.put(partial(take_part, rank, tasks[rank]))
-                for _ in self.vms:
-                    ended.get()
+                for there in range(self.size):
+                    self._await(ended, there, rendezvous)
             except BaseException as error:  # Ctrl-C
                 rendezvous.abort(error)
                 _drain(ended, self.size)
@@ -276,6 +292,24 @@ class Group(AnyGroup):
             finally:
                 del first  # its traceback holds this frame
         return [results[rank] for rank in range(self.size)]
+
+    def _await(self, ended: SimpleQueue[int], there: int, rendezvous: Rendezvous) -> None:
+        """Wait for one more member to end. Raises `GroupTimeout` for those that do not: a thread
+        cannot be ended by another one."""
+        while True:
+            is_late = isinstance(rendezvous.error, GroupTimeout)
+            limit = _GRACE if is_late else self.timeout if there else None
+            try:
+                ended.get(timeout=_LOOK if limit is None else limit)
+                return
+            except Empty:
+                if is_late:
+                    raise GroupTimeout(str(rendezvous.error)) from None
+                if limit is not None:
+                    late = ", ".join(self._names[rank] for rank in sorted(self._busy))
+                    raise GroupTimeout(
+                        f"{limit:g} s have been waited for the end of {late}"
+                    ) from None
 
     def close(self) -> None:
         """End the threads, and take the collectives out of the VMs. Idempotent.
@@ -330,6 +364,22 @@ def _checked_vms(vms: Any) -> tuple[LocalVM, ...]:
     if len(set(map(id, vms))) < len(vms):
         raise GroupError(f"a VM occurs twice in the group {[vm.name for vm in vms]}")
     return tuple(vms)
+
+
+def checked_timeout(timeout: float | None) -> float | None:
+    """Seconds, or None for any number. Raises `GroupError` for what is no time."""
+    if timeout is not None and (
+        isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0
+    ):
+        raise GroupError(f"a timeout is a number of seconds > 0, not {brief(timeout)}")
+    return timeout
+
+
+def cores_here() -> int:
+    """How many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def checked_cores(cores: Sequence[int] | None, members: int) -> Sequence[int | None]:

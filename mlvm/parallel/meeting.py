@@ -10,7 +10,6 @@ number of members alone, and not on the place.
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol, TypeAlias
@@ -18,18 +17,21 @@ from typing import Any, Final, Literal, Protocol, TypeAlias
 import numpy as np
 
 from mlvm.core.ops.half import is_half, narrow, widened
+from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array, DType, TensorType
 
 Reduction: TypeAlias = Literal["sum", "mean", "max", "min"]
 
 SMALL: Final = 1 << 18
-"""Up to so many bytes, a member does all the work: to divide it would take longer."""
+"""Up to so many bytes, one of two members does all the work: to divide it would take longer."""
 
 BLOCK_NBYTES: Final = 1 << 18
 """Bytes that are combined at once: so many that threads seldom wait for Python's lock, and so few
 that they fit a second-level cache."""
 
 _MOST_TYPES: Final = 4  # in the text of an error
+
+_MOST_LATE: Final = 8  # members, in the text of an error
 
 _MOST_DESCRIBED: Final = 200  # types, to another member
 
@@ -43,7 +45,8 @@ class Collective:
     The members with these `ranks` take part. `key` and `types` (dtype and shape) must be equal for
     all of them; between two members, `send` and `recv`, there is no key. `arrays` are the
     member's own: what `name` changes or reads, and where it writes.
-    `nbytes` tells how much work there is.
+    `nbytes` tells how much work there is. No member waits for another longer than `timeout` seconds
+    at a stretch, if there is one.
     """
 
     name: str
@@ -53,6 +56,7 @@ class Collective:
     ranks: tuple[int, ...]
     arrays: tuple[Array, ...]
     nbytes: int
+    timeout: float | None = None
 
     @property
     def is_pair(self) -> bool:
@@ -70,15 +74,18 @@ class Collective:
 
     def described(self) -> bytes:
         """All but the arrays, as bytes for another member; of very many types the first."""
-        types = [(DType.of(dtype).name, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
-        return pickle.dumps((self.name, dict(self.attributes), self.key, types, self.ranks))
+        types = [TensorType(dtype, shape) for dtype, shape in self.types[:_MOST_DESCRIBED]]
+        writer = Writer()
+        writer.value((self.name, dict(self.attributes), self.key, types, self.ranks))
+        return writer.message(Kind.call)
 
     @staticmethod
     def of(description: bytes) -> Collective:
         """The call that is described so, without its arrays."""
-        name, attributes, key, types, ranks = pickle.loads(description)
-        types = [(DType.named(name).numpy, shape) for name, shape in types]
-        return Collective(name, attributes, key, types, ranks, (), 0)
+        _, reader = open_message(description, Kind.call)
+        name, attributes, key, types, ranks = reader.value()
+        of_numpy = [(type.dtype.numpy, type.shape) for type in types]
+        return Collective(name, attributes, key, of_numpy, ranks, (), 0)
 
     def digest(self) -> bytes:
         """16 bytes that are equal for calls that fit each other, and for no others."""
@@ -127,15 +134,30 @@ def combine(op: Reduction, xs: Sequence[Array], total: Array) -> None:
         combine(op, [widened(x) for x in xs], wide)
         narrow(total, wide)
         return
-    ufunc = _UFUNCS[op]
     if len(xs) == 1:
         np.copyto(total, xs[0])
     else:
-        ufunc(xs[0], xs[1], out=total)
+        _UFUNCS[op](xs[0], xs[1], out=total)
     for x in xs[2:]:
-        ufunc(total, x, out=total)
+        add_to(op, total, x)
+    end_reduction(op, total, len(xs))
+
+
+def add_to(op: Reduction, total: Array, x: Array) -> None:
+    """total = total + x, or another reduction. The total of halves is f32."""
+    _UFUNCS[op](total, widened(x) if is_half(x) else x, out=total)
+
+
+def end_reduction(op: Reduction, total: Array, n: int) -> None:
+    """The total of n arrays becomes the result."""
     if op == "mean":
-        np.divide(total, len(xs), out=total)
+        np.divide(total, n, out=total)
+
+
+def is_small(nbytes: int, members: int) -> bool:
+    """Whether each member combines so many bytes of all: what each one gets then grows with their
+    number, and so does what all have to do."""
+    return nbytes * members <= 2 * SMALL or members == 1
 
 
 def flat(arrays: Sequence[Array]) -> list[Array]:
@@ -164,6 +186,14 @@ def mismatch(one: tuple[str, Collective], other: tuple[str, Collective]) -> str:
         f"members call different things: {name} {mine.beside(theirs)}, "
         f"{their_name} {theirs.beside(mine)}"
     )
+
+
+def timeout_text(names: Sequence[str], rank: int, call: Collective, late: Sequence[int]) -> str:
+    """What to say of members that have not come in time."""
+    who = ", ".join([names[each] for each in late[:_MOST_LATE]])
+    if len(late) > _MOST_LATE:
+        who += f" and {len(late) - _MOST_LATE} more"
+    return f"{names[rank]} has waited {call.timeout:g} s in {call} for {who}"
 
 
 def brief_error(error: BaseException) -> str:

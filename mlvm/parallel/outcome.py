@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 from mlvm.core.errors import GroupError
-from mlvm.machines.failure import Failure
+
+
+class AnyFailure(Protocol):
+    """An exception on its way: `mlvm.machines.failure.Failure`, or one without a pickle."""
+
+    def error(self, where: str, instead: Callable[[str], Exception]) -> Exception: ...
 
 
 class Outcome(NamedTuple):
     """What a task returned, or its error. `first`: that was no other member's doing."""
 
     value: Any
-    failure: Failure | None = None
+    failure: AnyFailure | None = None
     first: bool = False
 
 
@@ -26,5 +31,8 @@ def results_of(outcomes: Mapping[int, Outcome], names: Sequence[str]) -> list[An
         assert failure is not None
         error = failure.error(names[rank], GroupError)
         error.add_note(f"raised by {names[rank]} of a group of {len(names)}")
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
     return [outcomes[rank].value for rank in range(len(names))]

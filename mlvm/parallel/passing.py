@@ -1,9 +1,11 @@
-"""The collectives' work where members share no memory: they pass each other messages.
+"""The collectives where members do not see each other's tensors: they pass arrays.
 
-All is made of two exchanges: each member gives something else to every other one, or the same to
-all. What is large is cut into batches that stay in the cache. Of a reduction each member combines
-its part, as Rabenseifner's algorithm does (Thakur, Rabenseifner, Gropp, Int. J. of High Performance
-Computing Applications 19, 2005): every element travels twice, whatever the number of members.
+`Passing` is what all such places have: how a run breaks, and what an array is in a message. Where
+members share windows of memory (`Exchanging`) all is made of two exchanges: each member gives
+something else to every other one, or the same to all. What is large is cut into batches that stay
+in the cache. Of a reduction each member combines its part, as Rabenseifner's algorithm does
+(Thakur, Rabenseifner, Gropp, Int. J. of High Performance Computing Applications 19, 2005): every
+element travels twice, whatever the number of members. For messages see `mlvm.parallel.messages`.
 """
 
 from __future__ import annotations
@@ -15,9 +17,18 @@ from typing import Final, NoReturn, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import GroupError
+from mlvm.core.errors import GroupError, GroupTimeout
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import SMALL, Collective, Meeting, blocks, combine, flat, mismatch
+from mlvm.parallel.meeting import (
+    Collective,
+    Meeting,
+    blocks,
+    combine,
+    flat,
+    is_small,
+    mismatch,
+    timeout_text,
+)
 
 NOTHING: Final = np.empty(0, np.uint8)
 """The message that a member gets from itself."""
@@ -35,15 +46,50 @@ Batch: TypeAlias = Sequence[Piece]
 
 
 class Passing(Meeting):
-    """A meeting place whose members pass messages, as one member sees it.
+    """A meeting place whose members pass arrays, as one member sees it.
 
-    A message has the arrays of a batch one after the other. What is received is valid until the
-    exchange after the next.
+    A message has the arrays of a batch one after the other.
     """
 
     def __init__(self, rank: int, names: Sequence[str]) -> None:
         self.rank = rank
         self.names = names
+
+    @abstractmethod
+    def reason(self) -> GroupError | None:
+        """Why the run has ended, or None."""
+
+    @abstractmethod
+    def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
+        """End the run. Raises such a `GroupError`."""
+
+    def require_unbroken(self, call: Collective) -> None:
+        """Raise `GroupError` if the run has ended."""
+        error = self.reason()
+        if error is not None:
+            raise type(error)(f"{self.names[self.rank]} gives up {call}: {error}")
+
+    def refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
+        """End the run: the other member's call does not fit."""
+        calls = {self.rank: call, other: theirs}
+        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
+        self.give_up(mismatch(one, two))
+
+    def miss(self, call: Collective, other: int) -> NoReturn:
+        """End the run: the other member will not come."""
+        me, late = self.names[self.rank], self.names[other]
+        self.give_up(f"{late} has ended while {me} waits for it in {call}")
+
+    def time_out(self, call: Collective, late: Sequence[int]) -> NoReturn:
+        """End the run: these members have not come in time."""
+        self.give_up(timeout_text(self.names, self.rank, call, late), GroupTimeout)
+
+
+class Exchanging(Passing):
+    """A place of two exchanges. What is received is valid until the exchange after the next."""
+
+    def __init__(self, rank: int, names: Sequence[str]) -> None:
+        super().__init__(rank, names)
         self.most = most_at_once(len(names))
 
     def meet(self, rank: int, call: Collective) -> None:
@@ -59,31 +105,6 @@ class Passing(Meeting):
     @abstractmethod
     def arrive(self, call: Collective) -> None:
         """Wait until all members of the call are here, with calls that fit. Raises `GroupError`."""
-
-    @abstractmethod
-    def reason(self) -> str | None:
-        """Why the run has ended, or None."""
-
-    @abstractmethod
-    def give_up(self, reason: str) -> NoReturn:
-        """End the run. Raises `GroupError`."""
-
-    def require_unbroken(self, call: Collective) -> None:
-        """Raise `GroupError` if the run has ended."""
-        reason = self.reason()
-        if reason is not None:
-            raise GroupError(f"{self.names[self.rank]} gives up {call}: {reason}")
-
-    def refuse(self, call: Collective, other: int, theirs: Collective) -> NoReturn:
-        """End the run: the other member's call does not fit."""
-        calls = {self.rank: call, other: theirs}
-        one, two = [(self.names[rank], calls[rank]) for rank in sorted(calls)]
-        self.give_up(mismatch(one, two))
-
-    def miss(self, call: Collective, other: int) -> NoReturn:
-        """End the run: the other member will not come."""
-        me, late = self.names[self.rank], self.names[other]
-        self.give_up(f"{late} has ended while {me} waits for it in {call}")
 
     @abstractmethod
     def depart(self, call: Collective) -> None:
@@ -125,7 +146,7 @@ def size_of(arrays: Sequence[Array]) -> int:
     return sum([packed_nbytes(array.nbytes) for array in arrays])
 
 
-def _unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
+def unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
     """The arrays of a message: of the dtypes and lengths of these."""
     found, start = [], 0
     for array in like:
@@ -134,7 +155,7 @@ def _unpacked(message: Array, like: Sequence[Array]) -> list[Array]:
     return found
 
 
-def _batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[list[Piece]]:
+def batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[list[Piece]]:
     """The pieces of one of `parts` equal parts of the flat arrays, in batches of up to `most`
     bytes."""
     batch: list[Piece] = []
@@ -153,7 +174,7 @@ def _batches(xs: Sequence[Array], part: int, parts: int, most: int) -> Iterator[
         yield batch
 
 
-def _pieces(xs: Sequence[Array], batch: Batch) -> list[Array]:
+def pieces_of(xs: Sequence[Array], batch: Batch) -> list[Array]:
     return [xs[i][block] for i, block in batch]
 
 
@@ -167,70 +188,70 @@ def _combined(call: Collective, xs: Sequence[Array], out: Array) -> None:
         np.copyto(out, total)
 
 
-def _all_reduce(place: Passing, call: Collective) -> None:
+def _all_reduce(place: Exchanging, call: Collective) -> None:
     xs = flat(call.arrays)
     me, parts = call.ranks.index(place.rank), len(call.ranks)
-    if size_of(xs) <= SMALL or parts == 1:
+    if is_small(size_of(xs), parts):
         got = place.share(call, xs, [size_of(xs)] * parts)
-        each = [xs if i == me else _unpacked(message, xs) for i, message in enumerate(got)]
+        each = [xs if i == me else unpacked(message, xs) for i, message in enumerate(got)]
         for x, *theirs in zip(xs, *each, strict=True):
             _combined(call, theirs, x)
         return
-    rounds = zip_longest(*[_batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
+    rounds = zip_longest(*[batches(xs, i, parts, place.most) for i in range(parts)], fillvalue=())
     for each_batch in rounds:
-        given = [_pieces(xs, batch) for batch in each_batch]
+        given = [pieces_of(xs, batch) for batch in each_batch]
         mine = given[me]
         got = place.exchange(call, given, size_of(mine))
-        each = [mine if i == me else _unpacked(message, mine) for i, message in enumerate(got)]
+        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
         for x, *theirs in zip(mine, *each, strict=True):
             _combined(call, theirs, x)
         for i, message in enumerate(place.share(call, mine, list(map(size_of, given)))):
             if i != me:
-                _copy(_unpacked(message, given[i]), given[i])
+                copy_all(unpacked(message, given[i]), given[i])
 
 
-def _reduce_scatter(place: Passing, call: Collective) -> None:
+def _reduce_scatter(place: Exchanging, call: Collective) -> None:
     out, x = flat(call.arrays)
     me, parts = call.ranks.index(place.rank), len(call.ranks)
     pieces = [x[i * out.size : (i + 1) * out.size] for i in range(parts)]
-    for batch in _batches([out], 0, 1, place.most):
-        given = [_pieces([piece], batch) for piece in pieces]
+    for batch in batches([out], 0, 1, place.most):
+        given = [pieces_of([piece], batch) for piece in pieces]
         mine = given[me]
         got = place.exchange(call, given, size_of(mine))
-        each = [mine if i == me else _unpacked(message, mine) for i, message in enumerate(got)]
-        for y, *theirs in zip(_pieces([out], batch), *each, strict=True):
+        each = [mine if i == me else unpacked(message, mine) for i, message in enumerate(got)]
+        for y, *theirs in zip(pieces_of([out], batch), *each, strict=True):
             combine(call.attributes["op"], theirs, y)
 
 
-def _all_gather(place: Passing, call: Collective) -> None:
+def _all_gather(place: Exchanging, call: Collective) -> None:
     out, x = flat(call.arrays)
     me, parts = call.ranks.index(place.rank), len(call.ranks)
     outs = [out[i * x.size : (i + 1) * x.size] for i in range(parts)]
-    for batch in _batches([x], 0, 1, place.most):
-        given = _pieces([x], batch)
+    for batch in batches([x], 0, 1, place.most):
+        given = pieces_of([x], batch)
         for i, message in enumerate(place.share(call, given, [size_of(given)] * parts)):
-            theirs = given if i == me else _unpacked(message, given)
-            _copy(theirs, _pieces([outs[i]], batch))
+            theirs = given if i == me else unpacked(message, given)
+            copy_all(theirs, pieces_of([outs[i]], batch))
 
 
-def _from_one(place: Passing, call: Collective) -> None:
+def _from_one(place: Exchanging, call: Collective) -> None:
     """The arrays of the root become everybody's; a sender is the first of two."""
     root, xs = call.attributes.get("root", 0), flat(call.arrays)
     is_root = call.ranks[root] == place.rank
-    for batch in _batches(xs, 0, 1, place.most):
-        pieces = _pieces(xs, batch)
+    for batch in batches(xs, 0, 1, place.most):
+        pieces = pieces_of(xs, batch)
         wanted = [size_of(pieces) if i == root else 0 for i in range(len(call.ranks))]
         got = place.share(call, pieces if is_root else (), wanted)
         if not is_root:
-            _copy(_unpacked(got[root], pieces), pieces)
+            copy_all(unpacked(got[root], pieces), pieces)
 
 
-def _copy(sources: Sequence[Array], outs: Sequence[Array]) -> None:
+def copy_all(sources: Sequence[Array], outs: Sequence[Array]) -> None:
     for source, out in zip(sources, outs, strict=True):
         np.copyto(out, source)
 
 
-_WORK: Final[Mapping[str, Callable[[Passing, Collective], None]]] = {
+_WORK: Final[Mapping[str, Callable[[Exchanging, Collective], None]]] = {
     "all_reduce": _all_reduce,
     "reduce_scatter": _reduce_scatter,
     "all_gather": _all_gather,

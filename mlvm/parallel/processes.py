@@ -1,6 +1,7 @@
 """A group whose members are processes of this host.
 
-Each process has a VM of its own. It gets tasks through a connection, which it reads all the time:
+Each process has a VM of its own. It is forked by a server that has imported mlvm once, so the 32nd
+takes no longer than the first. It gets tasks through a connection, which it reads all the time:
 when that ends, because the group was closed or because this process is no more, it ends too. The
 members meet at a board in shared memory, which has no name and vanishes with them.
 """
@@ -18,18 +19,28 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing import connection as connections
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from queue import SimpleQueue
 from typing import Any, Final, TypeVar
 
-from mlvm.core.errors import GroupError, brief
+import numpy as np
+
+from mlvm.core.errors import GroupError, GroupTimeout, brief
 from mlvm.machines.failure import Failure
 from mlvm.machines.local import LocalVM
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.board import Bells, Board, BoardMeeting
-from mlvm.parallel.group import AnyGroup, Seat, Task, checked_cores, name_of
+from mlvm.parallel.group import (
+    AnyGroup,
+    Seat,
+    Task,
+    checked_cores,
+    checked_timeout,
+    cores_here,
+    name_of,
+)
 from mlvm.parallel.meeting import brief_error
 from mlvm.parallel.outcome import Outcome, results_of
 from mlvm.parallel.pickling import pickled
@@ -51,28 +62,33 @@ class ProcessGroup(AnyGroup):
     What members are to do, and what they return, is pickled: functions at the top of a module go
     by name, others by cloudpickle (`pip install "mlvm[processes]"`). A script that makes such a
     group does so under `if __name__ == "__main__":`. `cores` has, for each member, the core on
-    which its process stays (Linux only). Each process has one thread of BLAS.
+    which its process stays (Linux only). Each process has one thread of BLAS. No member waits for
+    another longer than `timeout` seconds at a stretch; nor does `run`, once one of them has ended.
 
-    A member that dies ends the others and the group. Raises `GroupError` for an impossible number
-    or cores and for a process that does not start, `MissingExtra` without threadpoolctl.
+    A member that dies or is late ends the others and the group. Raises `GroupError` for an
+    impossible number or cores and for a process that does not start, `MissingExtra` without
+    threadpoolctl.
     """
 
-    def __init__(self, size: int, *, cores: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, size: int, *, cores: Sequence[int] | None = None, timeout: float | None = None
+    ) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MOST:
             raise GroupError(f"a group has 1 to {_MOST} processes, not {brief(size)}")
         if os.name != "posix":
             raise GroupError("groups of processes need a POSIX system")
         pins = checked_cores(cores, size)
+        self.timeout = checked_timeout(timeout)
         one_blas_thread.prepare()
         super().__init__([name_of(rank, f"vm{rank}") for rank in range(size)])
-        self._board = Board(size)
-        context = multiprocessing.get_context("spawn")
+        self._board = Board(size, spins=size <= cores_here())
+        context = multiprocessing.get_context("forkserver")
         pipes = [context.Pipe(duplex=False) for _ in range(size)]
         self._bells = Bells([reader for reader, _ in pipes], [writer for _, writer in pipes])
         self._connections: list[Connection] = []
         self._processes: list[BaseProcess] = []
         self._end = weakref.finalize(self, _end, self._processes, self._connections, self._bells)
-        resource_tracker.ensure_running()  # it unblocks the signals that are blocked here
+        _start_server()  # which unblocks the signals that are blocked here
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the parent's to see
         try:
             for rank in range(size):
@@ -80,7 +96,16 @@ class ProcessGroup(AnyGroup):
                 self._connections.append(ours)
                 process = context.Process(
                     target=_serve,
-                    args=(rank, self._names, self._board, self._bells, theirs, pins[rank]),
+                    args=(
+                        rank,
+                        self._names,
+                        self._board,
+                        self._bells,
+                        theirs,
+                        pins[rank],
+                        timeout,
+                        dict(os.environ),
+                    ),
                     name=self._names[rank],
                     daemon=True,
                 )
@@ -110,7 +135,7 @@ class ProcessGroup(AnyGroup):
                 run.send(messages)
                 run.collect(None)
             except BaseException as error:  # Ctrl-C
-                run.end(f"the run was ended from outside: {brief_error(error)}")
+                run.end(GroupError(f"the run was ended from outside: {brief_error(error)}"))
                 run.collect(_GRACE)
                 raise
             finally:
@@ -138,9 +163,11 @@ class _Run:
         self._connections = group._connections
         self._board = group._board
         self._bells = group._bells
+        self._timeout = group.timeout
         self._outcomes: dict[int, Outcome] = {}
+        self._last = 0.0  # when a member answered
         self.missing = set(range(group.size))
-        self.dead: str | None = None
+        self.dead: GroupError | None = None
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Give each member its task."""
@@ -152,8 +179,17 @@ class _Run:
         """Wait for all members, or so long. If one dies, the others have some seconds more."""
         until = None if seconds is None else time.monotonic() + seconds
         while self.missing:
-            left = None if until is None else until - time.monotonic()
+            limit = until
+            if until is None and self._timeout is not None and self._outcomes:
+                limit = self._last + self._timeout
+            left = None if limit is None else limit - time.monotonic()
             if left is not None and left <= 0:
+                if until is None:
+                    late = ", ".join(self._names[rank] for rank in sorted(self.missing))
+                    self.dead = GroupTimeout(
+                        f"{self._timeout:g} s have been waited for {late} to end"
+                    )
+                    self.end(self.dead)
                 return
             watched: list[Any] = [self._connections[rank] for rank in self.missing]
             watched += [self._processes[rank].sentinel for rank in self.missing]
@@ -166,19 +202,21 @@ class _Run:
                         self._receive(rank)
                     else:
                         self._bury(rank)
-                if self.dead is not None and until is None:
-                    until = time.monotonic() + _LAST
+            if until is None and (self.dead is not None or self._board.is_late):
+                until = time.monotonic() + (_LAST if self.dead is not None else _GRACE)
 
-    def end(self, reason: str) -> None:
+    def end(self, error: GroupError) -> None:
         """End the run: members that wait now or arrive later raise."""
-        self._board.end_run(self._board.size, reason)
+        self._board.end_run(self._board.size, error)
         for rank in range(self._board.size):
             self._bells.ring(rank)
 
     def results(self) -> list[Any]:
         """What the members returned. Raises the first error of one."""
         if self.dead is not None:
-            raise GroupError(self.dead)
+            raise type(self.dead)(
+                str(self.dead)
+            )  # of one that is kept the traceback would keep all
         return results_of(self._outcomes, self._names)
 
     def _receive(self, rank: int) -> None:
@@ -188,6 +226,7 @@ class _Run:
             self._bury(rank)
             return
         self.missing.discard(rank)
+        self._last = time.monotonic()
         try:
             self._outcomes[rank] = pickle.loads(message)
         except Exception as error:  # of somebody's __setstate__, or for a module that is not here
@@ -204,11 +243,9 @@ class _Run:
             with suppress(ValueError):
                 how = f"was killed by {signal.Signals(-code).name}"
         if self.dead is None:
-            self.dead = f"{self._names[rank]}, process {process.pid}, {how}"
             if code == 1:
-                self.dead += (
-                    '; a script that starts processes does so under `if __name__ == "__main__":`'
-                )
+                how += '; a script that starts processes does so under `if __name__ == "__main__":`'
+            self.dead = GroupError(f"{self._names[rank]}, process {process.pid}, {how}")
             self.end(self.dead)
 
 
@@ -226,6 +263,21 @@ def _end(processes: Sequence[BaseProcess], connections: Sequence[Connection], be
     bells.close()
 
 
+def _start_server() -> None:
+    """Start what forks the members, unless it runs. It imports what this process has of mlvm, from
+    where this process would, which Python 3.11 does not see to."""
+    forkserver.set_forkserver_preload([each for each in sys.modules if each.startswith("mlvm.")])
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
 def _nothing(rank: int, vm: LocalVM) -> None:
     """The first task: the process has started."""
 
@@ -240,18 +292,23 @@ def _serve(
     bells: Bells,
     connection: Connection,
     core: int | None,
+    timeout: float | None,
+    environ: dict[str, str],
 ) -> None:
     """The life of a member's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # It may have processes of its own, such as a pipeline's workers: `_listen` sees to its end.
     multiprocessing.current_process()._config["daemon"] = False  # type: ignore[attr-defined]
+    os.environ.clear()  # the server has what was set when it began
+    os.environ.update(environ)
+    np.random.seed()
     if core is not None:
         os.sched_setaffinity(0, {core})
     tasks: SimpleQueue[bytes | None] = SimpleQueue()
     threading.Thread(target=_listen, args=(connection, tasks), daemon=True).start()
     one_blas_thread.prepare()
     with one_blas_thread.held():
-        seat = Seat(LocalVM(f"vm{rank}"), rank, len(names))
+        seat = Seat(LocalVM(f"vm{rank}"), rank, len(names), timeout)
         while (message := tasks.get()) is not None:
             meeting = BoardMeeting(board, names, rank, bells)
             answer = _done(seat, meeting, message)

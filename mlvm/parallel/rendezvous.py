@@ -1,8 +1,9 @@
 """The meeting place of threads: members of one process, which share their memory.
 
 A member that arrives waits for the others. They cannot meet if another member calls something
-else, has ended or has failed, or if all members wait. That is noticed as soon as it is so, without
-a timeout. The run is then over: every member that waits or arrives later raises.
+else, has ended or has failed, or if all members wait. That is noticed as soon as it is so; a member
+that only does not come is noticed where there is a timeout. The run is then over: every member that
+waits or arrives later raises.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, TypeAlias
 
-from mlvm.core.errors import GroupError
+from mlvm.core.errors import GroupError, GroupTimeout
 from mlvm.core.types import Array
-from mlvm.parallel.meeting import SMALL, Collective, brief_error, mismatch
+from mlvm.parallel.meeting import Collective, brief_error, is_small, mismatch, timeout_text
 from mlvm.parallel.sharing import WORK
 
 Arrays: TypeAlias = Sequence[tuple[Array, ...]]
@@ -43,6 +44,9 @@ class Rendezvous:
         self._lock = threading.Lock()
         self._calls: list[Collective | None] = [None] * len(names)  # of who waits for others
         self._ended = [False] * len(names)
+        self._at_rest = 0  # how many members wait for others, or have ended
+        self._gathering: Collective | None = None  # the first call of the whole group that waits
+        self._gathered = 0  # how many members have come to it
         self._meetings: list[_Meeting | None] = [None] * len(names)
         self._gates = [threading.Lock() for _ in names]
         self._waiting: set[int] = set()  # ranks whose gate must be opened
@@ -56,6 +60,7 @@ class Rendezvous:
         """The member has ended, and will call nothing more."""
         with self._lock:
             self._ended[rank] = True
+            self._at_rest += 1
             if self.error is not None:
                 return
             for other, call in enumerate(self._calls):
@@ -91,7 +96,7 @@ class Rendezvous:
             meeting = self._arrive(rank, call)
             if meeting is None:
                 self._waiting.add(rank)
-        shared = call.nbytes > SMALL
+        shared = not is_small(call.nbytes, len(call.ranks))
         if meeting is None:
             self._wait(rank, call)
             meeting, self._meetings[rank] = self._meetings[rank], None
@@ -107,27 +112,41 @@ class Rendezvous:
     def _arrive(self, rank: int, call: Collective) -> _Meeting | None:
         """The meeting, if this member is the last to arrive."""
         self._require_unbroken(rank, call)
-        others = [(other, self._calls[other]) for other in call.ranks if other != rank]
-        for other, theirs in others:
-            if self._ended[other]:
-                reason = f"{self.names[rank]} calls {call}, and {self.names[other]} has ended"
-                self._break_and_raise(reason)
-            if theirs is not None and theirs.ranks == call.ranks and not call.fits(theirs):
-                self._break_and_raise(
-                    mismatch((self.names[rank], call), (self.names[other], theirs))
-                )
+        if call.is_pair:
+            for other in call.ranks:
+                if other != rank and self._ended[other]:
+                    self._refuse_ended(rank, call, other)
+            there = [each for each in self._calls if each is not None and each.is_pair]
+            theirs = next((each for each in there if each.ranks == call.ranks), None)
+            is_last = theirs is not None
+        else:
+            if any(self._ended):
+                self._refuse_ended(rank, call, self._ended.index(True))
+            theirs, self._gathering = self._gathering, self._gathering or call
+            self._gathered += 1
+            is_last = self._gathered == len(self.names)
+        if theirs is not None and not call.fits(theirs):
+            other = next(i for i, each in enumerate(self._calls) if each is theirs)
+            self._break_and_raise(mismatch((self.names[rank], call), (self.names[other], theirs)))
         self._calls[rank] = call
-        if all(theirs is not None and theirs.ranks == call.ranks for _, theirs in others):
-            arrays = [calls.arrays for r in call.ranks if (calls := self._calls[r]) is not None]
-            meeting = _Meeting(arrays, call.ranks, len(call.ranks))
-            for member in call.ranks:
-                self._calls[member] = None
-                self._meetings[member] = None if member == rank else meeting
-            return meeting
-        self._require_progress()
-        if self.error is not None:
-            raise self.error
-        return None
+        self._at_rest += 1
+        if not is_last:
+            self._require_progress()
+            if self.error is not None:
+                raise self.error
+            return None
+        if not call.is_pair:
+            self._gathering, self._gathered = None, 0
+        self._at_rest -= len(call.ranks)
+        arrays = [calls.arrays for r in call.ranks if (calls := self._calls[r]) is not None]
+        meeting = _Meeting(arrays, call.ranks, len(call.ranks))
+        for member in call.ranks:
+            self._calls[member] = None
+            self._meetings[member] = None if member == rank else meeting
+        return meeting
+
+    def _refuse_ended(self, rank: int, call: Collective, other: int) -> NoReturn:
+        self._break_and_raise(f"{self.names[rank]} calls {call}, and {self.names[other]} has ended")
 
     def _work(self, rank: int, call: Collective, meeting: _Meeting, part: int, parts: int) -> None:
         """Do one part of the work. An error ends the run, since the others' results are
@@ -153,9 +172,20 @@ class Rendezvous:
             self._wait(rank, call)
 
     def _wait(self, rank: int, call: Collective) -> None:
-        self._gates[rank].acquire()
+        if not self._gates[rank].acquire(timeout=-1 if call.timeout is None else call.timeout):
+            self._time_out(rank, call)
         if rank in self._abandoned:
             raise self._given_up(rank, call)
+
+    def _time_out(self, rank: int, call: Collective) -> None:
+        """End the run, unless the others have come at this very moment."""
+        with self._lock:
+            if rank in self._waiting:
+                others = [each for each in call.ranks if each != rank]
+                late = [each for each in others if each not in self._waiting]
+                text = timeout_text(self.names, rank, call, late or others)
+                self._break(text, GroupTimeout(text))
+        self._gates[rank].acquire()
 
     def _open(self, meeting: _Meeting) -> None:
         """Let the waiting members of the meeting go on."""
@@ -171,16 +201,19 @@ class Rendezvous:
             raise self._given_up(rank, call)
 
     def _given_up(self, rank: int, call: Collective) -> GroupError:
-        return GroupError(f"{self.names[rank]} gives up {call}: {self._reason}")
+        kind = GroupTimeout if isinstance(self.error, GroupTimeout) else GroupError
+        return kind(f"{self.names[rank]} gives up {call}: {self._reason}")
 
     def _require_progress(self) -> None:
         """End the run if every member waits for another, or has ended."""
+        if self._at_rest < len(self.names):
+            return
         waiting = [
             f"{name} in {call}"
             for name, call in zip(self.names, self._calls, strict=True)
             if call is not None
         ]
-        if waiting and len(waiting) + sum(self._ended) == len(self.names):
+        if waiting:
             self._break(f"no member can go on; these wait: {'; '.join(waiting)}")
 
     def _break(self, reason: str, error: BaseException | None = None) -> None:

@@ -59,12 +59,12 @@ class Use(NamedTuple):
 
 
 class Turns(NamedTuple):
-    """How a `while` counts its turns: `count` of them, with the number `i`, backwards if `reverse`.
+    """How a `while` counts its turns: `length` of them, with the number `i`, backwards if `reverse`.
     A turn has a row of each of `xs` as `rows`, and what it has `made` is a row of the stack in that
     home. The stacks have `total` rows."""
 
     i: Use
-    count: Use | int
+    length: Use | int
     total: int | None
     reverse: bool
     xs: Sequence[Use]

@@ -37,6 +37,8 @@ FORMATS: Final = [
 ]
 """What is read, by Pillow's names. It knows more, some of which other programs read for it."""
 MOST_PIXELS = 1 << 26  # of an image, before it is scaled
+_FEW_PIXELS: Final = 1 << 22
+_PIXELS_PER_BYTE: Final = 32  # of the file, more than any photograph has
 _BITS: Final = 258  # the tag of TIFF that says how many a grey value has
 
 
@@ -110,16 +112,18 @@ def pixels(file: Path, shape: Shape) -> Bytes:
     pillow.init()
     formats = [kind for kind in FORMATS if kind in pillow.OPEN]  # it may be built without some
     with parsing(file) as stream:
+        data = stream.read()
         try:
-            image = pillow.open(io.BytesIO(stream.read()), formats=formats)
+            image = pillow.open(io.BytesIO(data), formats=formats)
         except pillow.UnidentifiedImageError:
             raise DataError(
                 f"{file} cannot be read: it is no image in the formats {', '.join(formats)}"
             ) from None
-        if not 0 < image.width * image.height <= MOST_PIXELS:
+        most = min(MOST_PIXELS, max(_FEW_PIXELS, _PIXELS_PER_BYTE * len(data)))
+        if not 0 < image.width * image.height <= most:  # a few bytes may tell of millions
             raise DataError(
                 f"{file} cannot be read: {image.width} x {image.height} pixels are not 1 to "
-                f"{MOST_PIXELS}"
+                f"{most}, the most in a file of {len(data)} bytes"
             )
         plain = _plain(file, image).convert("RGB" if channels == 3 else "L")
         factor = max(height / plain.height, width / plain.width)

@@ -93,7 +93,7 @@ def train(
     vm: ml.VM | ml.RemoteVM | None = None,
     save: Path | None = None,
     save_every: int | None = None,
-    resume: Path | None = None,
+    resume: Path | bool | None = None,
     init: Path | None = None,
     plot: Path | None = None,
     log: Path | None = None,
@@ -111,15 +111,16 @@ def train(
     step, and no bit of the result depends on where that is. After every `save_every` steps, by
     default those of an epoch, and at the end, all that is needed to go on is written to the file
     `save`. `resume`, such a file of a training with the same options, with any group, is gone on
-    from: the outcome is that of a training that was never interrupted. `init`, a file that
+    from: the outcome is that of a training that was never interrupted. True is the file `save`, if
+    it is there: so a training that is started again goes on, and begins the first time. `init`, a file that
     `models.weights` reads, has a Mixer or a ViT to begin with: images of a folder get the size and
     channels that it is for, and what else differs is told aloud: a head for another number of
     classes is a new one, and the position embeddings of a ViT are interpolated for images of
     another size. With `plot`, a folder, loss.svg and step_memory.svg are written there. With `log`,
     a folder, the loss and the learning rate of each step are written there, and those of each epoch
     with its test, as `ml.ScalarLog` writes scalars. In a group
-    of MPI all its processes call this with the same arguments, get the same result, and the first
-    one alone writes and shows progress.
+    of MPI or TCP all its processes call this with the same arguments, get the same result, and the
+    first one alone writes and shows progress.
 
     Raises `OptionError`, `DataError`, `CheckpointError`, `WeightsError`, `Diverged`, `OSError` for
     a file, and `ShapeError` for images that the model cannot take.
@@ -138,6 +139,12 @@ def train(
         raise OptionError(
             "a VM and a group are given; the members of a group have VMs of their own"
         )
+    if resume is True:
+        if save is None:
+            raise OptionError(
+                "resume=True goes on from the file that save= names, and none is given"
+            )
+        resume = save if save.exists() else None
     image_shape = start.image_shape if start else None
     dataset = load(data, seed=seed, image_shape=image_shape)
     if dataset.kind != MODELS[model].kind:
@@ -182,7 +189,7 @@ def train(
                 transform=dataset.augment,
             ) as pipeline,
         ):
-            if resume is not None:
+            if resume:
                 losses += _resumed(resume, options, steps, trainer, pipeline)
             scalars: ml.ScalarLog | None = None
             if log is not None and is_first:
@@ -290,7 +297,7 @@ def opened(
 
 
 def speaks(group: ml.parallel.AnyGroup | None) -> bool:
-    """Whether this process writes files and shows progress: of those of MPI, the first."""
+    """Whether this process writes files and shows progress: of several, the first."""
     return getattr(group, "rank", 0) == 0
 
 
@@ -396,7 +403,8 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--group",
         metavar="GROUP",
-        help="who shares each batch: threads:N, processes:N, or mpi",
+        help="who shares each batch: threads:N, processes:N, ray:N, mpi, or auto: the processes "
+        "that `python -m mlvm launch`, torchrun, srun or mpirun has started",
     )
     add("--vms", type=_vms, dest="group", metavar="N", help="the same as --group threads:N")
     add(
@@ -427,7 +435,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="steps between two of them (default: an epoch's)",
     )
-    add("--resume", type=Path, metavar="FILE", help="go on from that checkpoint")
+    add(
+        "--resume",
+        type=Path,
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="go on from that checkpoint; without FILE from that of --save, if it is there",
+    )
     add(
         "--init",
         type=Path,

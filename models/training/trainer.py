@@ -279,7 +279,7 @@ class Trainer:
         return self._ask(do="loss_scale")  # type: ignore[no-any-return]
 
     def test(self, batch_size: int) -> Score:
-        return self._ask(do="test", batch_size=batch_size)  # type: ignore[no-any-return]
+        return Score(*self._ask(do="test", batch_size=batch_size))
 
     def state(self) -> dict[str, Array]:
         return self._ask(do="state")  # type: ignore[no-any-return]

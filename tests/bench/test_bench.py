@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from bench import __main__ as command
-from bench import dispatch, dynamic, inference, machine, memory, mixer, scaling
+from bench import calls, dispatch, dynamic, inference, machine, memory, mixer, scaling
 from bench.dynamic_sizes import QUICK
 from bench.harness import (
     ROOT,
@@ -284,6 +284,13 @@ def test_scaling() -> None:
     assert ("mlvm-replay-2t" in trained) == (extension.EXTENSION is not None)
 
 
+def test_calls() -> None:
+    records = run(
+        dataclasses.replace(calls.SUITE, contenders=calls.SUITE.contenders[:1]), quick=True
+    )
+    assert [r.case for r in records] == ["add", "tree", "momentum", "adamw"]
+
+
 def test_mixer() -> None:
     ours = [c for c in mixer.SUITE.contenders if c.package in ("mlvm", "numpy")]
     records = run(dataclasses.replace(mixer.SUITE, contenders=tuple(ours)), quick=True)
@@ -311,6 +318,7 @@ def test_dynamic() -> None:
 
 @cases(
     "suite",
+    calls.SUITE,
     dispatch.SUITE,
     dynamic.SUITE,
     inference.SUITE,

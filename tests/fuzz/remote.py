@@ -2,6 +2,8 @@
 
     python -m tests.fuzz.remote --messages 100000 --seed 0
     python -m tests.fuzz.remote --killed 1000
+    python -m tests.fuzz.remote --attacks 20
+    python -m tests.fuzz.remote --attacks 1000 --only coming_and_going
 
 With `--messages`: valid calls and posts, mutated, cut off, in any order, and random bytes, on many
 connections. Whatever comes, the server may only answer, with a result or an `MlvmError`, or end
@@ -10,6 +12,9 @@ witness, no threads, and no error of the server's own in its log.
 
 With `--killed`: clients that compute and write are killed by SIGKILL at random moments, while four
 others train. In the end the server holds no byte, and the others have had the same bits all along.
+
+With `--attacks`: eleven attacks on a server (`tests/fuzz/attacks.py`), that many times as large as
+in the suite; 1000 times `coming_and_going` are 100,000 connections.
 
 Prints what was tried and what came of it. What should not be is printed, and the exit status is 1.
 """
@@ -52,6 +57,7 @@ from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 from mlvm.machines.wire import encode_call
+from tests.fuzz.attacks import ATTACKS, attack
 from tests.fuzz.making import VALID
 from tests.mutations import framed, mutated
 
@@ -378,6 +384,9 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--messages", type=int, default=0, help="how many")
     parser.add_argument("--killed", type=int, default=0, help="how many clients")
+    parser.add_argument("--attacks", type=int, default=0, help="of how large a scale")
+    names = [each.__name__ for each in ATTACKS]
+    parser.add_argument("--only", action="append", default=[], choices=names, help="an attack")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(argv)
     failures = []
@@ -391,6 +400,8 @@ def main(argv: list[str] | None = None) -> int:
         failure = kill(options.killed, options.seed)
         print(f"{options.killed} clients killed")
         failures += [failure] if failure else []
+    if options.attacks:
+        failures += attack(options.attacks, options.only)
     for each in failures:
         print(each)
     return int(bool(failures))

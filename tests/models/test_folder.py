@@ -146,6 +146,14 @@ def test_an_image_of_too_many_pixels(folder: Path) -> None:
             data.train[np.array([0])]
 
 
+def test_a_few_bytes_that_tell_of_millions_of_pixels(tmp_path: Path) -> None:
+    file = tmp_path / "0.png"
+    Image.new("L", (2200, 2200)).save(file)
+    assert file.stat().st_size < 1 << 15
+    with pytest.raises(DataError, match="2200 x 2200 pixels are not 1 to 4194304, the most in a"):
+        pixels(file, (4, 4, 3))
+
+
 def test_a_pipe_is_not_waited_for(folder: Path) -> None:
     data = load(f"images:{folder}")
     (folder / "train" / "blue" / "0.png").unlink()

@@ -28,6 +28,7 @@ from mlvm.parallel.processes import ProcessGroup
 from tests.brief import refuses
 from tests.fuzz import groups
 from tests.parallel import places
+from tests.parallel.joined import Joined
 from tests.parallel.members import call, tensor
 
 pytest.importorskip("threadpoolctl")
@@ -50,7 +51,13 @@ def threads() -> Iterator[AnyGroup]:
         yield members
 
 
-@pytest.fixture(params=["threads", "processes"])
+@pytest.fixture(scope="module")
+def tcp() -> Iterator[Joined]:
+    with Joined(2) as members:
+        yield members
+
+
+@pytest.fixture(params=["threads", "processes", "tcp"])
 def members(request: pytest.FixtureRequest) -> AnyGroup:
     found: AnyGroup = request.getfixturevalue(request.param)
     return found
@@ -61,6 +68,13 @@ def members(request: pytest.FixtureRequest) -> AnyGroup:
 
 def test_every_collective_does_what_numpy_does(members: AnyGroup) -> None:
     assert members.run(places.everything) == places.expected_of_everything(2)
+
+
+@pytest.mark.parametrize("size", [3, 6])
+def test_several_over_tcp_do_too(size: int) -> None:
+    with Joined(size) as members:
+        assert members.run(places.everything) == places.expected_of_everything(size)
+        assert members.run(places.beside) == [places.expected_beside(size)] * size
 
 
 def test_three_processes_do_too() -> None:
@@ -93,11 +107,11 @@ CODES = st.sampled_from(["<f4", "<f8", "|i1", "<i8", "<u2"])
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(SHAPES, CODES), max_size=5), st.sampled_from(["sum", "max"]), st.data())
 def test_any_tensors_have_the_same_bits_wherever_they_are_reduced(
-    threads: AnyGroup, processes: AnyGroup, types: Any, op: str, data: st.DataObject
+    threads: AnyGroup, processes: AnyGroup, tcp: Joined, types: Any, op: str, data: st.DataObject
 ) -> None:
     case = ("all_reduce", types, {"op": op})
     fn = partial(reduce_drawn, case, data.draw(st.integers(0, 99)))
-    assert threads.run(fn) == processes.run(fn)
+    assert threads.run(fn) == processes.run(fn) == tcp.run(fn)
 
 
 def test_members_keep_functions(members: AnyGroup) -> None:
@@ -174,8 +188,8 @@ def test_groups_have_names() -> None:
     with group("threads:2") as threads:
         assert type(threads) is Group
         assert threads.size == 2
-    for name in ("threads", "processes:two", "mpi:2", "hosts:3", ""):
-        refuses(GroupError, "threads:N, processes:N or mpi", group, name)
+    for name in ("threads", "processes:two", "mpi:2", "hosts:3", "auto:2", ""):
+        refuses(GroupError, "threads:N, processes:N, ray:N, mpi or auto", group, name)
 
 
 # --- deaths --------------------------------------------------------------------------
@@ -194,9 +208,9 @@ def test_a_killed_process_is_named_and_ends_the_others() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 def test_members_killed_at_random_moments_leave_nothing() -> None:
-    told, wrong = groups.fuzz(2, seed=0)
+    told, wrong = groups.fuzz(1, 1, seed=0)
     assert not wrong
-    assert told.startswith("2 members killed")
+    assert told.startswith("1 members killed")
 
 
 def is_alive(pid: int) -> bool:
@@ -212,6 +226,7 @@ import os, signal, sys, time
 from mlvm.parallel.processes import ProcessGroup
 from tests.fuzz import groups
 from tests.parallel import places
+from tests.parallel.joined import Joined
 if __name__ == "__main__":
     members = ProcessGroup(2)
     print(*members.pids, flush=True)

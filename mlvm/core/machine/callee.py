@@ -218,8 +218,10 @@ class OpFresh:
 
 class UserFunction:
     """A host function that is no op: it takes values of any kind and has no type rule. `nparams`
-    and `nresults` are what it announces, None for any number."""
+    and `nresults` are what it announces, None for any number. `reads` are the tensors that it does
+    not write, None if it may do either with any."""
 
+    reads: slice | None = None
     memory = HOST
     kernel: Kernel | None = None
 

@@ -123,6 +123,7 @@ def run(
             elif code == link.CALL_FUNCTION:  # ( p1..pn -- p1..pn )
                 if left is not None:
                     left = _spend(left, current, since, pc)
+                    store.hold_stack(len(stack), len(frames))
                 if len(frames) >= MAX_DEPTH:
                     raise errors.LimitExceeded(
                         f"{MAX_DEPTH} calls lie within each other, the most that may; the next one "
@@ -173,6 +174,8 @@ def run(
 def explain(error: Exception, state: State, binding: Binding | None = None) -> Exception:
     """The error of the step that the state is at, with a note of the place; `OutOfMemory` for a
     `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
+    if getattr(error, "late", False):  # it knows a place, which is not here
+        return error
     stack, frames, current, pc, base = state[:5]
     code, value, number, _ = current.steps[pc]
     start = (

@@ -15,12 +15,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine.slots import Finder, Slots, Stack, merged
 from mlvm.core.op import NO_ATTRIBUTES
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
+_MOST_ON_TOP: Final = 256  # values known above an unknown number of others, where paths meet
+_SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
 MAX_CONTEXTS: Final = 16
@@ -32,28 +35,37 @@ that for parameters of any kind."""
 class Abstract(NamedTuple):
     """What is known of a stack slot: its kind, and where known a Tensor's type or Str's text.
 
-    The kind Any is a host function's result: the machine looks at the value when it is used."""
+    The kind Any is a host function's result: the machine looks at the value when it is used. Where
+    arguments are followed, `argument` is the number of the launch's that it is, or `_SOME`."""
 
     kind: str
     type: TensorType | None = None
     text: str | None = None
     constant: bool = False
+    argument: int | None = None
 
     def meet(self, other: Abstract) -> Abstract | None:
         """What both have in common; None when their kinds clash."""
         if self == other:
             return self
         if self.kind != other.kind:
-            return Abstract(ANY) if ANY in (self.kind, other.kind) else None
+            if ANY not in (self.kind, other.kind):
+                return None
+            return Abstract(ANY, argument=self._argument(other))
         type = self.type if self.type is other.type else None
         text = self.text if self.text == other.text else None
-        return Abstract(self.kind, type, text, self.constant or other.constant)
+        constant = self.constant or other.constant
+        return Abstract(self.kind, type, text, constant, self._argument(other))
+
+    def _argument(self, other: Abstract) -> int | None:
+        return self.argument if self.argument == other.argument else _SOME
 
     def __str__(self) -> str:
         return str(self.type) if self.type else self.kind
 
 
 TENSOR: Final = Abstract("Tensor")
+INT: Final = Abstract("Int")
 UNKNOWN: Final = Abstract(ANY)
 
 
@@ -61,9 +73,17 @@ class State(NamedTuple):
     """A frame's slots, parameters first. It is `open` where heights differ: any number of unknown
     values lie above `slots`, and the slots `top` lie above these."""
 
-    slots: tuple[Abstract, ...]
+    slots: Slots[Abstract] = Slots()
     open: bool = False
     top: tuple[Abstract, ...] = ()
+
+    @staticmethod
+    def of(slots: Sequence[Abstract]) -> State:
+        return State(Slots[Abstract]().with_more(slots))
+
+    def is_as(self, other: State) -> bool:
+        """Whether it is the other, after the two have met."""
+        return self.slots.root is other.slots.root and self[1:] == other[1:]
 
 
 class Verdict(NamedTuple):
@@ -78,6 +98,31 @@ class Verdict(NamedTuple):
     unproven: frozenset[tuple[str, int]]
     outputs: bool
     cost: tuple[int, int]
+
+
+class Uses(NamedTuple):
+    """What a program does first with each of its launch's arguments: of those that it only `reads`,
+    or updates, the old values count; of those that it `makes` they do not."""
+
+    reads: frozenset[int]
+    makes: frozenset[int]
+
+
+def uses_of(program: Program, functions: FunctionTable, nargs: int) -> Uses:
+    """What the program does with so many arguments. One of which too little is known, or all if it
+    cannot be verified, is among those that it makes."""
+    verifier = _Verifier(program, functions, None, False, {})
+    first = verifier.first
+    assert first is not None
+    try:
+        verifier.run()
+    except MlvmError:
+        first = {_SOME: True}
+    reads = frozenset(i for i, writes in first.items() if not writes and i != _SOME)
+    makes = {i for i, writes in first.items() if writes and i != _SOME}
+    if first.get(_SOME):
+        makes = set(range(nargs)) - reads
+    return Uses(reads, frozenset(makes))
 
 
 def verify(
@@ -145,12 +190,14 @@ class _Verifier:
     functions: FunctionTable
     arg_types: Sequence[TensorType] | None
     by_type: bool
+    first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
     unproven: set[tuple[str, int]] = field(default_factory=set)
     reached: set[tuple[str, int]] = field(default_factory=set)
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
+    tensors: Finder[Abstract] = field(default_factory=lambda: Finder(_may_be_tensor))
 
     def run(self) -> Verdict:
         for function in self.program.functions.values():
@@ -167,7 +214,7 @@ class _Verifier:
         while self.work:
             self.context, self.pc, self.block, state = self.work.pop()
             state = state or self.context.states[self.pc]
-            self.slots, self.open, self.top = list(state.slots), state.open, list(state.top)
+            self.slots, self.open, self.top = Stack(state.slots), state.open, list(state.top)
             self.follow(self.context.function, self.targets[self.context.function.name])
         return Verdict(frozenset(self.reached), frozenset(self.unproven), self.outputs, _cost(main))
 
@@ -189,13 +236,15 @@ class _Verifier:
     def enter(self, function: Function, params: tuple[Abstract, ...]) -> _Context:
         """The context of a call with these parameters, to be followed again if they are new."""
         key = tuple(str(p) if self.by_type else p.kind for p in params)
+        if self.first is not None:
+            key += tuple(str(p.argument) for p in params)
         most = MAX_TYPED_CONTEXTS if self.by_type else MAX_CONTEXTS
         contexts = self.contexts.setdefault(function.name, {})
         if key not in contexts and len(contexts) >= most:
-            params = (UNKNOWN,) * len(params)
+            params = (UNKNOWN._replace(argument=self.unknown_argument),) * len(params)
             key = (ANY,) * len(params)
         context = contexts.get(key) or contexts.setdefault(key, _Context(function, {}))
-        self.merge(context, 0, State(params))
+        self.merge(context, 0, State.of(params))
         return context
 
     def flow(self, pc: int) -> None:
@@ -203,49 +252,49 @@ class _Verifier:
         self.merge(self.context, pc, self.state())
 
     def state(self) -> State:
-        return State(tuple(self.slots), self.open, tuple(self.top))
+        return State(self.slots.shared(), self.open, tuple(self.top[-_MOST_ON_TOP:]))
 
     def merge(self, context: _Context, pc: int, state: State) -> None:
         before = context.states.get(pc)
         after = state if before is None else self.meet(before, state, f"pc {pc}")
-        if after != before:
+        if before is None or not after.is_as(before):
             context.states[pc] = after
             self.work.append((context, pc, pc, None))
 
     def meet(self, x: State, y: State, where: str) -> State:
         open = x.open or y.open
-        if not open and len(x.slots) != len(y.slots):
+        if not open and x.slots.height != y.slots.height:
             raise self.error(
-                f"the stack has {len(x.slots)} or {len(y.slots)} values at {where}, "
+                f"the stack has {x.slots.height} or {y.slots.height} values at {where}, "
                 f"depending on the path"
             )
+
+        def both(i: int, a: Abstract, b: Abstract) -> Abstract:
+            found = a.meet(b)
+            if found is None:
+                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
+            return a if found == a else found
+
+        top: tuple[Abstract, ...] = ()
         if open:
             x, y = _opened(x, y), _opened(y, x)
-        slots = self.meet_slots(x.slots, y.slots, where)
-        top = self.meet_slots(x.top[::-1], y.top[::-1], where)[::-1]
-        return State(slots, open, top)
-
-    def meet_slots(
-        self, x: tuple[Abstract, ...], y: tuple[Abstract, ...], where: str
-    ) -> tuple[Abstract, ...]:
-        """What is known of the slots that both have."""
-        slots = []
-        for i, (a, b) in enumerate(zip(x, y, strict=False)):
-            both = a.meet(b)
-            if both is None:
-                raise self.error(f"slot {i} is {a} or {b} at {where}, depending on the path")
-            slots.append(both)
-        return tuple(slots)
+            pairs = zip(x.top[::-1], y.top[::-1], strict=False)
+            top = tuple([both(i, a, b) for i, (a, b) in enumerate(pairs)][::-1])
+            height = min(x.slots.height, y.slots.height)
+            x, y = (each._replace(slots=each.slots.lowest(height)) for each in (x, y))
+        return State(merged(x.slots, y.slots, both), open, top)
 
     # --- what each instruction does ---
 
     def halt(self) -> object:
-        above = self.slots[self.context.function.nparams :]
-        self.outputs |= self.open or any(x.kind in ("Tensor", ANY) for x in above)
+        nparams = self.context.function.nparams
+        if self.first is not None:
+            self.use(list(self.slots.shared().above(nparams)))
+        self.outputs |= self.open or self.tensors.any_above(self.slots.shared(), nparams)
         return _ENDS
 
     def push_int(self, n: int) -> None:
-        self.push(Abstract("Int"))
+        self.push(INT)
 
     def push_str(self, s: str) -> None:
         self.push(Abstract("Str", text=s))
@@ -257,33 +306,49 @@ class _Verifier:
     def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
             raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        self.push(Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR)
+        x = Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR
+        self.push(x if self.first is None else x._replace(argument=i))
+
+    @property
+    def unknown_argument(self) -> int | None:
+        return None if self.first is None else _SOME
+
+    def use(self, read: Sequence[Abstract], written: Sequence[Abstract] = ()) -> None:
+        """Note what is done with arguments, in this order."""
+        if self.first is not None:
+            for values, writes in ((read, False), (written, True)):
+                for x in values:
+                    if x.argument is not None:
+                        self.first[x.argument] = self.first.get(x.argument, writes) or (
+                            writes and x.argument == _SOME
+                        )
 
     def load_global(self) -> None:
         self.take("Int")
-        self.push(TENSOR)
+        self.push(TENSOR._replace(argument=self.unknown_argument))
 
     def store_global(self) -> None:
         self.take("Int")
-        self.take("Tensor")
+        self.use([self.take("Tensor")])
 
     def get(self, i: int) -> None:
-        self.push(self.slots[self.place_of(i)])
+        self.push(self.slots.at(self.place_of(i)))
 
     def set(self, i: int) -> None:
         value = self.take(ANY)
-        self.slots[self.place_of(i)] = value
+        self.slots.put(self.place_of(i), value)
 
     def cfunc(self, nparams: Any, nresults: Any, attributes: Any = NO_ATTRIBUTES) -> None:
         name = self.take("Str").text
         if nparams == STAR:
             known = not self.open
-            operands = self.slots[self.context.function.nparams :]
-            del self.slots[self.context.function.nparams :]
+            operands = self.slots.pop(len(self.slots) - self.context.function.nparams)
             self.open, self.top = False, []
         else:
             known, operands = True, self.pop(nparams)
         results = None
+        if self.first is not None:
+            self.use_by(name, operands, attributes)
         if name is None or not known:
             self.unproven.add((self.context.function.name, self.pc))
         else:
@@ -291,6 +356,19 @@ class _Verifier:
         if results is None and nresults != STAR:
             results = [UNKNOWN] * nresults
         self.leave(results or (), open=results is None)
+
+    def use_by(self, name: str | None, operands: list[Abstract], attributes: Any) -> None:
+        """Note what a host function does with its operands; one that is not known writes them."""
+        callee = self.functions.binding(name).callee if name is not None else None
+        written = 0
+        if isinstance(callee, WritesInto):
+            written = callee.writes(callee.bind(attributes))
+        elif callee is None or isinstance(callee, UserFunction):
+            reads = callee.reads if callee is not None else None
+            read = [] if reads is None else operands[reads]
+            self.use(read, [x for x in operands if all(x is not each for each in read)])
+            return
+        self.use(operands[written:], operands[:written])
 
     def results_of(
         self, name: str, operands: list[Abstract], nresults: Any, attributes: Any
@@ -333,7 +411,7 @@ class _Verifier:
             self.leave(params, open=False)
             context.waiting.append((self.context, self.pc, self.block, self.state()))
             return _ENDS
-        self.leave(context.result.slots, context.result.open)
+        self.leave([*context.result.slots.above(0)], context.result.open)
         return None
 
     def return_(self, n: int) -> object:
@@ -342,15 +420,15 @@ class _Verifier:
             raise self.error("main has no caller to return to; it ends with halt")
         if function.nresults not in (STAR, n):
             raise self.error(f"{function.name} leaves {function.nresults} results, not {n}")
-        state = State(tuple(self.pop(n)))
+        state = State.of(self.pop(n))
         before = self.context.result
         if before is None:
             after = state
-        elif function.nresults == STAR and (before.open or len(before.slots) != n):
-            after = State((), open=True)
+        elif function.nresults == STAR and (before.open or before.slots.height != n):
+            after = State(open=True)
         else:
             after = self.meet(before, state, "the return")
-        if after != before:
+        if before is None or not after.is_as(before):
             self.context.result = after
             self.work += self.context.waiting if before is None else self.context.callers
             self.context.waiting.clear()
@@ -364,6 +442,7 @@ class _Verifier:
     def jump_if_false(self, target: int) -> None:
         self.need_height()
         condition = self.take(ANY)
+        self.use([condition])
         if condition.kind == "Str" or (condition.type is not None and condition.type.size != 1):
             raise self.error(f"a condition is an Int or a Tensor of one element, not {condition}")
         self.flow(target)
@@ -371,7 +450,7 @@ class _Verifier:
     # --- the stack ---
 
     def push(self, value: Abstract) -> None:
-        (self.top if self.open else self.slots).append(value)
+        (self.top if self.open else self.slots).extend((value,))
 
     def leave(self, results: Sequence[Abstract], open: bool) -> None:
         """Push a call's results; if open, any number of unknown ones follow them."""
@@ -389,14 +468,17 @@ class _Verifier:
         return value
 
     def pop(self, n: int) -> list[Abstract]:
-        slots = self.top if self.open else self.slots
-        height = len(slots) if self.open else len(slots) - self.context.function.nparams
+        height = len(self.top)
+        if not self.open:
+            height = len(self.slots) - self.context.function.nparams
         if n > height:
             known = " known" if self.open else ""
             raise self.error(f"needs {n} values above base; there are {height}{known}")
-        at = len(slots) - n
-        taken = slots[at:]
-        del slots[at:]
+        if not self.open:
+            return self.slots.pop(n)
+        at = height - n
+        taken = self.top[at:]
+        del self.top[at:]
         return taken
 
     def need_height(self) -> None:
@@ -448,8 +530,12 @@ def _opened(state: State, other: State) -> State:
     """The state as an open one. Its slots are divided as those of the other, which is open."""
     if state.open:
         return state
-    slots, above = state.slots[: len(other.slots)], state.slots[len(other.slots) :]
-    return State(slots, True, above[max(len(above) - len(other.top), 0) :])
+    start = max(other.slots.height, state.slots.height - len(other.top))
+    return State(state.slots.lowest(other.slots.height), True, (*state.slots.above(start),))
+
+
+def _may_be_tensor(x: Abstract) -> bool:
+    return x.kind in ("Tensor", ANY)
 
 
 def _check_signature(function: Function) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 import numpy as np
 
@@ -48,6 +49,9 @@ def _matmul_flops(x: TensorType, y: TensorType, transpose_x: bool, transpose_y: 
     return 2 * inner * _matmul(x, y, transpose_x, transpose_y).size
 
 
+_FEW: Final = 500  # elements of a result for which numpy keeps the interpreter's lock
+_PIECE: Final = 1 << 18  # products of a sum that is made at once
+
 # --- ops -----------------------------------------------------------------------------
 
 
@@ -72,7 +76,7 @@ def matmul(
         rows = math.prod(x.shape[:-1])
         out = out.reshape(rows, *out.shape[x.ndim - 1 :])
         x = x.reshape(rows, x.shape[-1])
-    np.matmul(_swapped(x, transpose_x), _swapped(y, transpose_y), out, dtype=out.dtype)
+    _contract(out, _swapped(x, transpose_x), _swapped(y, transpose_y))
 
 
 @op(infer=_batch_contract, flops=_matmul_flops, public=False)
@@ -89,7 +93,7 @@ def batch_contract(
     if transpose_x and not transpose_y:
         # The batch and the inner axis are contracted together: one product.
         x, y = x.reshape(rows, x.shape[-1]).T, y.reshape(rows, y.shape[-1])
-        np.matmul(x, y, out, dtype=out.dtype)
+        _contract(out, x, y)
         return
     batch = math.prod(x.shape[:-2])
     x = _swapped(x.reshape(batch, *x.shape[-2:]), transpose_x)
@@ -100,6 +104,20 @@ def batch_contract(
         products = memory[: block.stop - block.start]
         np.matmul(x[block], y[block], products, dtype=out.dtype)
         np.add(out, products[0] if len(products) == 1 else np.add.reduce(products, 0), out)
+
+
+def _contract(out: Array, x: Array, y: Array) -> None:
+    """x @ y. numpy lets no other thread run while it makes few elements, however long that takes: a
+    sum of integers is made piece by piece, which changes no bit."""
+    step = max(_PIECE // max(out.size, 1), 1)
+    if out.dtype.kind not in "iu" or out.size > _FEW or x.shape[-1] <= step:
+        np.matmul(x, y, out, dtype=out.dtype)
+        return
+    out.fill(0)
+    for start in range(0, x.shape[-1], step):
+        part = slice(start, start + step)
+        rows = y[part] if y.ndim == 1 else y[..., part, :]
+        np.add(out, np.matmul(x[..., part], rows, dtype=out.dtype), out)
 
 
 def _swapped(x: Array, transpose: bool) -> Array:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 from typing_extensions import TypeVar
 
-from mlvm.core.errors import EncodingError, OpError
+from mlvm.core.errors import EncodingError, LimitExceeded, OpError, brief
 from mlvm.core.op import MAX_NESTING
 from mlvm.core.types import Array, DType, TensorType
 
@@ -26,6 +26,7 @@ KIND_AT: Final = 6
 
 HEADER: Final = struct.Struct("<4sHHQ")  # magic, version, kind, bytes that follow
 _F64: Final = struct.Struct("<d")
+_PER_ITEM: Final = 64  # bytes of a small object and of its place among others
 
 T = TypeVar("T")
 
@@ -42,8 +43,24 @@ class Kind(Enum):
     launch = 7
 
 
-def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Kind, Reader]:
-    """The kind of the message, and a reader of what follows its header.
+class Allowance:
+    """The bytes of Python's objects that may be made of what is read, beside texts and elements."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+
+    def spend(self, items: int) -> None:
+        """Raise `LimitExceeded` where so many items are too many."""
+        if items * _PER_ITEM > self.left:
+            more = f"{items:,} items take {items * _PER_ITEM:,} bytes"
+            raise LimitExceeded(f"{more}; there may be {self.left:,} more")
+        self.left -= items * _PER_ITEM
+
+
+def open_message(
+    data: bytes | bytearray | memoryview, *kinds: Kind, allowance: Allowance | None = None
+) -> tuple[Kind, Reader]:
+    """The kind of the message, and a reader of what follows its header, within an `allowance`.
 
     Raises `EncodingError` unless `data` is a whole message, and nothing more, of one of `kinds`.
     """
@@ -64,7 +81,9 @@ def open_message(data: bytes | bytearray | memoryview, *kinds: Kind) -> tuple[Ki
         raise EncodingError(
             f"the header announces {length} bytes; {len(data) - HEADER.size} follow it"
         )
-    return Kind(number), Reader(data, HEADER.size)
+    reader = Reader(data, HEADER.size)
+    reader.allowance = allowance
+    return Kind(number), reader
 
 
 class Writer:
@@ -163,6 +182,7 @@ class Reader:
     """
 
     def __init__(self, data: bytes | memoryview, at: int) -> None:
+        self.allowance: Allowance | None = None
         self._data = memoryview(data)
         self._at = at
         self._end = len(self._data)
@@ -196,7 +216,7 @@ class Reader:
         try:
             return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise self.error(f"{bytes(data)!r} is not UTF-8") from None
+            raise self.error(f"{brief(bytes(data[:100]))} is not UTF-8") from None
 
     def integer(self) -> int:
         size = self._take(1)[0]
@@ -235,7 +255,7 @@ class Reader:
         tag = bytes(self._take(1))
         if tag in _ALONE:
             return _ALONE[tag]
-        form = next((form for form in _FORMS if form.tag == tag), None)
+        form = _BY_TAG.get(tag)
         if form is None:
             raise self.error(f"no value has the tag {tag!r}")
         self._depth += 1
@@ -244,16 +264,23 @@ class Reader:
         return value
 
     def sequence(self, read: Callable[[Reader], T] = value) -> list[T]:
-        return [read(self) for _ in range(self.count())]
+        return [read(self) for _ in range(self._items())]
 
     def mapping(self, read: Callable[[Reader], T] = value) -> dict[str, T]:
         items: dict[str, T] = {}
-        for _ in range(self.count()):
+        for _ in range(self._items()):
             name = self.text()
             if name in items:
-                raise self.error(f"{name!r} is given twice")
+                raise self.error(f"{brief(name)} is given twice")
             items[name] = read(self)
         return items
+
+    def _items(self) -> int:
+        """A number of items, for which there is memory."""
+        n = self.count()
+        if self.allowance is not None:
+            self.allowance.spend(n)
+        return n
 
     def _elements(self, n: int) -> Array:
         return np.frombuffer(self._take(n), np.uint8).copy()
@@ -289,3 +316,4 @@ _FORMS: Final = (
     _Form(b"[", list, Writer.sequence, Reader.sequence),
     _Form(b"{", Mapping, Writer.mapping, Reader.mapping),
 )
+_BY_TAG: Final = {form.tag: form for form in _FORMS}

@@ -14,9 +14,9 @@ from typing import Any, Final, Literal, NamedTuple, final
 
 import numpy as np
 
-from mlvm.core.errors import ProgramError
+from mlvm.core.errors import ProgramError, brief
 from mlvm.core.op import canonical
-from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
+from mlvm.core.program.encoding import Allowance, Kind, Reader, Writer, open_message
 from mlvm.core.types import Array, TensorType
 
 STAR: Final = "*"
@@ -159,12 +159,15 @@ class Program:
         return writer.message(Kind.program)
 
     @staticmethod
-    def from_bytes(data: bytes | bytearray | memoryview) -> Program:
+    def from_bytes(
+        data: bytes | bytearray | memoryview, allowance: Allowance | None = None
+    ) -> Program:
         """The program that `to_bytes` wrote. Whether it makes sense is the verifier's question.
 
-        Raises `EncodingError` for bytes that are no program, `ProgramError` as the constructor.
+        Raises `EncodingError` for bytes that are no program, `ProgramError` as the constructor,
+        `LimitExceeded` for one beyond the `allowance`.
         """
-        _, reader = open_message(data, Kind.program)
+        _, reader = open_message(data, Kind.program, allowance=allowance)
         functions = reader.sequence(_read_function)
         constants = reader.mapping(Reader.array)
         reader.end()
@@ -248,5 +251,5 @@ def _write_instruction(writer: Writer, instruction: Instruction) -> None:
 def _read_instruction(reader: Reader) -> Instruction:
     text = reader.text()
     if text not in OPCODES:
-        raise reader.error(f"no instruction {text!r}")
+        raise reader.error(f"no instruction {brief(text)}")
     return Instruction(OPCODES[text], tuple(reader.sequence()))

@@ -11,8 +11,9 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from mlvm.core.types import TensorType, i64
-from mlvm.eager.autodiff.tape import Joint, Node, Pending, Pull, Tape
+from mlvm.eager.autodiff.tape import Joint, Node, Pending, Pull, Tape, taping
 from mlvm.eager.functions.creation import full
+from mlvm.eager.tensor.context import current_capture
 from mlvm.eager.tensor.tensor import Tensor
 
 Closures: TypeAlias = dict[int, TensorType]
@@ -45,7 +46,7 @@ def seed(pending: Pending, tape: Tape, results: Saved, parts: Cotangents) -> Non
     for y, part in zip(results, parts, strict=True):
         if part is not None and y.tape is tape:
             held = pending.get(y.node)
-            pending[y.node] = part if held is None else held + part
+            pending[y.node] = part if held is None else plus(held, part)
 
 
 _PARTS: Final = TensorType(i64, (0,))
@@ -60,20 +61,24 @@ class _Parts(dict[int, Tensor]):
     def __add__(self, other: _Parts) -> _Parts:
         sums = dict(self)
         for number, part in other.items():
-            sums[number] = sums[number] + part if number in sums else part
+            sums[number] = plus(sums[number], part) if number in sums else part
         return _Parts(sums)
 
 
 def leave(
     tape: Tape,
-    results: Sequence[Tensor],
+    results: Sequence[Tensor | None],
     operands: Sequence[Tensor],
     closures: Closures,
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
+    *,
+    effect: bool = False,
 ) -> None:
-    """Leave a node for control flow with several results, and one for each float or complex result.
-    Cotangents go to the operands that are tracked, and to the closures, what it reaches besides.
+    """Leave a node for control flow with several results, and one for each result; there is None
+    for one that does not depend on what is tracked. A result is a float, complex, or the number of
+    a record. Cotangents go to the operands that are tracked, and to the closures, what it reaches
+    besides.
 
     `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
     closures, of which so much is held before.
@@ -89,20 +94,33 @@ def leave(
         for k, origin in tracked:
             part, before = made[k], totals[origin]
             if part is not None:
-                totals[origin] = part if before is None else before + part
+                totals[origin] = part if before is None else plus(before, part)
         return [totals[origin] for origin in origins]
 
     types = [*closures.values(), *[operands[k].type for k, _ in tracked]]
     node = len(tape.nodes)
-    tape.nodes.append((Joint(types, back), origins, tuple(saved)))
+    tape.nodes.append((Joint(types, back, effect), origins, tuple(saved)))
     tape.kept.update(id(x.root) for x in saved)
     for number, y in enumerate(results):
-        if y.dtype.is_inexact:
+        if y is not None:
             tape.leave(y, (Pull(_PARTS, partial(_one_part, number), ()),), (node,), ())
 
 
 def _one_part(number: int, g: Tensor) -> Any:
     return _Parts({number: g})
+
+
+def plus(held: Any, part: Any) -> Any:
+    """The sum of two cotangents. Those of the number of a record are such numbers, too (see
+    `mlvm.machines.residuals`)."""
+    record: Any = current_capture.get()
+    if not isinstance(part, Tensor) or part.dtype.is_inexact or record is None:
+        return held + part
+    total: Tensor = record.summed(held, part)
+    tape = taping()
+    if tape is not None:
+        leave(tape, [total], [held, part], {}, [], lambda of_total, *_: [*of_total, *of_total])
+    return total
 
 
 def or_zeros(g: Tensor | None, type: TensorType) -> Tensor:

@@ -70,15 +70,23 @@ _NOTHING: Final = Template((), (), ())
 @dataclass(frozen=True, eq=False)
 class Joint:
     """The pulls of a call with several results, such as a loop, all at once: to operands of these
-    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before."""
+    types. `pull(g, saved, held)` makes each operand's cotangent, if so much is `held` before. One
+    with an `effect` has changed what others share: in blocks a way back goes through it even where
+    no cotangent of its results is there."""
 
     types: Sequence[TensorType]
     pull: Callable[[Any, Sequence[Tensor], Sequence[Any]], Sequence[Any]]
+    effect: bool = False
 
 
 Node: TypeAlias = tuple[tuple[Pull, ...] | Joint, tuple[int, ...], tuple[Tensor, ...]]
 """What a call leaves: its pulls, for each the number of the node that its cotangent goes to, and
 the saved values."""
+
+
+def has_effect(node: Node) -> bool:
+    """See `Joint`."""
+    return isinstance(node[0], Joint) and node[0].effect
 
 
 class Tracked(NamedTuple):
@@ -142,7 +150,10 @@ class Pending(dict[int, Any]):
         """Go back through nodes that begin with the number `start`. `now` is what stands for a
         saved value."""
         for number, node in reversed([*enumerate(nodes, start)]):
-            if node is not None and (g := self.pop(number, None)) is not None:
+            if node is None:
+                continue
+            g = self.pop(number, {} if has_effect(node) else None)
+            if g is not None:
                 pulls, origins, saved = node
                 self.go_back((pulls, origins, tuple([now(x) for x in saved])), g)
 

@@ -36,7 +36,7 @@ from mlvm.eager.capture.guards.changing import Changing
 from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
-from mlvm.eager.capture.guards.signature import Arguments, Signature
+from mlvm.eager.capture.guards.signature import Arguments, Signature, parts_of
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -48,9 +48,10 @@ from mlvm.eager.tensor.number import Number, Numbers, is_same, plain
 from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.eager.tensor.update import make_exclusive
+from mlvm.eager.tensor.update import live_tapes, make_exclusive
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines import residuals
+from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import explaining
 from mlvm.show import html
 from mlvm.show.picture import timeline
@@ -64,6 +65,8 @@ R = TypeVar("R")
 
 _MOST_SIGNATURES: Final = 64
 _MOST_LOOKS: Final = 8
+_MOST_CALLS: Final = 4
+_MOST_REMEMBERED: Final = 16
 _ROLES: Final = "input", "output", "state"
 
 
@@ -163,6 +166,7 @@ class _KnownProgram:
         self.numbers, self.free = recorded.numbers, recorded.free
         self.feed = _Feed(signature.numbers, self.numbers.values, [])
         written = {use.value.home for call in flow.calls for use in call.outs}
+        self.remembered = 0  # how often a call of it was
         self.updates = [
             (home.role, home.index)
             for home in written - record.ahead_homes
@@ -245,6 +249,46 @@ class _KnownProgram:
         return feed
 
 
+class _KnownCall:
+    """A call that was made, told again in C: with this program, a look at what the function reaches
+    that still holds, and arguments of that `pattern`. `how` is what else decides."""
+
+    def __init__(self, known: _KnownProgram, signature: Signature, how: Any, parts: Any) -> None:
+        self.known, self.how, self.look = known, how, signature.look
+        self.states = [known.states[i] for role, i in known.updates if role == "state"]
+        self.updated = [i for role, i in known.updates if role == "input"]
+        self.checklist = signature.look.checklist
+        apart = [x for x in self.look.held if id(x) in self.look.tensors]
+        states = list(known.states)
+        self.pattern = EXTENSION.Pattern(  # type: ignore[union-attr]
+            Tensor, Arena, parts, tuple(known.uses), states, (*apart, *states)
+        )
+
+    def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
+        """The call's tensors, and its inputs, if it is such a call."""
+        known, look = self.known, self.look
+        feed = known.feed
+        if self.how != _surroundings(vm) or len(feed.arrays) != len(known.numbers.tensors):
+            return None
+        if not self.checklist.holds():
+            return None
+        if look.numbers:
+            values = look.values(checked=False)
+            if values is None or not all(map(operator.is_, values[1], feed.given)):
+                return None
+        found = self.pattern.match(args, kwargs, feed.given)
+        if found is not None and known.updates:
+            updated = [*self.states, *[found[1][i] for i in self.updated]]
+            if live_tapes or not EXTENSION.exclusive(updated):  # type: ignore[union-attr]
+                return None
+        return None if found is None else (feed, *found)
+
+
+def _surroundings(vm: VMProtocol) -> Any:
+    """What a program depends on besides arguments and what the function reaches."""
+    return id(vm), debug.is_watched(vm), sharing_of(vm)
+
+
 def _as_type(x: Allocation, type: TensorType) -> Allocation:
     return x if x.type is type else x.arena.view(x, type)
 
@@ -307,6 +351,7 @@ class Captured(Generic[P, R]):
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
         self._last: _KnownProgram | None = None
+        self._calls: list[_KnownCall] = []
         self._names = CALLED
         self._looks: dict[tuple[int, ...], Look] = {}  # by the ids of objects in arguments
         self._changing = Changing(fn)
@@ -334,6 +379,11 @@ class Captured(Generic[P, R]):
                 f"{self!r} cannot be differentiated: capture the function that takes the gradient"
             )
         arena = current_arena()
+        for call in () if loop else self._calls:
+            found = call.match(arena.vm, args, kwargs)
+            if found is not None:
+                self._last = call.known
+                return self._replay(call.known, arena, *found, pattern=call.pattern)
         given, named = args, kwargs
         if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
             given, named = self._with_tensors(arena.vm, args, kwargs)
@@ -346,12 +396,31 @@ class Captured(Generic[P, R]):
                 except recorder.MustMove as error:
                     make_exclusive(error.x)
                     continue
-                found = known, known.takes(signature.numbers) or known.feed
-            known, feed = found
+                feed = known.takes(signature.numbers) or known.feed
+            else:
+                known, feed = found
             if not (known.updates and known.make_exclusive(signature.inputs)):
                 break
         self._last = known
-        return self._replay(known, feed, arena, signature, loop=loop)
+        result = self._replay(known, arena, feed, signature.tensors, signature.inputs, loop=loop)
+        if EXTENSION is not None and found is not None and not loop:
+            self._remember(known, signature, arena.vm, given, named)
+        return result
+
+    def _remember(
+        self, known: _KnownProgram, signature: Signature, vm: VMProtocol, args: Any, kwargs: Any
+    ) -> None:
+        """Have the next such call be told in C, if it can be, and was not too often in vain."""
+        plain = not (known.same or known.seen_as or known.rebound or known.ahead)
+        if not plain or not signature.look.is_flat or known.remembered >= _MOST_REMEMBERED:
+            return
+        parts = parts_of(signature, args, kwargs)
+        if parts is None:
+            return
+        known.remembered += 1
+        call = _KnownCall(known, signature, _surroundings(vm), parts)
+        others = [each for each in self._calls if each.known is not known]
+        self._calls = [call, *others[: _MOST_CALLS - 1]]  # at once
 
     def _with_tensors(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
         """The arguments with tensors in place of numpy arrays. These are beside all tensors of the
@@ -450,6 +519,7 @@ class Captured(Generic[P, R]):
     def _forget(self) -> None:
         for each in (self._programs, self._changes, self._rebound, self._looks):
             each.clear()
+        self._calls = []
 
     def __repr__(self) -> str:
         name = getattr(self.fn, "__qualname__", type(self.fn).__name__)
@@ -477,8 +547,7 @@ class Captured(Generic[P, R]):
                     self._looks.clear()
                 self._looks[ids] = look
         signature = Signature(look, values, arguments)
-        how = id(vm), debug.is_watched(vm), sharing_of(vm)
-        return signature, (*how, len(args), *kwargs, *signature.key)
+        return signature, (*_surroundings(vm), len(args), *kwargs, *signature.key)
 
     def _find(self, key: Any, signature: Signature) -> tuple[_KnownProgram, _Feed] | None:
         for known in self._programs.get(key, ()):
@@ -515,6 +584,7 @@ class Captured(Generic[P, R]):
             for field, _ in known.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
                 self._looks.clear()
+                self._calls = []
         now, key_now = self._signature(arena.vm, args, kwargs)
         if key_now == key and all(map(is_same, now.numbers, signature.numbers)):
             with self._lock:
@@ -540,9 +610,16 @@ class Captured(Generic[P, R]):
             return changes, sorted(changes.changed - changes.seen)
 
     def _replay(
-        self, known: _KnownProgram, feed: _Feed, arena: Arena, signature: Signature, *, loop: bool
+        self,
+        known: _KnownProgram,
+        arena: Arena,
+        feed: _Feed,
+        tensors: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        *,
+        loop: bool = False,
+        pattern: Any = None,
     ) -> Any:
-        inputs = signature.inputs
         programs = [known.planned.program]
         if loop:
             if known.rebound:
@@ -556,7 +633,7 @@ class Captured(Generic[P, R]):
                 known.looped = known.looped or known.planned.looped()
                 programs.append(known.looped)
         outputs = [output.alloc(arena) for output in known.outputs]
-        self._launch(known, feed, arena.vm, programs, inputs, outputs)
+        self._launch(known, feed, arena.vm, programs, inputs, outputs, pattern)
         if loop and known.ahead:
             with suppress(ShutDown):
                 while True:
@@ -566,7 +643,7 @@ class Captured(Generic[P, R]):
             arena.vm.synchronize()  # what raises has rebound nothing
         places: dict[str, Sequence[Allocation]]
         places = {"input": inputs, "output": outputs, "state": known.states}
-        results = [result.made(signature.tensors, places) for result in known.results]
+        results = [result.made(tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
 
@@ -588,17 +665,25 @@ class Captured(Generic[P, R]):
         programs: Sequence[Program],
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
+        pattern: Any = None,
     ) -> None:
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
-        given = [*inputs, *known.taken()], outputs, known.states  # as _ROLES
-        used = [_as_type(given[role][i], type) for role, i, type in known.uses]
+        taken = known.taken() if known.ahead else ()
+        given = [*inputs, *taken], outputs, known.states  # as _ROLES
+        used: Sequence[Allocation] = ()
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
-                handles = (*[x.handle for x in used], *scratch.reserve(vm, known))
+                of_scratch = scratch.reserve(vm, known)
+                handles = None
+                if pattern is not None:
+                    handles = pattern.handles(inputs, outputs, of_scratch)
+                if handles is None:
+                    used = [_as_type(given[role][i], type) for role, i, type in known.uses]
+                    handles = (*[x.handle for x in used], *of_scratch)
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
                 if debug.is_watched(vm):
@@ -608,9 +693,12 @@ class Captured(Generic[P, R]):
                     return
                 for program in programs:
                     vm.launch(program, handles)
-        except HandleError as error:
-            raise explain(error, vm, used) from None
         except Exception as error:
+            if getattr(error, "late", False):
+                raise
+            if isinstance(error, HandleError):
+                used = used or [given[role][i] for role, i, _ in known.uses]
+                raise explain(error, vm, used) from None
             known.explain(error)
             raise
         finally:
@@ -659,9 +747,9 @@ def capture(
     Warns with `RecompilationWarning`, once, when it records its 8th program, and says what changed;
     with `FrozenWarning` for a line that reads a clock or draws from numpy's generators.
     Raises `CaptureError` if the function reaches what may change unseen, such as an iterator. Also
-    raises it, with the line, if the function reads a tensor's value, calls an op whose result's
-    shape depends on values, or keeps a tensor of its own in any place but its result or such a
-    field. Raises `GradientError` inside a differentiated function,
+    raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
+    an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
+    result or such a field. Raises `GradientError` inside a differentiated function,
     and whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))

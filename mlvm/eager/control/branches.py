@@ -112,13 +112,14 @@ def _cond(pred: Tensor, ways: Sequence[Callable[[], Any]]) -> Any:
         what = "a branch makes another result than the first"
         return tensors(as_like(results[0], result, what))
 
-    made = _branch(alias_of(pred), [partial(run, way) for way in ways])
+    made = _branch([], alias_of(pred), [partial(run, way) for way in ways])
     return with_leaves(results[0], iter(made))
 
 
 @blocks.recorded_again
-def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
-    """What the first or the second of two branches makes."""
+def _branch(carried: Tensors, pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
+    """What the first or the second of two branches makes, which carry tensors (see
+    `blocks.carrying`)."""
     record, tape = blocks.recorder(), taping()
     start = 0 if tape is None else len(tape.nodes)
     recorded: list[Block] = []
@@ -126,16 +127,16 @@ def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
     sides: list[_Side] = []
     unknown: blocks.Unknown | None = None
     for branch in branches:
-        with record.block() as block:
+        with blocks.carrying(carried) as block:
             try:
-                made = branch()
+                made = blocks.left(carried, [*branch(), *carried])
             except blocks.Unknown as error:  # the other tells what the function makes
                 unknown = error
                 continue
             results = results or [record.variable(y.type, outside=True) for y in made]
             kept: Tensors = []
             if tape is not None:
-                segment = blocks.Segment(record, tape, start, made, [])
+                segment = blocks.Segment(record, tape, start, made, [], carried)
                 kept = [record.variable(x.type, outside=True) for x in segment.inside]
                 sides.append(_Side(segment, made, kept))
             with taped(None):
@@ -147,16 +148,25 @@ def _branch(pred: Tensor, branches: Sequence[Callable[[], Tensors]]) -> Tensors:
             del tape.nodes[start:]
         if not recorded:
             raise unknown
-        return blocks.released(record, results)
+        return blocks.released(record, results)[: len(results) - len(carried)]
     record.control("cond", recorded, pred)
     finals = blocks.released(record, results)
     closures = {number: type for side in sides for number, type in side.segment.closures.items()}
     if tape is not None and closures:
         sides = [side._replace(kept=blocks.released(record, side.kept)) for side in sides]
         saved = [pred, *[x for side in sides for x in (*side.kept, *side.segment.outside)]]
-        outs = [*finals, *[x for side in sides for x in side.kept]]
-        leave(tape, outs, [], closures, saved, partial(_pull, sides, closures))
-    return finals
+        made = zip(*[side.made for side in sides], strict=True)
+        outs = [
+            y if any(x.tape is tape for x in each) else None
+            for y, each in zip(finals, made, strict=True)
+        ]
+        for side in sides:
+            outs += blocks.if_tracked(tape, side.kept, side.segment.inside)
+        effect = any(side.segment.has_effect for side in sides)
+        leave(tape, outs, [], closures, saved, partial(_pull, sides, closures), effect=effect)
+    nown = len(finals) - len(carried)
+    blocks.assign(carried, finals[nown:])
+    return finals[:nown]
 
 
 class _Side(NamedTuple):
@@ -179,7 +189,7 @@ def _pull(
 
     def back(side: _Side, kept: Tensors, outside: Tensors, of_kept: Cotangents) -> Tensors:
         segment = side.segment
-        inside = {id(x.root): y for x, y in zip(segment.inside, kept, strict=True)}
+        inside = {segment.key(x): y for x, y in zip(segment.inside, kept, strict=True)}
         pending = Pending()
         pending.update({**cells, **before})
         seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
@@ -191,5 +201,5 @@ def _pull(
         kept, outside, rest = blocks.split(rest, len(side.kept), len(side.segment.outside))
         its_own, of_kept = blocks.split(of_kept, len(side.kept))
         ways.append(partial(back, side, kept, outside, its_own))
-    totals = {**cells, **dict(zip(before, _branch(pred, ways), strict=True))}
+    totals = {**cells, **dict(zip(before, _branch([], pred, ways), strict=True))}
     return [totals[number] for number in closures]

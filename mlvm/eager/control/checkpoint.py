@@ -5,7 +5,8 @@ Chen et al., Training Deep Nets with Sublinear Memory Cost, arXiv 1604.06174.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 
@@ -15,7 +16,7 @@ from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, closures_of, leav
 from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
-from mlvm.eager.recording.recorder import made_again
+from mlvm.eager.recording.recorder import current_capture, made_again
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.context import current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -47,13 +48,19 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
             return fn(*args, **kwargs)
         operands: list[Tensor] = []
         replace(operands.append, given)
-        start, keys = len(tape.nodes), list[Tensor]()
+        start, keys, record = len(tape.nodes), list[Tensor](), current_capture.get()
+        ncalls = 0 if record is None else len(record.calls)
         with random.drawing(keys):
             result, origins = _run(fn, given, operands, tape)
         outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
         closures = closures_of(tape, _from(tape, start, origins), start, outs)
         tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
-        pull = partial(_pull, partial(_run, fn, given), tape, start, closures, len(operands))
+        reached = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
+        inner = {x.node for x in reached if x.tape is tape}
+        closures = {n: type for n, type in closures.items() if n not in inner}
+        noperands = len(operands)
+        operands += reached
+        pull = partial(_pull, partial(_run, fn, given), tape, start, closures, noperands, reached)
         leave(tape, outs, operands, closures, [*operands, *keys], pull)
         return result  # type: ignore[no-any-return]
 
@@ -91,12 +98,61 @@ def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | 
     return nodes
 
 
+def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:
+    """These tensors of blocks, and the views of them that are tracked."""
+    views = [x for root in roots for x in root.views() if isinstance(x, Tensor)]
+    return [*roots, *[x for x in views if x.tape is tape and x.node < start]]
+
+
+@contextmanager
+def _standing_in(
+    reached: Sequence[Tensor], now: Sequence[Tensor], tape: Tape
+) -> Iterator[list[int | None]]:
+    """Inside the block, what a function reaches by itself is what it was when it first ran. It gets
+    the nodes of what is tracked."""
+    record = current_capture.get()
+    if record is None:
+        yield []
+        return
+    known = [(x.tape, getattr(x, "node", 0)) for x in reached]
+    pairs = [*zip(reached, now, strict=True)]
+    ends = [tape.watch(y).node if x.tape is tape else None for x, y in pairs]
+    try:
+        for x, end in zip(reached, ends, strict=True):
+            x.node = getattr(x, "node", 0) if end is None else end
+        with record.standing_in([(x, y) for x, y in pairs if x.base is None]):
+            yield ends
+    finally:
+        for x, (on, node) in zip(reached, known, strict=True):
+            x.tape, x.node = on, node
+
+
+def _exchange(tape: Tape, start: int, reached: Sequence[Tensor], now: Sequence[Tensor]) -> None:
+    """Let the nodes that a function has left save what has stood in for what it reaches."""
+    others = {id(x): y for x, y in zip(reached, now, strict=True) if x.base is None}
+
+    def other(x: Tensor) -> Tensor:
+        if id(x.root) not in others:
+            return x
+        y = others[id(x.root)]
+        view = y.arena.view(y, x.type, Tensor)
+        view.tape, view.node = x.tape, getattr(x, "node", 0)
+        return view
+
+    for number, node in enumerate(tape.nodes[start:], start):
+        if others and node is not None:
+            pulls, origins, saved = node[0], node[1], tuple([other(x) for x in node[2]])
+            tape.nodes[number] = pulls, origins, saved
+            tape.kept.update(id(x.root) for x in saved)
+
+
 def _pull(
     again: Callable[..., tuple[Any, list[int | None]]],
     tape: Tape,
     first: int,
     closures: dict[int, TensorType],
     noperands: int,
+    reached: Sequence[Tensor],
     cotangents: Cotangents,
     saved: Saved,
     held: Held,
@@ -107,8 +163,12 @@ def _pull(
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
     start = len(tape.nodes)
-    with taped(tape), random.replaying(saved[noperands:]), made_again():
-        result, origins = again(saved[:noperands], tape)
+    end = noperands + len(reached)
+    with taped(tape), random.replaying(saved[end:]), made_again():
+        with _standing_in(reached, saved[noperands:end], tape) as ends:
+            result, origins = again(saved[:noperands], tape)
+            _exchange(tape, start, reached, saved[noperands:end])
+    origins += ends
     nodes = _from(tape, start, origins)
     if current_tape.get() is not tape:  # or these are part of what an outer gradient is taken of
         del tape.nodes[length:]

@@ -17,11 +17,10 @@ from mlvm.core.errors import CaptureError, GradientError
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, Tape, taping
-from mlvm.eager.control import blocks
+from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.functions.elements import stop_gradient
-from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -124,13 +123,24 @@ def recorded(name: str, types: Sequence[TensorType], run: Callable[[Tensors], Te
 class _Open:
     """A function while it is recorded. By its `key` it is known again. It makes a `tree`, whose
     types are the `results`, once these are known. If it has a way back, it also makes the number of
-    a record. It `is_guess` if it calls itself before its results are known."""
+    a record. It `is_guess` if it calls itself before its results are known. One that `is_back` is a
+    way back. It `takes_record` where it also gets the number of cotangents of the record."""
 
-    def __init__(self, key: object, name: str, results: list[TensorType] | None = None) -> None:
+    def __init__(
+        self,
+        key: object,
+        name: str,
+        results: list[TensorType] | None = None,
+        *,
+        is_back: bool = False,
+        takes_record: bool = False,
+    ) -> None:
         self.key = key
         self.name = name
         self.procedure = Procedure(name, Block())
         self.results = results
+        self.is_back = is_back
+        self.takes_record = takes_record
         self.tree: Tree = None
         self.is_guess = False
         self.way: _Way | None = None
@@ -138,13 +148,19 @@ class _Open:
 
 class _Way(NamedTuple):
     """What the way back through a function needs to know of the way there. `kept` is what each call
-    has kept in a record. `back` has the way back while that is recorded."""
+    has kept in a record, of which those `used` are of the way to a gradient of the gradient. `back`
+    has the way back while that is recorded."""
 
     segment: blocks.Segment
     params: Tensors
     made: Tensors
     kept: Tensors
+    used: set[int]
     back: list[_Open]
+
+    def tracked(self, xs: Tensors) -> list[tuple[int, Tensor]]:
+        """Those of its tensors that are tracked, with their numbers."""
+        return [(k, x) for k, x in enumerate(xs) if x.tape is self.segment.tape]
 
 
 _MOST_OPEN: Final = 16
@@ -169,23 +185,46 @@ def _call(key: object, name: str, args: Tensors, run: _Run) -> Tree:
                 f"among them, such as a Module that is made for the call"
             )
         opened = _Open((key, tape is None), name)
-        made = _record_and_call(opened, args, run)
-        way = opened.way
-        if tape is not None and way is not None:
-            number = made.pop()
-            if not way.segment.is_constant(args):
-                pull = partial(_pull, way, name)
-                saved = [number, *way.segment.outside]
-                leave(tape, made, args, way.segment.closures, saved, pull)
+        made = _call_new(opened, args, run, [], [])
         return with_leaves(opened.tree, iter(made))
     if known.results is None:
         known.is_guess = True
         raise blocks.Unknown
+    return with_leaves(known.tree, iter(_call_again(known, args)))
+
+
+def _call_new(
+    opened: _Open, args: Tensors, run: _Run, cells: list[blocks.Cell], held: Sequence[Any]
+) -> Tensors:
+    """Record a function, and call it. A way back adds to the `cells`, of closures of which so much
+    is `held` before. Returns what it makes, and the totals of cells that are its own."""
+    record, tape = blocks.recorder(), taping()
+    made, way = _record_and_call(opened, args, run), opened.way
+    own = [(c, h) for c, h in zip(cells, held, strict=True) if c is not h]
+    totals = [record.released(cell.x) for cell, _ in own]
+    if tape is not None and way is not None:
+        number = made.pop()
+        before = [h for _, h in own if h is not None]
+        operands, closures = [*args, *before], way.segment.closures
+        if not way.segment.is_constant(operands):
+            results = blocks.if_tracked(tape, made, way.made)
+            results.append(number if way.tracked(way.kept) else None)
+            pull = partial(_pull, way, opened.name, len(args), own)
+            saved, adds = [number, *way.segment.outside], len(own) < len(cells)
+            leave(tape, [*results, *totals], operands, closures, saved, pull, effect=adds)
+    return [*made, *totals]
+
+
+def _call_again(known: _Open, args: Tensors) -> Tensors:
+    """Call a function that is being recorded."""
+    tape = taping()
     made = blocks.recorder().call(known.procedure, _results_of(known, tape), args)
     if tape is not None:
         number = made.pop()
-        leave(tape, made, args, {}, [number], partial(_pull_again, known, args))
-    return with_leaves(known.tree, iter(made))
+        results = [y if y.dtype.is_inexact or known.is_back else None for y in made]
+        pull = partial(_pull_again, known, args)
+        leave(tape, [*results, number], args, {}, [number], pull, effect=known.is_back)
+    return made
 
 
 def _results_of(opened: _Open, tape: Tape | None) -> list[TensorType]:
@@ -235,7 +274,8 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
         with taped(None):
             params = [stop_gradient(x) for x in places]
         if tape is not None:
-            params = blocks.watched(tape, params)
+            are_tracked = [x.dtype.is_inexact or opened.is_back for x in params]
+            params = blocks.watched(tape, params, are_tracked)
         tree = run(blocks.aliases(params))
         made = tensors(tree)
         results = list(made)
@@ -244,68 +284,94 @@ def _record_function(start: int, opened: _Open, args: Tensors, run: _Run) -> Non
                 segment = blocks.Segment(record, tape, start, made, places)
                 kept = [x for x in params if segment.needs(x)] + segment.inside
                 results.append(record.push(kept))
-                opened.way = _Way(segment, params, made, kept, [])
+                opened.way = _Way(segment, params, made, kept, set(), [])
             outs = [record.parameter(y.type) for y in results]
             blocks.write(outs, results)
         procedure.params = [record.home_of(x) for x in (*outs, *places)]
     opened.tree, opened.results = tree, [y.type for y in made]
 
 
-def _pull(way: _Way, name: str, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
-    """The cotangents of a function's arguments, and of what it reaches besides."""
-    blocks.refuse_outer_tape("a function that may call itself")
+def _pull(
+    way: _Way,
+    name: str,
+    nargs: int,
+    own: Sequence[tuple[blocks.Cell, Any]],
+    cotangents: Cotangents,
+    saved: Saved,
+    held: Held,
+) -> Held:
+    """The cotangents of a function's arguments, of what its `own` cells held before, and of what it
+    reaches besides."""
     record, segment = blocks.recorder(), way.segment
     number, *outside = saved
-    types = segment.closures.values()
+    _, [of_number], of_totals = blocks.split(cotangents, len(way.made), 1)
+    for (cell, _), g in zip(own, of_totals, strict=True):
+        cell.cotangent = None if g is None else blocks.in_functions(record, g)
+    closures = segment.closures.items()
     cells = [
-        h if isinstance(h, blocks.Cell) else _new_cell(record, or_zeros(h, type))
-        for h, type in zip(held, types, strict=True)
+        h if isinstance(h, blocks.Cell) else blocks.new_cell(record, or_zeros(h, type))
+        for h, (_, type) in zip(held, closures, strict=True)
     ]
+    kept = way.tracked(way.kept)
+    made, params = way.tracked(way.made), way.tracked(way.params)
+    opened = _Open(
+        way,
+        f"{name}_back",
+        [x.type for _, x in params],
+        is_back=True,
+        takes_record=of_number is not None,
+    )
 
     def run(args: Tensors) -> Tensors:
-        *parts, number = args
-        kept = record.pull(number, [x.root.type for x in way.kept])
-        inside = {id(x.root): y for x, y in zip(way.kept, kept, strict=True)}
+        parts, [number], of_record = blocks.split(args, len(made), 1)
+        are_tracked = [x.tape is segment.tape for x in way.kept]
+        types = [x.root.type for x in way.kept]
+        now = records.pull(number, types, are_tracked, way.used)
+        inside = {segment.key(x): y for x, y in zip(way.kept, now, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))
-        seed(pending, segment.tape, [y for y in way.made if y.dtype.is_inexact], parts)
+        seed(pending, segment.tape, [y for _, y in made], parts)
+        of_kept = [g for each in of_record for g in records.pull(each, [x.type for _, x in kept])]
+        for (k, x), g in zip(kept, of_kept, strict=False):
+            seed(pending, segment.tape, [x], [g if k in way.used else None])
         segment.walk(pending, inside, outside)
-        return [or_zeros(pending.get(x.node), x.type) for x in way.params if x.dtype.is_inexact]
+        return [or_zeros(pending.get(x.node), x.type) for _, x in params]
 
-    results = [x.type for x in way.params if x.dtype.is_inexact]
-    opened = _Open(way, f"{name}_back", results)
     way.back.append(opened)
     try:
-        made = iter(_record_and_call(opened, [*_of_floats(way.made, cotangents), number], run))
+        found = _call_new(opened, _given(way, opened, cotangents, number), run, cells, held)
     finally:
         way.back.clear()
-    parts = [next(made) if x.dtype.is_inexact else None for x in way.params]
-    totals = [
-        h if isinstance(h, blocks.Cell) else record.released(cell.x)
-        for h, cell in zip(held, cells, strict=True)
-    ]
-    return [*parts, *totals]
-
-
-def _new_cell(record: Recorder, x: Tensor) -> blocks.Cell:
-    return blocks.Cell(record.as_cell(blocks.initialized(record, x)))
+    of_params, totals = blocks.split(found, len(params))
+    parts: list[Any] = [None] * nargs
+    for (k, _), g in zip(params, of_params, strict=True):
+        parts[k] = g
+    rest = iter(totals)
+    ends = [h if isinstance(h, blocks.Cell) else next(rest) for h in held]
+    of_before = [g for (_, h), g in zip(own, of_totals, strict=True) if h is not None]
+    return [*parts, *of_before, *ends]
 
 
 def _pull_again(
     known: _Open, args: Tensors, cotangents: Cotangents, saved: Saved, held: Held
 ) -> Held:
     """The cotangents of the arguments of a function that has called itself."""
-    if known.way is None or not known.way.back:
+    way = known.way
+    if way is None or not way.back:
         raise GradientError(
             f"{known.name} takes a gradient of itself, which a captured function cannot"
         )
-    [back] = known.way.back
-    given = [*_of_floats(known.way.made, cotangents), *saved]
-    made = iter(blocks.recorder().call(back.procedure, back.results or [], given))
-    return [next(made) if x.dtype.is_inexact else None for x in args]
+    [back] = way.back
+    made = _call_again(back, _given(way, back, cotangents, saved[0]))
+    parts: list[Tensor | None] = [None] * len(args)
+    for (k, _), g in zip(way.tracked(way.params), made, strict=True):
+        parts[k] = g
+    return parts
 
 
-def _of_floats(results: Tensors, cotangents: Cotangents) -> Tensors:
-    """Cotangents of those results that are floats."""
-    pairs = zip(results, cotangents, strict=True)
-    return [or_zeros(g, y.type) for y, g in pairs if y.dtype.is_inexact]
+def _given(way: _Way, back: _Open, cotangents: Cotangents, number: Tensor) -> Tensors:
+    """What a way back is called with: cotangents of what is tracked, the number of the record, and
+    that of its cotangents."""
+    given = [or_zeros(cotangents[k], y.type) for k, y in way.tracked(way.made)]
+    of_record = cotangents[len(way.made)]
+    return [*given, number, *([or_zeros(of_record, number.type)] if back.takes_record else [])]

@@ -13,11 +13,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.errors import CaptureError, DTypeError, OperandValueError, ShapeError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, seed
 from mlvm.eager.autodiff.tape import Pending, taping
-from mlvm.eager.control import blocks
+from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
 from mlvm.eager.control.state import (
@@ -40,6 +40,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import COPY, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
+from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
 from mlvm.eager.tree import Tree, named_leaves, with_leaves
@@ -80,7 +81,12 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         final, _ = _loop(more, turn, tensors(state), [], constant(0, i64), stacked=False)
         return with_leaves(state, iter(final))
     state = copied(state)
-    while bool(_condition(cond_fun(state))):
+
+    def goes_on() -> bool:
+        with taped(None):
+            return bool(_condition(cond_fun(aliased(state))))
+
+    while goes_on():
         state = next_state(state, body_fun(state))
     return copied(state)
 
@@ -106,9 +112,10 @@ def fori_loop(
     require_integer("lower", lower)
     require_integer("upper", upper)
     if blocks.is_recorded():
-        first = None if isinstance(lower, int) and lower == 0 else as_index(lower)
+        given = [each for each in (lower, upper) if isinstance(each, Tensor) or is_free(each)]
+        first = None if type(lower) is int and lower == 0 else as_index(lower)
         turns: Tensor | int
-        if isinstance(lower, Tensor) or isinstance(upper, Tensor):
+        if given:
             turns = as_index(upper) if first is None else as_index(upper) - first
         else:
             turns = max(int(upper) - int(lower), 0)
@@ -142,12 +149,14 @@ def scan(
     `xs` is a tree of tensors of equally many rows, and x the tree of one row of each. Without `xs`,
     x is None, and `length` says how many turns there are. Beside `xs` it says how many rows there
     are or, as a tensor, how many of them, from the first, to go through: that may be known at run
-    time only. Rows of the result that no turn makes are zeros. With `reverse` the last row comes
+    time only. Rows of the result that no turn makes are zeros. If there is no turn, `f` is recorded
+    and not run, to find the types of its results. With `reverse` the last row comes
     first. For `checkpoint` see `while_loop`.
 
     The rows: [n, ...] -> [n, ...], where `n` is the length. Raises `ShapeError` for rows that are
     not equally many, or are not `length`, `OperandValueError` for a `length` that is no number of
-    rows, and what `while_loop` raises.
+    rows, `CaptureError` without a turn for an `f` that cannot be recorded, and what `while_loop`
+    raises.
 
         >>> xs = ml.asarray([1.0, 2.0, 3.0])
         >>> ml.scan(lambda total, x: (total + x, total), ml.asarray(0.0), xs)
@@ -174,7 +183,11 @@ def scan(
 
     def of_zeros() -> Tree:
         none = [zeros(x.shape[1:], dtype=x.dtype) for x in tensors(rows)]
-        return _turn(f, state, with_leaves(rows, iter(none)))[1]
+        try:
+            return _turn(f, aliased(state), with_leaves(rows, iter(none)))[1]
+        except CaptureError as error:
+            told = "a scan of no rows records its body to find the types of its results"
+            raise CaptureError(f"{told}, and that is as in a captured function: {error}") from None
 
     like = made[0] if made else blocks.unrun(of_zeros)
     if total is None:
@@ -320,7 +333,6 @@ def _scan(
     return _loop(more, body, init, xs, first, turns, total, reverse=reverse, stacked=stacked)
 
 
-@blocks.recorded_again
 def _loop(
     more: Callable[[Tensor, Tensors], Tensor],
     body: Turn,
@@ -335,33 +347,61 @@ def _loop(
 ) -> tuple[Tensors, Tensors]:
     """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
     them itself. A body that is not `stacked` makes no rows."""
+    tape = taping()
+    tracked = [tape is not None and x.tape is tape for x in init]
+    return _recorded_loop(tracked, [], more, body, init, xs, first, turns, total, reverse, stacked)
+
+
+@blocks.recorded_again
+def _recorded_loop(
+    tracked: list[bool],
+    carried: Tensors,
+    more: Callable[[Tensor, Tensors], Tensor],
+    body: Turn,
+    init: Tensors,
+    xs: Tensors,
+    first: Tensor,
+    turns: Tensor | int | None,
+    total: int | None,
+    reverse: bool,
+    stacked: bool,
+) -> tuple[Tensors, Tensors]:
+    """The loop. `tracked` are the parts of the state that are tracked in some turn, as far as that
+    is known: those that are so at first, and in a later recording those that a turn makes. What is
+    `carried` is the rest of the state (see `blocks.carrying`)."""
     record, tape = blocks.recorder(), taping()
+    nown, init = len(init), [*init, *carried]
+    tracked += [tape is not None and x.tape is tape for x in init[len(tracked) :]]
     with taped(None):
         state = [blocks.initialized(record, x) for x in init]
         i = blocks.initialized(record, first)
         last = None  # the number of the last record
         if tape is not None and total is None:
-            last = blocks.initialized(record, constant(-1, i64))
-    count = record.use(turns) if isinstance(turns, Tensor) else turns
-    given = [record.use(x) for x in xs]
+            last = blocks.initialized(record, constant(0, i64))
+    length = record.use(turns) if isinstance(turns, Tensor) else turns
+    of_xs = [record.use(x) for x in xs]
     with record.block() as test, taped(None):
         test.result = record.use(more(i, [stop_gradient(x) for x in state]))
     start = 0 if tape is None else len(tape.nodes)
     is_known = True
     kept: Tensors = []  # what the way back needs of each turn
     stacks: Tensors = []  # that it is kept in, if these have a known length
-    with record.block() as block:
+    with blocks.carrying(carried) as block:
         with taped(None):
             now = stop_gradient(i)
             params, rows = [stop_gradient(x) for x in state], [op.take(x, i, axis=0) for x in xs]
             counted, taken = record.use(now), [record.value_of(x) for x in rows]
         if tape is not None:
-            params, rows = blocks.watched(tape, params), blocks.watched(tape, rows)
+            params = blocks.watched(tape, params, tracked)
+            rows = blocks.watched(tape, rows, [x.tape is tape for x in xs])
             if total is not None:
                 kept = [*params]  # those that are not needed are not kept in the end
                 stacks = [_stack(record, x, i, total) for x in kept]
+        given = blocks.aliases(params)
+        blocks.assign(carried, given[nown:])
         try:
-            after, made = body(now, blocks.aliases(params), blocks.aliases(rows))
+            after, made = body(now, given[:nown], blocks.aliases(rows))
+            after, made = blocks.left(carried, [*after, *carried]), blocks.left(carried, made)
         except blocks.Unknown:  # a loop of no turns tells what the function makes
             if stacked:
                 raise
@@ -369,7 +409,11 @@ def _loop(
             after, made = params, []
         segment = None
         if tape is not None:
-            segment = blocks.Segment(record, tape, start, [*after, *made], [i, *state, *rows])
+            if not all(x or y.tape is not tape for x, y in zip(tracked, after, strict=True)):
+                tracked[:] = [x or y.tape is tape for x, y in zip(tracked, after, strict=True)]
+                raise blocks.Again
+            known, ends = [i, *state, *rows], [*after, *made]
+            segment = blocks.Segment(record, tape, start, ends, known, carried)
             if segment.is_constant([*init, *xs]):
                 segment = None
             elif last is None:
@@ -386,30 +430,37 @@ def _loop(
             _assign(state, after)
             overwrite(i, _ADD, i, constant(-1 if reverse else 1, i64))
     if not is_known:
-        return blocks.released(record, state), []
+        return blocks.released(record, state)[:nown], []
     for stack in results if isinstance(turns, Tensor) else []:
         overwrite(stack, COPY, zeros(stack.shape, dtype=stack.dtype))
     record.control("while", [test, block])
-    if count is not None:
-        record.calls[-1].turns = Turns(counted, count, total, reverse, given, taken, stacked_rows)
+    if length is not None:
+        record.calls[-1].turns = Turns(counted, length, total, reverse, of_xs, taken, stacked_rows)
     finals, results = blocks.released(record, state), blocks.released(record, results)
     stacks = blocks.released(record, stacks)
     if tape is not None and segment is not None:
         count = record.released(i) if turns is None else turns
         number = [] if last is None else [record.released(last)]
-        way = _Way(segment, params, rows, i, after, made, kept, count, total, reverse)
+        way = _Way(segment, params, rows, i, after, made, kept, set(), count, total, reverse)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
             saved.append(count)
-        outs = [*finals, *results, *stacks]
-        leave(tape, outs, [*init, *xs], segment.closures, saved, partial(_pull, way))
-    return finals, results
+        outs = blocks.if_tracked(tape, [*finals, *results], [*params, *made])
+        if last is None:
+            outs += blocks.if_tracked(tape, stacks, kept)
+        else:
+            outs += number if any(x.tape is tape for x in kept) else [None]
+        pull, effect = partial(_pull, way), segment.has_effect
+        leave(tape, outs, [*init, *xs], segment.closures, saved, pull, effect=effect)
+    blocks.assign(carried, finals[nown:])
+    return finals[:nown], results
 
 
 class _Way(NamedTuple):
     """What the way back through a loop needs to know of the way there. `kept` are those tensors of
     its body that are kept for each turn: in stacks of `total` rows or, where that is None, in a
-    record."""
+    record that has the number of the one before, first. Those of its tensors that are `used` are of
+    the way to a gradient of the gradient."""
 
     segment: blocks.Segment
     params: Tensors
@@ -418,6 +469,7 @@ class _Way(NamedTuple):
     after: Tensors
     made: Tensors
     kept: Tensors
+    used: set[int]
     turns: Tensor | int
     total: int | None
     reverse: bool
@@ -427,45 +479,57 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
     latter so much is `held` before."""
     segment, turns = way.segment, way.turns
-    if way.total is None:
-        blocks.refuse_outer_tape("a loop whose length is known at run time only")
     if isinstance(turns, Tensor):
         *saved, turns = saved
     nstate, nrows = len(way.params), len(way.rows)
     nstacks = len(way.kept) if way.total is not None else 1
     xs, stacks, outside = blocks.split(saved, nrows, nstacks)
     of_state, of_made, of_kept = blocks.split(cotangents, nstate, len(way.made))
+    tape = segment.tape
+    if way.total is None:
+        numbers, of_kept, of_record = stacks, [], [g for g in of_kept if g is not None]
+        numbers += of_record
+        stacks = []
+    else:
+        numbers, of_record = [], []
     given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
     given = [(y, g) for y, g in given if g is not None]
-    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], given)
-    tracked = [k for k, x in enumerate(way.rows) if x.dtype.is_inexact and x.node in reached]
+    are_tracked = [x.tape is tape for x in way.kept]
+    recorded = [(k, x) for k, x in enumerate(way.kept, 1) if x.tape is tape and of_record]
+    ends = [y for y, _ in given] + [x for k, x in recorded if k in way.used]
+    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], ends)
+    tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
     cells, closures = blocks.parted(segment.closures, held)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
     init += [or_zeros(h, segment.closures[number]) for number, h in closures.items()]
-    if way.total is None:
-        init += stacks
-        stacks = []
+    init += numbers
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
         xrows, kept, seeds = blocks.split(rows, nrows, len(stacks))
-        parts, totals, number = blocks.split(state, len(active), len(closures))
-        if number:
-            types = [TensorType(i64), *[x.root.type for x in way.kept]]
-            number, kept = blocks.split(blocks.recorder().pull(number[0], types), 1)
-        inside = {id(x.root): row for x, row in zip(way.kept, kept, strict=True)}
-        inside |= {id(x.root): row for x, row in zip(way.rows, xrows, strict=True)}
+        parts, totals, places = blocks.split(state, len(active), len(closures))
+        of_recorded: Tensors = []
+        if places:
+            types = [records.NUMBER, *[x.root.type for x in way.kept]]
+            places[0], *kept = records.pull(places[0], types, [True, *are_tracked], way.used)
+        if of_record:
+            types = [records.NUMBER, *[x.type for _, x in recorded]]
+            places[1], *of_recorded = records.pull(places[1], types)
+        inside = {segment.key(x): row for x, row in zip(way.kept, kept, strict=True)}
+        inside |= {segment.key(x): row for x, row in zip(way.rows, xrows, strict=True)}
         inside[id(way.i)] = i
         pending = Pending()
         pending.update(cells)
         pending.update(zip(closures, totals, strict=True))
         seed(pending, segment.tape, [way.after[k] for k in active], parts)
         seed(pending, segment.tape, [y for y, _ in given], seeds)
+        for (k, x), g in zip(recorded, of_recorded, strict=True):
+            seed(pending, segment.tape, [x], [g if k in way.used else None])
         segment.walk(pending, inside, outside)
         after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
         after += [pending[number] for number in closures]
         of_rows = [or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked]
-        return [*after, *number], of_rows
+        return [*after, *places], of_rows
 
     seeds = [g for _, g in given]
     reverse = not way.reverse
@@ -479,19 +543,17 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     return [*parts, *[totals.get(number) for number in segment.closures]]
 
 
-def _reached(
-    way: _Way, active: list[int], given: list[tuple[Tensor, Tensor]]
-) -> tuple[list[int], set[int]]:
+def _reached(way: _Way, active: list[int], made: Tensors) -> tuple[list[int], set[int]]:
     """The numbers of those parts of the state that a cotangent goes to in any turn, at first these
-    `active` ones; and the nodes of a turn. The others have none, as outside of a program: a rule
-    might make nan of zeros."""
+    `active` ones; and the nodes of a turn, of which it goes to what that has `made`. The others
+    have none, as outside of a program: a rule might make nan of zeros."""
     while True:
-        ends = [*[y for y, _ in given], *[way.after[k] for k in active]]
+        ends = [*made, *[way.after[k] for k in active]]
         reached = way.segment.reached([y.node for y in ends if y.tape is way.segment.tape])
         more = [
             k
             for k, x in enumerate(way.params)
-            if x.dtype.is_inexact and (k in active or x.node in reached)
+            if x.tape is way.segment.tape and (k in active or x.node in reached)
         ]
         if more == active:
             return active, reached

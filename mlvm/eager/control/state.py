@@ -15,6 +15,8 @@ from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, flatten, named_leaves, partners, replace, unflatten, with_leaves
 
@@ -107,4 +109,4 @@ def as_index(value: Tensor | int) -> Tensor:
     """The integer as an i64[]."""
     if isinstance(value, Tensor):
         return reshape(value if value.dtype is i64 else op.astype(value, dtype=i64), ())
-    return full((), value, dtype=i64)
+    return constant(value if is_free(value) else operator.index(value), i64)

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import stat
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -203,17 +204,23 @@ def destination(file: Path) -> tuple[Path, int | None]:
     return Path(os.path.realpath(file)), mode
 
 
+_DRAFT: Final = ".mlvm-"
+_JUST_BEGUN: Final = 10.0  # seconds
+
+
 @contextlib.contextmanager
 def _replacing(file: Path) -> Iterator[BinaryIO]:
     """A stream to another file, which gets the name when all is on the disk."""
     target, mode = destination(file)
-    draft = target.with_name(f".mlvm-{secrets.token_hex(8)}")
+    _remove_drafts(target.parent)
+    draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")
     try:
         stream = draft.open("xb")
     except OSError as error:
         raise type(error)(error.errno, error.strerror, str(file)) from None
     try:
         with stream:
+            _is_free(stream.fileno())  # from now on it is not
             yield stream
             stream.flush()
             if mode is not None:
@@ -224,6 +231,31 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             draft.unlink()
         raise
+
+
+def _remove_drafts(folder: Path) -> None:
+    """Remove the files of processes that were killed while they wrote: those that nobody has
+    locked, nor just begun."""
+    with contextlib.suppress(OSError):
+        for draft in folder.glob(f"{_DRAFT}{'[0-9a-f]' * 16}"):
+            with contextlib.suppress(OSError):
+                found = draft.lstat()
+                if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime < _JUST_BEGUN:
+                    continue
+                with draft.open("rb") as stream:
+                    if _is_free(stream.fileno()):
+                        draft.unlink()
+
+
+def _is_free(descriptor: int) -> bool:
+    """Whether no process has locked the file; it has, then. False where there are no locks."""
+    try:
+        import fcntl
+
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (ImportError, OSError):
+        return False
+    return True
 
 
 # --- the header ----------------------------------------------------------------------

@@ -50,7 +50,8 @@ def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
             result = fn(*given, **named)
         except OpError as error:  # it is of what was given
             own: dict[object, object] = {wide[id(x)].type: x.type for x in tensors}
-            error.operands = tuple([own.get(each, each) for each in error.operands])
+            if not error.late:
+                error.operands = tuple([own.get(each, each) for each in error.operands])
             raise
         if len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32:
             return rounded(result, dtypes.pop())  # type: ignore[return-value]

@@ -89,6 +89,8 @@ def _tensor_of(key: object) -> Tensor:
     try:
         return as_operand(key)
     except errors.OpError as error:
+        if error.late:
+            raise
         raise errors.IndexRefused(error.reason) from None
 
 
@@ -255,7 +257,8 @@ def _values(x: Tensor, values: Any) -> Tensor:
     try:
         given = as_operand(values, x)
     except errors.OpError as error:
-        error.op, error.operands = "setitem", (x.type, type(values).__name__)
+        if not error.late:
+            error.op, error.operands = "setitem", (x.type, type(values).__name__)
         raise
     if given.dtype is x.dtype:
         return given
@@ -433,7 +436,7 @@ class Places:
         try:
             return _combined_at(combine, self._x, self._key, values)
         except errors.MlvmError as error:
-            if isinstance(error, errors.OpError):
+            if isinstance(error, errors.OpError) and not error.late:
                 error.op = None
             told(error, f"at[...].{name}", (self._x,))
             raise

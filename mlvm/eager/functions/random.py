@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Final
@@ -31,7 +31,7 @@ from mlvm.eager.functions.shapes import unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
@@ -106,6 +106,9 @@ def prepare(vm: VMProtocol) -> _Global:
 _source: ContextVar[Callable[[], Tensor] | None] = ContextVar("source", default=None)
 """Where `next_key` has its keys from in place of the global ones, for each thread or task."""
 
+_state: ContextVar[Tensor | None] = ContextVar("state", default=None)
+"""The state that global keys are split off in place of the VM's own: in a captured function only."""
+
 
 @public
 def next_key() -> Tensor:
@@ -130,20 +133,46 @@ def keys_from(source: Callable[[], Tensor] | None) -> Iterator[None]:
         _source.reset(token)
 
 
-def drawing(keys: list[Tensor]) -> AbstractContextManager[None]:
-    """Inside the block, each key that `next_key` gives is added to the list."""
+def drawing(kept: list[Tensor]) -> AbstractContextManager[None]:
+    """Inside the block, `replaying` is given what it needs to give the same keys: each that
+    `next_key` gives or, in a captured function, whose loops may draw many, the state before."""
     source = _source.get() or _draw
+    captured = current_capture.get() is not None
+    before = op.copy(_state_of(prepare(current_arena().vm))) if captured else None
 
     def draw() -> Tensor:
-        keys.append(source())
-        return keys[-1]
+        key = source()
+        if before is None:
+            kept.append(key)
+        elif not kept:
+            kept.append(before)
+        return key
 
     return keys_from(draw)
 
 
-def replaying(keys: Iterable[Tensor]) -> AbstractContextManager[None]:
-    """Inside the block, `next_key` gives these keys."""
-    return keys_from(iter(keys).__next__)
+@contextmanager
+def replaying(kept: Sequence[Tensor]) -> Iterator[None]:
+    """Inside the block, `next_key` gives the keys again for which `drawing` has kept this."""
+    if current_capture.get() is None or not kept:
+        with keys_from(iter(kept).__next__):
+            yield
+        return
+    [before] = kept
+    with drawing_from(op.copy(before)):
+        yield
+
+
+@contextmanager
+def drawing_from(state: Tensor) -> Iterator[None]:
+    """Inside the block, keys are split off this state, which they advance in place, and not off the
+    VM's."""
+    token = _state.set(state)
+    try:
+        with keys_from(None):
+            yield
+    finally:
+        _state.reset(token)
 
 
 def drawing_nowhere() -> AbstractContextManager[None]:
@@ -151,11 +180,18 @@ def drawing_nowhere() -> AbstractContextManager[None]:
     return keys_from(None)
 
 
+def _state_of(held: _Global) -> Tensor:
+    """The state to split keys off."""
+    state = _state.get()
+    return held.state if state is None else state
+
+
 def _draw() -> Tensor:
     held = prepare(current_arena().vm)
+    state = _state_of(held)
     with held.lock:
-        keys = apply(_SPLIT_ONE, held.state)
-        apply_into(held.state, _ADVANCE, held.state, held.one)
+        keys = apply(_SPLIT_ONE, state)
+        apply_into(state, _ADVANCE, state, held.one)
     return alias(_AS_KEY, keys, _KEY)
 
 

@@ -11,6 +11,8 @@ collectives. `data_parallel` has them share the batches of a training:
 from mlvm.eager.optim.gradients import Parts
 from mlvm.eager.parallel.collectives import (
     all_gather,
+    all_gather_start,
+    all_gather_wait,
     all_reduce,
     all_reduce_start,
     all_reduce_wait,
@@ -19,6 +21,8 @@ from mlvm.eager.parallel.collectives import (
     rank,
     recv,
     reduce_scatter,
+    reduce_scatter_start,
+    reduce_scatter_wait,
     send,
     size,
 )
@@ -28,6 +32,8 @@ from mlvm.parallel.group import AnyGroup, Group
 from mlvm.parallel.mpi import MpiGroup
 from mlvm.parallel.named import group
 from mlvm.parallel.processes import ProcessGroup
+from mlvm.parallel.ray import RayGroup
+from mlvm.parallel.tcp import TcpGroup
 
 __all__ = [
     "AnyGroup",
@@ -35,8 +41,12 @@ __all__ = [
     "MpiGroup",
     "Parts",
     "ProcessGroup",
+    "RayGroup",
     "Shard",
+    "TcpGroup",
     "all_gather",
+    "all_gather_start",
+    "all_gather_wait",
     "all_reduce",
     "all_reduce_start",
     "all_reduce_wait",
@@ -47,6 +57,8 @@ __all__ = [
     "rank",
     "recv",
     "reduce_scatter",
+    "reduce_scatter_start",
+    "reduce_scatter_wait",
     "send",
     "size",
     "value_and_grad",

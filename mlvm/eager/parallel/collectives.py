@@ -2,6 +2,10 @@
 
 Each function is one launch, so a captured step may contain it. On a VM in no group it does what it
 would in a group of one. The functions have no gradients: reduce what `value_and_grad` returns.
+
+No member waits for another longer than `timeout` seconds at a stretch; None is what the group was
+made with. Then all raise `GroupTimeout`, which names who has not come. A group of processes is
+closed then, unless that member ends within a second.
 """
 
 from __future__ import annotations
@@ -13,10 +17,10 @@ from mlvm.core.errors import DTypeError, GradientError
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
-from mlvm.eager.functions import shapes
+from mlvm.eager.functions import creation, shapes
 from mlvm.eager.functions.arguments import Ints, integers
 from mlvm.eager.tensor.apply import OneOp, apply
-from mlvm.eager.tensor.context import current_arena
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.tensor.update import make_exclusive
@@ -55,7 +59,7 @@ def place_of(vm: VMProtocol) -> tuple[int, int]:
 # --- collectives ---------------------------------------------------------------------
 
 
-def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
+def all_reduce(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Overwrite each tensor of the tree with the sum, mean, max or min over all members.
 
     All give trees of the same types. It is one launch, in which the members meet once. Elements are
@@ -72,10 +76,10 @@ def all_reduce(tree: Tree, op: Reduction = "sum") -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[3.0, 3.0], [3.0, 3.0]]
     """
-    _in_place("all_reduce", tree, op=op)
+    _in_place("all_reduce", tree, op=op, timeout=timeout)
 
 
-def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
+def all_reduce_start(tree: Tree, op: Reduction = "sum", *, timeout: float | None = None) -> None:
     """Begin what `all_reduce` does, and go on. Until `all_reduce_wait` of the same tree returns,
     nothing may use its tensors.
 
@@ -90,7 +94,7 @@ def all_reduce_start(tree: Tree, op: Reduction = "sum") -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
     """
-    _in_place("all_reduce.start", tree, op=op)
+    _in_place("all_reduce.start", tree, op=op, timeout=timeout)
 
 
 def all_reduce_wait(tree: Tree) -> None:
@@ -109,7 +113,7 @@ def all_reduce_wait(tree: Tree) -> None:
     _in_place("all_reduce.wait", tree)
 
 
-def broadcast(tree: Tree, root: int = 0) -> None:
+def broadcast(tree: Tree, root: int = 0, *, timeout: float | None = None) -> None:
     """Overwrite each tensor of the tree with the tensor of the member with rank `root`. Given a
     model, all members have the same one after it.
 
@@ -122,10 +126,10 @@ def broadcast(tree: Tree, root: int = 0) -> None:
         >>> with ml.parallel.Group(2) as group: group.run(member)
         [[2.0, 2.0], [2.0, 2.0]]
     """
-    _in_place("broadcast", tree, root=root)
+    _in_place("broadcast", tree, root=root, timeout=timeout)
 
 
-def all_gather(x: Tensor) -> Tensor:
+def all_gather(x: Tensor, *, timeout: float | None = None) -> Tensor:
     """All members' x, one after the other along axis 0 in order of rank: f[k, ...] ->
     f[size * k, ...]; a scalar counts as a tensor of one element.
 
@@ -139,10 +143,10 @@ def all_gather(x: Tensor) -> Tensor:
         [[1.0, 1.0, 2.0, 2.0], [1.0, 1.0, 2.0, 2.0]]
     """
     _require_untracked("all_gather", x)
-    return _apply("all_gather", x)
+    return _apply("all_gather", x, timeout=timeout)
 
 
-def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
+def reduce_scatter(x: Tensor, op: Reduction = "sum", *, timeout: float | None = None) -> Tensor:
     """This member's piece of `all_reduce(x, op)`: f[size * k, ...] -> f[k, ...].
 
     Raises `ShapeError` where axis 0 does not divide, and what `all_reduce` raises.
@@ -153,10 +157,80 @@ def reduce_scatter(x: Tensor, op: Reduction = "sum") -> Tensor:
         [[0.0, 2.0], [4.0, 6.0]]
     """
     _require_untracked("reduce_scatter", x)
-    return _apply("reduce_scatter", x, op=op)
+    return _apply("reduce_scatter", x, op=op, timeout=timeout)
 
 
-def send(x: Tensor, to: int) -> None:
+def all_gather_start(x: Tensor, *, timeout: float | None = None) -> Tensor:
+    """Begin what `all_gather` does, and go on. Until `all_gather_wait` of the result and x returns,
+    nothing may use the two.
+
+    x: [k, ...] -> [size * k, ...], the same dtype. Raises what `all_gather` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(1) * (rank + 1.0)
+        ...     y = ml.parallel.all_gather_start(x)
+        ...     z = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.all_gather_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[1.0, 2.0], [1.0, 2.0]]
+    """
+    return _begun("all_gather", x, timeout=timeout)
+
+
+def all_gather_wait(y: Tensor, x: Tensor) -> None:
+    """End what `all_gather_start` has begun with x: y has the elements then.
+
+    y: [size * k, ...]. x: [k, ...]. Raises `GroupError` for tensors that were not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.ones(1) * rank
+        ...     y = ml.parallel.all_gather_start(x)
+        ...     ml.parallel.all_gather_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 1.0], [0.0, 1.0]]
+    """
+    _ended("all_gather", y, x)
+
+
+def reduce_scatter_start(
+    x: Tensor, op: Reduction = "sum", *, timeout: float | None = None
+) -> Tensor:
+    """Begin what `reduce_scatter` does, and go on. Until `reduce_scatter_wait` of the result and x
+    returns, nothing may use the two.
+
+    x: [size * k, ...] -> [k, ...], the same dtype. Raises what `reduce_scatter` raises.
+
+        >>> def member(rank, vm):
+        ...     x = ml.arange(4.0)
+        ...     y = ml.parallel.reduce_scatter_start(x)
+        ...     z = ml.sum(ml.ones(4))  # meanwhile
+        ...     ml.parallel.reduce_scatter_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0, 2.0], [4.0, 6.0]]
+    """
+    return _begun("reduce_scatter", x, op=op, timeout=timeout)
+
+
+def reduce_scatter_wait(y: Tensor, x: Tensor) -> None:
+    """End what `reduce_scatter_start` has begun with x: y has the elements then.
+
+    y: [k, ...]. x: [size * k, ...]. Raises `GroupError` for tensors that were not begun with.
+
+        >>> def member(rank, vm):
+        ...     x = ml.arange(2.0)
+        ...     y = ml.parallel.reduce_scatter_start(x, "max")
+        ...     ml.parallel.reduce_scatter_wait(y, x)
+        ...     return y.tolist()
+        >>> with ml.parallel.Group(2) as group: group.run(member)
+        [[0.0], [1.0]]
+    """
+    _ended("reduce_scatter", y, x)
+
+
+def send(x: Tensor, to: int, *, timeout: float | None = None) -> None:
     """Give x to the member with rank `to`. Returns when that member has called `recv`.
 
     x: any shape and dtype, those that the other expects. Raises `AttributeRefused` unless `to` is
@@ -169,10 +243,11 @@ def send(x: Tensor, to: int) -> None:
         [[1.0, 1.0], None]
     """
     _require_untracked("send", x)
-    _effect("send", [x], to=to)
+    _own(x)
+    _effect("send", [x], to=to, timeout=timeout)
 
 
-def recv(shape: Ints, *, source: int, dtype: object) -> Tensor:
+def recv(shape: Ints, *, source: int, dtype: object, timeout: float | None = None) -> Tensor:
     """The tensor of that type that the member with rank `source` gives with `send`.
 
     The result: [*shape]. Raises `AttributeRefused` unless `source` is the rank of another member.
@@ -184,10 +259,11 @@ def recv(shape: Ints, *, source: int, dtype: object) -> Tensor:
         [[1.0, 1.0], None]
     """
     lengths = integers(shape, "shape")
-    return _apply("recv", source=source, shape=lengths, dtype=DType.of(dtype))
+    of = DType.of(dtype)
+    return _apply("recv", source=source, shape=lengths, dtype=of, timeout=timeout)
 
 
-def barrier() -> None:
+def barrier(*, timeout: float | None = None) -> None:
     """Wait until all members are here.
 
     >>> def member(rank, vm):
@@ -196,7 +272,7 @@ def barrier() -> None:
     >>> with ml.parallel.Group(2) as group: group.run(member)
     [0, 1]
     """
-    _effect("barrier", [])
+    _effect("barrier", [], timeout=timeout)
 
 
 def _require_untracked(name: str, x: Tensor) -> None:
@@ -222,10 +298,39 @@ def _in_place(name: str, tree: Tree, **attributes: Any) -> None:
     _effect(name, tensors, **attributes)
 
 
+def _begun(name: str, x: Tensor, **attributes: Any) -> Tensor:
+    """The tensor that a collective's other half will have filled."""
+    _require_untracked(name, x)
+    if size() == 1:
+        return _apply(name, x, **attributes)
+    call = _one_op(*place_of(current_arena().vm), name, _bound(name, attributes))
+    type = call.infer((x.type,))
+    assert type is not None  # neither is dynamic
+    y = creation.empty(type.shape, dtype=type.dtype)
+    make_exclusive(y)
+    _own(x)
+    _effect(f"{name}.start", [y, x], **attributes)
+    return y
+
+
+def _own(x: Tensor) -> None:
+    """See to it that x has bytes of its own in a captured function, for which a collective may do
+    anything with its operands."""
+    if current_capture.get() is not None:
+        make_exclusive(x)
+
+
+def _ended(name: str, y: Tensor, x: Tensor) -> None:
+    for each in (y, x):
+        _require_untracked(name, each)
+    if size() > 1:
+        _effect(f"{name}.wait", [y, x])
+
+
 def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
     """One launch of the collective, into a new tensor."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         return apply(call, *operands)
     result = call.infer(tuple([x.type for x in operands]))
@@ -237,12 +342,18 @@ def _apply(name: str, *operands: Tensor, **attributes: Any) -> Tensor:
 def _effect(name: str, operands: list[Tensor], **attributes: Any) -> None:
     """One launch of a collective that leaves no result."""
     rank, size = place_of(current_arena().vm)
-    call = _one_op(rank, size, name, tuple(_OPS[name].bind(attributes).items()))
+    call = _one_op(rank, size, name, _bound(name, attributes))
     if size > 1:
         program = _program(name, len(operands), tuple(call.attributes.items()))
         launch_for_values(program, current_arena().vm, tuple(operands))
     else:
         call.op.infer([x.type for x in operands], call.attributes)
+
+
+def _bound(name: str, attributes: dict[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """The attributes in the collective's own order; a timeout only if there is one."""
+    bound = _OPS[name].bind(attributes)
+    return tuple([each for each in bound.items() if each != ("timeout", None)])
 
 
 _OPS: Final = Member("", 0, 1).ops

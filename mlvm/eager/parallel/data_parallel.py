@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -106,6 +107,7 @@ class _Buckets:
         self._buckets: list[tuple[bool, list[int]]] = []  # from the last parameter to the first
         self._next = 0
         self._started: list[Tree] = []
+        self._scattering: deque[tuple[list[int], Callable[[], list[Tensor]]]] = deque()
         numbers = {id(x): i for i, x in enumerate(variables)}
         for argument in reversed(arguments):
             scatters = shards.wanted() == "optimizer" and isinstance(argument, (dict, Node))
@@ -123,14 +125,22 @@ class _Buckets:
             self._next += 1
             gradients = [self._gradients[j] for j in bucket]
             if scatters:
-                self._gradients.update(zip(bucket, shards.scattered(gradients), strict=True))
+                self._scattering.append((bucket, shards.begin_scattered(gradients)))
+                self._end_scattering(1)  # no more, since each keeps its whole gradients
             else:
                 self._start(gradients)
 
     def finish(self) -> tuple[Tensor, Mapping[int, Tensor]]:
+        self._end_scattering(0)
         for tree in self._started:
             all_reduce_wait(tree)
         return self._value, self._gradients
+
+    def _end_scattering(self, left: int) -> None:
+        """Have the pieces of all buckets but the last ones that were begun with."""
+        while len(self._scattering) > left:
+            bucket, end = self._scattering.popleft()
+            self._gradients.update(zip(bucket, end(), strict=True))
 
     def _start(self, tree: Tree) -> None:
         self._started.append(tree)

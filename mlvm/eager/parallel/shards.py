@@ -8,7 +8,7 @@ piece, and all pieces of a tensor have one type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -109,12 +109,35 @@ def cut(x: Tensor) -> Tensor:
 def scattered(xs: Sequence[Tensor]) -> list[Tensor]:
     """Of the mean of each x over all members this one's piece: in one meeting, so all have one
     dtype."""
+    return _of_row(collectives.reduce_scatter(_table(xs), "mean"), [x.type for x in xs])
+
+
+def begin_scattered(xs: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Begin what `scattered` does, and go on. What is returned ends it, and has the pieces."""
+    table, types = _table(xs), [x.type for x in xs]
+    row = collectives.reduce_scatter_start(table, "mean")
+
+    def end() -> list[Tensor]:
+        collectives.reduce_scatter_wait(row, table)
+        return _of_row(row, types)
+
+    return end
+
+
+def _table(xs: Sequence[Tensor]) -> Tensor:
+    """The tensors with a row for each member, or one of them flat."""
     tables = [_padded(x) for x in xs]
     if len(tables) == 1:
-        return [collectives.reduce_scatter(shapes.reshape(tables[0], -1), "mean")]
-    table = shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
-    row = shapes.reshape(collectives.reduce_scatter(table, "mean"), -1)
-    return [_own(row[a:b], row) for a, b in _ranges([x.type for x in xs])]
+        return shapes.reshape(tables[0], -1)
+    return shapes.concat([shapes.reshape(x, (size(), -1)) for x in tables], axis=1)
+
+
+def _of_row(row: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
+    """The pieces of tensors of these types that this member's row of their table has."""
+    if len(types) == 1:
+        return [row]
+    row = shapes.reshape(row, -1)
+    return [_own(row[a:b], row) for a, b in _ranges(types)]
 
 
 def gathered(pieces: Sequence[Tensor], wholes: Sequence[TensorType]) -> list[Tensor]:

@@ -22,7 +22,7 @@ from mlvm.core.machine.callee import OUT
 from mlvm.core.observe import Layer, observed
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.program import STAR, Opcode, Program
-from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
+from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol, vms
 from mlvm.core.types import Array, TensorType, i64
 from mlvm.eager.recording.lines import user_line
 from mlvm.eager.tensor import context
@@ -64,15 +64,26 @@ class MustMove(BaseException):
         self.depth = depth
 
 
+class MustCarry(BaseException):
+    """This tensor from outside of the block inside of `depth` others is updated in it, and a
+    gradient goes through that. So the block must carry it: take its value, and leave a new one."""
+
+    def __init__(self, x: Tensor, depth: int) -> None:
+        super().__init__()
+        self.x = x
+        self.depth = depth
+
+
 class _Open(NamedTuple):
     """A block that is open, and what there was when it was opened: what each tensor held; the tape
-    that was on; how many nodes each tape had; the views."""
+    that was on; how many nodes each tape had; the views. It carries the tensors `carried`."""
 
     block: Block
     values: dict[int, Value]
     tape: Tape | None
     nodes: dict[Tape, int]
     views: _Views
+    carried: Sequence[Tensor]
 
 
 class Recorder:
@@ -369,14 +380,20 @@ class Recorder:
             return apply(COPY, x)
 
     def require_own_tape(self, x: Tensor, tape: Tape) -> None:
-        """Raise `GradientError` for an update, in a block, of what was made outside of it, where a
-        tape from outside would have to follow: the block may run never, or often."""
-        if self._open and self._open[-1].tape is tape and not self._is_made(x):
-            raise GradientError(
-                f"{user_line() or 'here'}: a {x.type} from outside of a loop's body, a branch or "
-                f"an ml.function is updated in it, and a gradient is taken through that; let it be "
-                f"part of the state, and return it"
-            )
+        """Raise `MustCarry` for an update, in a block, of what was made outside of it, where a tape
+        from outside has to follow, unless the block carries it: it may run never, or often. Raise
+        `GradientError` where the block is a function's."""
+        opened = self._open[-1] if self._open else None
+        if opened is None or opened.tape is not tape or self._is_made(x):
+            return
+        if any(each is x for each in opened.carried):
+            return
+        if not self.frames or opened.values is not self.frames[-1]:
+            raise MustCarry(x, self.depth - 1)
+        raise GradientError(
+            f"{user_line() or 'here'}: a {x.type} from outside of an ml.function is updated in it, "
+            f"and a gradient is taken through that; let it be an argument, and return it"
+        )
 
     def _is_made(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open."""
@@ -387,14 +404,15 @@ class Recorder:
     # --- control flow -----------------------------------------------------------------
 
     @contextmanager
-    def block(self) -> Iterator[Block]:
+    def block(self, carried: Sequence[Tensor] = ()) -> Iterator[Block]:
         """Inside, calls are recorded into a block, which `control` then runs. What it makes cannot
-        be used outside of it; what it writes in place was made outside."""
+        be used outside of it; what it writes in place was made outside. A tape follows that for
+        those that are `carried`."""
         calls, elements, before = self.calls, self._elements, dict(self._values)
         block = Block()
         self.calls = block.calls
         nodes = {tape: len(tape.nodes) for tape in live_tapes.copy() if tape.within is self}
-        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm))
+        opened = _Open(block, before, current_tape.get(), nodes, _all_views(self.vm), carried)
         self._open.append(opened)
         try:
             yield block
@@ -505,6 +523,11 @@ class Recorder:
         """What such a record holds."""
         return self._called(residuals.READ, types, [number])
 
+    def summed(self, x: Tensor, y: Tensor) -> Tensor:
+        """The numbers of the sums of records of these numbers."""
+        [number] = self._called(residuals.ADD, [x.type], [x, y])
+        return number
+
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
         return self.host_call(name, NO_ATTRIBUTES, types, [self.use(x) for x in xs])
 
@@ -551,9 +574,41 @@ class Recorder:
         key, before = id(self._reference(x.root.handle)), self._open[-1].values
         return key not in before or self._values[key] is not before[key]
 
+    def read_in_blocks(self, ncalls: int) -> list[Tensor]:
+        """The tensors that calls, from that number on, have read, and not made, if a block is open:
+        those of them that the function has made."""
+        calls = self.calls[ncalls:] if self._open else []
+        made = {use.value for call in calls for use in call.outs}
+        read = {use.value for call in calls for use in call.ins} - made
+        keys = [key for key, value in self._values.items() if value in read]
+        found = [self._references[key]() for key in keys]
+        return [x for x in found if isinstance(x, Tensor) and x.arena is self.arena]
+
+    @contextmanager
+    def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
+        """Inside the block, the first of each pair holds what the second does."""
+        held = {id(_reference_to(x)): self.value_of(y) for x, y in pairs}
+        before = {key: self._values[key] for key in held}
+        self._values.update(held)
+        try:
+            yield
+        finally:
+            self._values.update(before)
+
     def value_of(self, x: Tensor) -> Value:
         """What the tensor holds now. Raises `CaptureError` if nothing has been written to it."""
         return self._value(self._reference(x.handle))
+
+    @contextmanager
+    def tapes_kept(self) -> Iterator[None]:
+        """Tapes know tensors from outside after the block as they did before it."""
+        outside = [reference() for reference in (*self._outside.values(), *self._views.values())]
+        known = [(x, x.tape, x.node) for x in outside if isinstance(x, Tensor) and x.tape]
+        try:
+            yield
+        finally:
+            for x, tape, node in known:
+                x.tape, x.node = tape, node
 
     @property
     def needed(self) -> int:
@@ -674,8 +729,7 @@ class Recorder:
         if value is _ENDED:
             raise CaptureError(
                 f"{user_line() or 'here'}: a tensor that a loop's body, a branch or an "
-                f"ml.function has made is used outside of it; return it from there, or give it "
-                f"to a checkpoint as an argument"
+                f"ml.function has made is used outside of it; return it from there"
             )
         key, inner = id(reference), self.frames[1:]
         if inner and key in inner[-1] and key not in (self.frames[0].keys() | self.cells):
@@ -737,7 +791,8 @@ def _refused(what: str, remedy: str = "") -> CaptureError:
 @contextmanager
 def recording_of(vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> Iterator[Recorder]:
     """Inside the block, what this thread launches on the VM is recorded and not run, and results
-    have no bytes. Other threads are not affected, and may record at the same time."""
+    have no bytes. What it does on another VM raises `CaptureError`. Other threads are not affected,
+    and may record at the same time."""
     with recorded_by(Recorder(vm, inputs)) as on:
         yield on
 
@@ -748,14 +803,19 @@ R = TypeVar("R", bound=Recorder)
 @contextmanager
 def recorded_by(on: R) -> Iterator[R]:
     """`recording_of` by that recorder."""
-    vms = [on.vm]
-    while isinstance(vms[-1], Recorder):  # it is recorded what records a function
-        vms.append(vms[-1].vm)
+    recorded = [on.vm]
+    while isinstance(recorded[-1], Recorder):  # it is recorded what records a function
+        recorded.append(recorded[-1].vm)
     token = current_capture.set(on)
     try:
         layers = {name: _layer(on, name) for name in _REPLACED}
         with ExitStack() as stack:
-            for vm in vms:
+            for other in vms():
+                if not on.vm.is_same(other):
+                    refusal = _refusal(on, other)
+                    layered = observed(other, launch=refusal, read=refusal, write=refusal)
+                    stack.enter_context(layered)
+            for vm in recorded:
                 stack.enter_context(observed(vm, **layers))
             stack.enter_context(on.arena.allocating())
             yield on
@@ -771,6 +831,23 @@ def _layer(on: Recorder, name: str) -> Layer:
         return (getattr(on, name) if current_capture.get() is on else proceed)(*args, **options)
 
     return layer
+
+
+def _refusal(on: Recorder, other: VMProtocol) -> Layer:
+    """A layer that refuses what threads that it records do with tensors of another VM. Those that
+    it holds for a VM elsewhere are none."""
+
+    def refuse(proceed: Callable[..., Any], first: Any, *args: Any, **options: Any) -> Any:
+        handles = (first,) if isinstance(first, int) else args[0] if args else ()
+        if current_capture.get() is on and any(each in regions(other) for each in handles):
+            raise CaptureError(
+                f"{user_line() or 'here'}: a tensor of VM {other.name!r} is used inside a captured "
+                f"function that runs on {on.name!r}, and a later call would not do it again; do it "
+                f"outside, and give the function what it needs as an argument"
+            )
+        return proceed(first, *args, **options)
+
+    return refuse
 
 
 def refuse_captured(what: str, remedy: str = "") -> None:

@@ -121,6 +121,11 @@ def is_same(x: Any, y: Any) -> bool:
     return bool(x == y) if isinstance(x, int) else repr(x) == repr(y)
 
 
+def is_free(value: Any) -> bool:
+    """Whether it stands for a Python number that may be another one in each call."""
+    return type(value) is Number and value.recorded is not None
+
+
 def compute(fn: Callable[..., Any], *operands: Any) -> Any:
     """fn(*operands) for Python numbers, where any may be a `Number`. A function in C that is called
     itself, as math.log(x), sees the value."""

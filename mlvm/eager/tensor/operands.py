@@ -12,7 +12,6 @@ from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, bool_, c64, f64, promote, u64
 from mlvm.eager.tensor.apply import COPY, apply, one_op
 from mlvm.eager.tensor.constants import DEFAULTS, Scalar, constant, dtype_beside
-from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.number import Number, plain
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.values import in_memory, kind_of, leaves, of_numbers, require_values
@@ -33,8 +32,8 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
     4. A list of numbers is as weak as its number of the highest kind. Where it may also be a list
        of indices (`or_index`), only its floats are. Beside no tensor it is as in `asarray`.
 
-    Arrays and lists are copied within this process only. To a VM elsewhere values go by `asarray`
-    alone: the line that sends them shows it. In a captured function they become constants.
+    Arrays and lists are copied, as `asarray` does, also to a VM elsewhere. In a captured function
+    they become constants.
 
     Raises `DTypeError` for anything else, `OperandValueError` for an int that the dtype lacks.
     """
@@ -47,12 +46,6 @@ def as_operand(value: object, beside: Tensor | None = None, *, or_index: bool = 
     if not is_array(value):
         raise DTypeError(
             f"{kind_of(value)} is no operand; tensors, numbers, and arrays or lists of numbers are"
-        )
-    vm = current_arena().vm.stands_for
-    if not getattr(vm, "on_host", False):
-        raise DTypeError(
-            f"the values of this {kind_of(value)} are here and {vm.name} is elsewhere; send them "
-            f"with asarray"
         )
     if not isinstance(value, (list, tuple)):
         array = in_memory(value)
@@ -69,7 +62,7 @@ def _number(value: Scalar, beside: Tensor) -> Tensor:
     try:
         return constant(value, dtype_beside(value.__class__, beside.dtype))
     except OperandValueError as error:
-        if not beside.dtype.is_integer:
+        if error.late or not beside.dtype.is_integer:
             raise
         fits = beside.dtype is not u64 and -(2**63) <= value < 2**63  # type: ignore[operator]
         wider = "ml.int64" if fits else "ml.float64"

@@ -53,6 +53,8 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 raise AttributeRefused("only running tells the result's shape, so there is no out")
             return apply_into(out, call, *operands)
         except MlvmError as error:
+            if error.late:
+                raise
             text = wrapper.hint(op.name, (), attributes, op.attributes)
             if text is not None:
                 raise AttributeRefused(text) from None

@@ -83,6 +83,8 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 args, keywords = bound.args, bound.kwargs  # type: ignore[assignment]
             return fn(*args, **keywords)
         except MlvmError as error:
+            if error.late:
+                raise
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
                 kind = DTypeError if isinstance(error, DTypeError) else AttributeRefused

@@ -338,7 +338,8 @@ class _Frame(Generic[V]):
             frame.run(block.calls, {*turns.rows, *stacks, counter})
             return [frame.homes[home] for home in carried], [frame.use(row) for row in made]
 
-        count = turns.count if isinstance(turns.count, int) else self.use(turns.count)
+        length = turns.length
+        count = length if isinstance(length, int) else self.use(length)
         xs = [self.use(x) for x in turns.xs]
         after, rows = self.meaning.scan(
             body, [*state.values()], xs, count, turns.total, turns.reverse

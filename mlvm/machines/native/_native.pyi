@@ -64,6 +64,25 @@ class Lanes:
 
 def lane_steps() -> dict[str, int]: ...
 
+class Checklist:
+    def __init__(self, missing: object, reads: tuple[Any, ...]) -> None: ...
+    def holds(self) -> bool: ...
+
+class Pattern:
+    def __init__(
+        self,
+        tensor_class: type,
+        arena_class: type,
+        parts: tuple[Any, ...],
+        uses: tuple[Any, ...],
+        states: list[Any],
+        apart: tuple[Any, ...],
+    ) -> None: ...
+    def match(self, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[Any]) -> Any: ...
+    def handles(self, inputs: list[Any], outputs: list[Any], scratch: tuple[int, ...]) -> Any: ...
+
+def exclusive(tensors: list[Any]) -> bool: ...
+
 class FastPath:
     observed: bool
     instrumented: bool

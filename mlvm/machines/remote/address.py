@@ -17,6 +17,7 @@ from mlvm.core.errors import AddressError
 
 _UNIX: Final = "unix:"
 _FORMS: Final = "HOST:PORT, [IPV6]:PORT, :PORT (this host alone) or unix:PATH"
+_BACKLOG: Final = 1024  # connections that wait to be accepted
 _LONGEST_PATH: Final = 107  # of a unix socket, by the system's struct
 _ALIVE: Final = {
     "TCP_KEEPIDLE": 15,
@@ -96,7 +97,7 @@ def listen(address: Address, *, public: bool) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(place)
-        sock.listen(128)
+        sock.listen(_BACKLOG)
         return sock
 
 
@@ -139,7 +140,7 @@ def _listen_unix(address: UnixAddress) -> socket.socket:
         os.fchmod(sock.fileno(), 0o600)  # Linux gives the file the socket's own mode
         sock.bind(address.path)
         os.chmod(address.path, 0o600)
-        sock.listen(128)
+        sock.listen(_BACKLOG)
         return sock
 
 

@@ -11,16 +11,21 @@ from typing import Any, Final
 from mlvm.core.errors import LimitExceeded, OutOfMemory
 from mlvm.core.machine.callee import OpFresh, Value
 from mlvm.core.op import Attributes
-from mlvm.core.program.program import Program
+from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.store import Entry, FreeStore, Handle, Storage
 from mlvm.core.types import Array, TensorType, root
+from mlvm.machines.bad_bytes import Careful
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.watchdog import Watchdog
 
-_PER_OUTPUT: Final = 128  # bytes of an array, beside its elements
+_PER_ARRAY: Final = 224  # bytes of an array, beside its elements
+_PER_HANDLE: Final = 440  # of a tensor or storage, with what is known of it
+_PER_VALUE: Final = 56  # on a stack
+_PER_FRAME: Final = 128
+_LOOK: Final = 0.05  # seconds between two looks whether a client waits
 
 
 class BoundedVM(LocalVM):
@@ -38,15 +43,22 @@ class BoundedVM(LocalVM):
         self.launches = 0
         self.client = _Client()
         self._watchdog = watchdog
+        self._careful: Careful | None = None
         super().__init__(name, checked=True, **options)
         self.fast_path = None  # the short way of eager calls, which would pass the limits by
         self._made = _Made(limits.launch_bytes, native=self.native)
+        assert isinstance(self._store, _BoundedStore)
+        self._store.made = self._made
         for name in list(self.functions):
             callee = self.functions.binding(name).callee
             if isinstance(callee, OpFresh):
                 self.functions.register(name, _BoundedFresh(callee, self._made))
         self._unbounded = self._run
         self._run = self._bounded
+
+    def let_several_in(self) -> None:
+        """Several clients use it from now on, in a thread each."""
+        self._lock = Turns(self._lock, self.client)  # type: ignore[assignment]
 
     def _new_store(self) -> FreeStore:
         return _BoundedStore(self.limits, self._watchdog)
@@ -60,7 +72,69 @@ class BoundedVM(LocalVM):
         most = self.limits.launch_steps
         if max_steps is None or (isinstance(max_steps, int) and max_steps > most):
             max_steps = most
-        return super().launch(program, args, max_steps=max_steps)
+        if self._careful is None:
+            return super().launch(program, args, max_steps=max_steps)
+        with self._lock:
+            if not self._needs_care(program, args):
+                return super().launch(program, args, max_steps=max_steps)
+            scheduler, self._scheduler = self._scheduler, self._careful
+            self._linked.pop(id(program), None)
+            try:
+                return super().launch(program, args, max_steps=max_steps)
+            finally:
+                self._scheduler = scheduler
+                self._linked.pop(id(program), None)  # it is linked for this scheduler
+
+    # --- bytes that should have been written ---
+
+    def spoil(self, handle: TensorHandle, error: Exception) -> None:
+        """The tensor should have been written, and was not, by that error: who reads it gets it,
+        until it is written again. Raises `HandleError`."""
+        with self._lock:
+            array = self._store.entry(handle).array
+            if self._careful is None:
+                self._careful = Careful()
+            self._careful.spoil(array, error)
+            self._store.clear_caches()  # what is in them is run without a look
+
+    def _needs_care(self, program: Program, args: Sequence[TensorHandle]) -> bool:
+        """Whether the launch may read what should have been written."""
+        if self._careful is None or not self._careful.is_needed():
+            self._careful = None
+            return False
+        if self._careful.meets([self._store.entry(handle).array for handle in args]):
+            return True
+        codes = [function.code for function in program.functions.values()]
+        return any(each.opcode is Opcode.load_global for code in codes for each in code)
+
+    def array_of(self, handle: TensorHandle) -> Array:
+        array = super().array_of(handle)
+        if self._careful is not None:
+            self._careful.wait([array])
+        return array
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        super().write(handle, array)
+        self._heal([handle])
+
+    def make_writable(self, handles: Sequence[TensorHandle]) -> None:
+        super().make_writable(handles)
+        self._heal(handles)
+
+    def _heal(self, handles: Sequence[TensorHandle]) -> None:
+        if self._careful is not None:
+            with self._lock:
+                for handle in handles:
+                    self._careful.overwrite(self._store.entry(handle).array)
+
+    # --- limits ---
+
+    def _bind(self, program: Program, args: tuple[TensorHandle, ...]) -> Any:
+        """As `VM` does, watched, as a program may take long to verify."""
+        if self.depth > 1:
+            return super()._bind(program, args)
+        with self._watchdog.watch(self.limits.launch_seconds, self.client.is_gone):
+            return super()._bind(program, args)
 
     def _bounded(self, *args: Any) -> list[Value]:
         """The machine's loop, watched, unless it runs within a launch that is."""
@@ -73,8 +147,11 @@ class BoundedVM(LocalVM):
             finally:
                 self._made.end()
 
+    def keep(self, nbytes: int) -> None:
+        self._made.keep(nbytes)
+
     def _outputs(self, stack: list[Value]) -> list[Array]:
-        nbytes = sum(x.nbytes + _PER_OUTPUT for x in stack if not isinstance(x, (int, str)))
+        nbytes = sum(x.nbytes + _PER_ARRAY for x in stack if not isinstance(x, (int, str)))
         if nbytes > self.limits.launch_bytes:
             most = self.limits.launch_bytes
             raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
@@ -89,6 +166,24 @@ class BoundedVM(LocalVM):
             store.end_all()
 
 
+class Turns:
+    """The lock of a VM that several clients use. A thread waits for it as long as its client does:
+    then it raises `LimitExceeded`."""
+
+    def __init__(self, lock: Any, client: _Client) -> None:
+        self.acquire, self.release, self._is_owned = lock.acquire, lock.release, lock._is_owned
+        self._client = client
+
+    def __enter__(self) -> None:
+        if not self.acquire(blocking=False):
+            while not self.acquire(timeout=_LOOK):
+                if self._client.is_gone():
+                    raise LimitExceeded("the client of this call is gone")
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
 class _Client(threading.local):
     """Who waits for the launches of a thread."""
 
@@ -101,8 +196,13 @@ class _BoundedStore(FreeStore):
 
     def __init__(self, limits: Limits, watchdog: Watchdog) -> None:
         super().__init__()
+        self.made: _Made | None = None
         self._limits = limits
         self._watchdog = watchdog
+
+    def hold_stack(self, values: int, frames: int) -> None:
+        if self.made is not None:
+            self.made.check(_PER_VALUE * values + _PER_FRAME * frames)
 
     def new_storage(self, nbytes: int) -> Storage:
         self._check(nbytes)
@@ -114,8 +214,10 @@ class _BoundedStore(FreeStore):
             super().replace(handle, array)
 
     def _check(self, nbytes: int) -> None:
-        if self.consumed + nbytes > self._limits.held_bytes:
-            held = f"the VM holds {self.consumed:,}, and the limit is {self._limits.held_bytes:,}"
+        names = _PER_HANDLE * (len(self._entries) + len(self._storages))
+        if self.consumed + names + nbytes > self._limits.held_bytes:
+            total = self.consumed + names
+            held = f"the VM holds {total:,}, and the limit is {self._limits.held_bytes:,}"
             raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
     def _name(self, entry: Entry) -> Handle:
@@ -130,6 +232,7 @@ class _BoundedStore(FreeStore):
         if len(self._entries) + len(self._storages) >= self._limits.handles:
             count = f"{self._limits.handles:,} tensors and storages"
             raise LimitExceeded(f"the VM has {count}, the most that it may")
+        self._check(_PER_HANDLE)
 
     def end_all(self) -> None:
         """End every tensor and storage."""
@@ -166,10 +269,16 @@ class _Made:
             held = f"the launch has made {made:,}, and the limit is {self.most:,}"
             raise OutOfMemory(f"{nbytes:,} more bytes: {held}")
 
+    def keep(self, nbytes: int) -> None:
+        """Count bytes that a host function keeps, or gives back."""
+        if nbytes > 0:
+            self.check(nbytes)
+        self._bytes = max(self._bytes + nbytes, 0)
+
     def add(self, array: Array) -> None:
         """Count a new array until it dies."""
         memory, key = root(array), next(self._numbers)
-        nbytes = memory.nbytes
+        nbytes = memory.nbytes + _PER_ARRAY
         alive = self._alive
 
         def died(_: weakref.ref[Array]) -> None:
@@ -193,7 +302,7 @@ class _BoundedFresh(OpFresh):
             nbytes = sum(max(x.nbytes, 8 * x.ndim * x.size) for x in params)
         else:
             nbytes = type.nbytes
-        self._made.check(nbytes)
+        self._made.check(nbytes + _PER_ARRAY)
         results = super().call(params, attributes)
         for array in results:
             if not isinstance(array, (int, str)):

@@ -8,10 +8,12 @@ made the post.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import ContextVar
 from functools import cache
 from struct import error as StructError
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import FastPath, Outbox
 
 _FAREWELL: Final = 0.2  # seconds that the server's last words may take
+_MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
 
@@ -65,7 +68,8 @@ class RemoteVM(WireVM):
     """A VM at the other end of a stream. `mlvm.eager.connect` makes one.
 
     Any number of threads may use it. After `close`, or once the connection is lost, every call but
-    those that free raises `ConnectionLost`. `where` is what that error calls the VM, if not by its
+    those that free raises `ConnectionLost`; so does every call in a forked process, where nothing
+    touches the connection of its parent. `where` is what that error calls the VM, if not by its
     name alone. `shared` says that others may make handles on it, too.
 
         >>> from mlvm.machines.remote.server import Server
@@ -92,12 +96,14 @@ class RemoteVM(WireVM):
         self._outbox = new_outbox()
         stream.add((), _Sent(0, 0, 0, []))
         self._allocs: dict[int, str] = {}  # calls by number, whose answers are handles
+        self._blamed: dict[int, Place | _Posted | None] = {}  # by the number of a post that failed
         self._lost: str | None = None
         self._where = where or name or "the VM"
         self.name = name or self._call("name")
         self._where = where or self.name
         self.fast_path = None if EXTENSION is None else open_post_path(self)
         """The short way of eager calls: see `native.loop.open_fast_path`."""
+        _vms.add(self)
 
     # --- calls ---
 
@@ -151,17 +157,53 @@ class RemoteVM(WireVM):
         self._add_post(HEADER.pack(MAGIC, VERSION, Kind.launch.value, len(body)) + body)
         return []
 
-    def close(self) -> None:
-        """End the connection, and with it all that was made on the VM. Idempotent."""
+    def close(self, *, wait: bool = True) -> None:
+        """Wait until all that was called is done, and end the connection, and with it all that was
+        made on the VM. Idempotent. Raises the error of a call that did not wait, or
+        `ConnectionLost` if nobody knows whether all is done. Without `wait` what is not is lost."""
+        try:
+            if wait and self._lost is None:
+                self._finish()
+        finally:
+            self._end("it was closed")
+
+    def _finish(self) -> None:
+        """Wait for the posts that do not merely free, and send these."""
+        with self._sending:
+            self._add_to_stream()
+            waits = any(place is not None for place in self._stream.note.places)
+        if waits:
+            self.synchronize()
+        else:
+            with suppress(ConnectionLost):
+                self.flush()
+
+    def _end(self, why: str) -> None:
+        """No call goes to the server any more."""
         if self._lost is None:
-            self._lost = "it was closed"
+            self._lost = why
+        if self.fast_path is not None:
+            self.fast_path.instrumented = True  # eager calls take the long way, which raises
         self._stream.close()
+
+    def _leave_to_parent(self) -> None:
+        """In a forked process: the connection is the parent's, and no thread holds a lock."""
+        self._lock, self._sending = threading.RLock(), threading.RLock()
+        self._lost = self._lost or "this process was forked, and the connection is its parent's"
+        self._stream.socket.close()  # the descriptor alone: what is shut down is so for both
+        self._end(self._lost)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            self.close()
+            return
+        try:
+            self.close(wait=not isinstance(error, KeyboardInterrupt))
+        except Exception as late:
+            error.add_note(f"and as {self._where} was closed: {late}")
 
     def __repr__(self) -> str:
         state = "" if self._lost is None else f", {self._lost}"
@@ -299,8 +341,14 @@ class RemoteVM(WireVM):
         posted = vars(error).pop(POSTED_AT, None)
         place: Place | _Posted | None = user_place()
         if isinstance(posted, int):
+            if isinstance(error, errors.MlvmError):
+                error.late = True
             index = posted - (sent.posts - len(sent.places))
-            place = sent.places[index] if 0 <= index < len(sent.places) else None
+            place = self._blamed.get(posted)  # if it has been told before
+            if 0 <= index < len(sent.places):
+                place = self._blamed[posted] = sent.places[index]
+                while len(self._blamed) > _MOST_BLAMED:
+                    del self._blamed[min(self._blamed)]
         notes = errors.notes_of(error)
         if hasattr(error, "__notes__"):
             del error.__notes__
@@ -320,8 +368,7 @@ class RemoteVM(WireVM):
     def _give_up(self, error: object) -> ConnectionLost:
         """The connection is lost: the error for whoever asks for anything now."""
         if self._lost is None:
-            self._lost = self._farewell() or str(error)
-            self._stream.close()
+            self._end(self._farewell() or str(error))
         return ConnectionLost(f"{self._where}: {self._lost}")
 
     def _farewell(self) -> str | None:
@@ -341,6 +388,26 @@ class RemoteVM(WireVM):
             if mine == [True]:  # no call, after which Ctrl-C might come
                 self._lock.release()
         return None
+
+
+_vms: Final = weakref.WeakSet[RemoteVM]()
+
+
+@atexit.register
+def _close_all() -> None:
+    """What was called is done before the process ends, or its error is told."""
+    with ExitStack() as stack:
+        for vm in list(_vms):
+            stack.callback(vm.close)
+
+
+def _leave_all_to_parent() -> None:
+    for vm in list(_vms):
+        vm._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
 def _parts_of(kind: Kind, name: str, args: Sequence[Any]) -> list[Buffer]:

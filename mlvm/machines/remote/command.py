@@ -16,6 +16,7 @@ from typing import Any, Final
 
 from mlvm.machines.remote.address import UnixAddress, parse_address
 from mlvm.machines.remote.connect import Observer
+from mlvm.machines.remote.handshake import plain
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import STYLES, Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret, make_secret
@@ -173,8 +174,8 @@ def ping(options: argparse.Namespace, version: str) -> None:
     with _observer(options) as observer:
         connected = time.perf_counter() - start
         times = sorted(observer.ping() for _ in range(_PINGS))
-    about = observer.about
-    machine = "native" if about.get("native") else "numpy"
+    about = {name: plain(str(value)) for name, value in observer.about.items()}
+    machine = "native" if observer.about.get("native") else "numpy"
     print(f"server: mlvm {about.get('version', 'unknown')}, format {about['format']}")
     print(f"client: mlvm {version}")
     print(f"machine: {machine}, {about.get('threads')} threads, pid {about.get('pid')}")
@@ -231,24 +232,20 @@ def table(status: Mapping[str, Any], rate: Callable[[Any], float]) -> str:
     ]
     for each in status["clients"]:
         lines.append(
-            f"{each['client']:>6}  {each['vm']:<12.12} {_mib(each['bytes']):>10} "
+            f"{each['client']:>6}  {plain(each['vm']):<12.12} {_mib(each['bytes']):>10} "
             f"{rate(each['client']):>10.1f} {each['launches']:>10} {each['seconds']:>8.0f}  "
-            f"{_printable(each['name']):<12.12} {each['peer']}{' *' if each['busy'] else ''}"
+            f"{plain(each['name']):<12.12} {plain(each['peer'])}{' *' if each['busy'] else ''}"
         )
     for each in status["shared"]:
         lines.append(
-            f"shared  {each['vm']:<12.12} {_mib(each['bytes']):>10} {'':>10} {each['launches']:>10}"
+            f"shared  {plain(each['vm']):<12.12} {_mib(each['bytes']):>10} {'':>10} "
+            f"{each['launches']:>10}"
         )
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _mib(nbytes: int) -> str:
     return f"{nbytes / 2**20:.1f}"
-
-
-def _printable(text: str) -> str:
-    """A client's own name, without what a terminal would obey."""
-    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def run(options: argparse.Namespace, version: str) -> None:

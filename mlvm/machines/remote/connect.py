@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import ssl
 import time
@@ -14,12 +15,23 @@ from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.core.rules import is_real
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote.client import RemoteVM
-from mlvm.machines.remote.handshake import Greeting, Hello, greet, pack, receive, send
+from mlvm.machines.remote.handshake import (
+    BUSY,
+    MOST_NAME,
+    Greeting,
+    Hello,
+    greet,
+    pack,
+    receive,
+    send,
+)
 from mlvm.machines.remote.secret import find_secret
 from mlvm.machines.remote.stream import Stream
 from mlvm.machines.remote.tls import client_context
 
 _MOST_STATUS: Final = 1 << 22
+_MOST_CUTS: Final = 10
+_PAUSE: Final = 0.05  # seconds, at most, till a server that is busy is asked again
 
 Tls = bool | str | os.PathLike[str] | ssl.SSLContext
 """Whether a connection is encrypted, and what is trusted then: see `connect`."""
@@ -78,13 +90,32 @@ def _open(
     if not is_real(timeout) or not timeout > 0:
         raise MachineError(f"a timeout is a number of seconds above 0, not {timeout!r}")
     for text in (hello.vm, hello.name):
-        if not isinstance(text, str) or len(text) > 200:
-            raise MachineError(f"a name is a str of at most 200 characters, not {text!r}")
+        if not isinstance(text, str) or len(text) > MOST_NAME:
+            raise MachineError(f"a name is a str of at most {MOST_NAME} characters, not {text!r}")
     place = addresses.parse_address(address)
     shared = find_secret(secret, secret_file)
     deadline = time.monotonic() + timeout
+    cuts = 0
+    while True:
+        try:
+            return _try(place, shared, tls, hello, deadline)
+        except (AccessRefused, _Cut) as error:
+            cuts += isinstance(error, _Cut)
+            is_busy = 0 < cuts < _MOST_CUTS or str(error) == BUSY
+            if not is_busy or time.monotonic() > deadline - _PAUSE:
+                raise
+        time.sleep(random.uniform(0, _PAUSE))  # not all at once
+
+
+class _Cut(ConnectionLost):
+    """The server has ended the connection before it said anything: under TLS it can say nothing."""
+
+
+def _try(
+    place: addresses.Address, shared: bytes | None, tls: Tls, hello: Hello, deadline: float
+) -> tuple[socket.socket, dict[str, Any]]:
     try:
-        sock = addresses.connect(place, timeout)
+        sock = addresses.connect(place, max(deadline - time.monotonic(), 0.001))
     except OSError as error:
         why = "nothing answers in time" if isinstance(error, TimeoutError) else error.strerror
         raise ConnectionLost(f"no server at {place}: {why or error}") from None
@@ -106,6 +137,8 @@ def _secure(sock: socket.socket, host: str, tls: Tls, deadline: float) -> socket
         return context.wrap_socket(sock, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
         raise AccessRefused(f"the server's certificate: {error.verify_message}") from None
+    except (ssl.SSLEOFError, ConnectionResetError, BrokenPipeError) as error:
+        raise _Cut(f"no TLS with this server: {error.strerror or error}") from None
     except ssl.SSLError as error:
         raise AccessRefused(f"no TLS with this server: {error.reason or error}") from None
     except OSError as error:

@@ -22,6 +22,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -30,9 +31,16 @@ from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Reader, Writer
 
 NONCE: Final = 32
+MOST_NAME: Final = 200
+"""Characters of what a client or a VM is called."""
 LEAST_SECRET: Final = 16
 """Bytes that a secret has at least: who listens to a handshake could try all shorter ones."""
 
+BUSY: Final = "too many connections come at once: try again"
+"""The reason for which a client comes again by itself."""
+
+_LEAST_DIFFERENT: Final = 5  # bytes of a secret
+_MOST_REASON: Final = 500  # characters
 _MOST: Final = 4096  # bytes of a message from who has not proved anything
 _TLS_RECORD: Final = b"\x16\x03"
 
@@ -120,8 +128,14 @@ def send(sock: socket.socket, message: bytes, deadline: float) -> None:
 def refusal(reason: str) -> bytes:
     """The message that says why nothing follows."""
     writer = _Body()
-    writer.text(reason)
+    writer.text(plain(reason))
     return pack(Greeting.refused, writer.body())
+
+
+def plain(text: str, most: int = _MOST_REASON) -> str:
+    """A text of another's, cut short, without what a terminal would obey."""
+    shown = "".join([each if each.isprintable() else "?" for each in text[:most]])
+    return shown if len(text) <= most else f"{shown}..."
 
 
 # --- what both sides compute ------------------------------------------------------------
@@ -134,6 +148,10 @@ def check_secret(secret: str | bytes) -> bytes:
     data = secret.encode() if isinstance(secret, str) else secret
     if len(data) < LEAST_SECRET:
         raise AccessRefused(f"a secret has at least {LEAST_SECRET} bytes; this one has {len(data)}")
+    if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
+        raise AccessRefused(
+            f"this is no secret: it has blanks, or hardly {LEAST_SECRET} other bytes"
+        )
     return data
 
 
@@ -175,11 +193,13 @@ def greet(
     for text in (hello.wants, hello.vm, hello.name):
         writer.text(text)
     first = pack(Greeting.hello, writer.body())
-    send(sock, first, deadline)
+    with suppress(ConnectionLost):  # a server that is busy does not listen, but says why
+        send(sock, first, deadline)
     challenge = _expect(sock, Greeting.challenge, deadline)
     heard = first, challenge, _channel(sock)
     proof = pack(Greeting.proof, _proof(secret, b"client", *heard))
-    send(sock, proof, deadline)
+    with suppress(ConnectionLost):
+        send(sock, proof, deadline)
     welcome = _expect(sock, Greeting.welcome, deadline)
     try:
         reader = Reader(welcome, HEADER.size)
@@ -201,7 +221,7 @@ def _expect(sock: socket.socket, kind: Greeting, deadline: float) -> bytes:
         raise AccessRefused(f"what answers is no mlvm server, or speaks TLS: {error}") from None
     if given == Greeting.refused.value:
         try:
-            reason = Reader(message, HEADER.size).text()
+            reason = plain(Reader(message, HEADER.size).text())
         except EncodingError:
             reason = "the server gives no reason"
         raise AccessRefused(reason)
@@ -282,6 +302,8 @@ def _read_hello(message: bytes) -> Hello:
     reader.end()
     if len(nonce) != NONCE or not isinstance(has_secret, bool):
         raise EncodingError("a hello has a nonce, and says whether there is a secret")
+    if max(map(len, (wants, vm, name))) > MOST_NAME:
+        raise EncodingError(f"a name has {MOST_NAME} characters at most")
     return Hello(wants, vm, name, has_secret, nonce)
 
 

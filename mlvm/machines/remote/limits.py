@@ -28,8 +28,8 @@ class Limits:
     launch_steps: int = _limit(10**11, "the instructions of a launch")
     launch_seconds: float = _limit(600.0, "the time of a launch")
     connections: int = _limit(64, "clients at once")
-    idle_seconds: float = _limit(3600.0, "the time between two messages of a client")
-    send_seconds: float = _limit(60.0, "the time that a client may not read its answer for")
+    idle_seconds: float = _limit(3600.0, "the time till a client's next message is whole")
+    send_seconds: float = _limit(60.0, "the time till a client has taken its answer")
     handshake_seconds: float = _limit(10.0, "the time till a new client has proved who it is")
 
     def __post_init__(self) -> None:

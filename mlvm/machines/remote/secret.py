@@ -24,14 +24,25 @@ def make_secret() -> str:
 def read_secret(path: str | os.PathLike[str]) -> bytes:
     """The secret in a file, without blanks at its ends.
 
-    Raises `AccessRefused` for a file that others may read or that has none, and `OSError`.
+    Raises `AccessRefused` for one that is no file of this user's alone, that is too long, or that
+    has no secret, and `OSError`.
     """
-    with open(path, "rb") as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode) or mode & 0o077:
-            kept = "a secret is kept in a file that only its owner can read (chmod 600)"
-            raise AccessRefused(f"{os.fspath(path)}: {kept}")
-        return check_secret(file.read(_MOST).strip())
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # for a pipe: no waiting
+    with open(descriptor, "rb") as file:
+        require_private(descriptor, path, "secret")
+        data = file.read(_MOST + 1)
+        if len(data) > _MOST:
+            raise AccessRefused(f"{os.fspath(path)}: a secret has at most {_MOST} bytes")
+        return check_secret(data.strip())
+
+
+def require_private(descriptor: int, path: str | os.PathLike[str], what: str) -> None:
+    """Raise `AccessRefused` unless it is a file that this user owns and nobody else can read."""
+    found = os.fstat(descriptor)
+    private = stat.S_ISREG(found.st_mode) and not found.st_mode & 0o077
+    if not private or (hasattr(os, "geteuid") and found.st_uid != os.geteuid()):
+        kept = f"a {what} is kept in a file that is yours and only you can read (chmod 600)"
+        raise AccessRefused(f"{os.fspath(path)}: {kept}")
 
 
 def find_secret(

@@ -18,10 +18,11 @@ from typing import Any, Final, Self
 
 from mlvm.core import errors
 from mlvm.core.errors import AccessRefused, ConnectionLost, EncodingError, LimitExceeded, MlvmError
-from mlvm.core.program.encoding import HEADER, VERSION
+from mlvm.core.program.encoding import HEADER, VERSION, Allowance
 from mlvm.machines.local import LocalVM
 from mlvm.machines.remote import address as addresses
 from mlvm.machines.remote import handshake
+from mlvm.machines.remote.admission import Admission
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.log import Log
@@ -31,14 +32,12 @@ from mlvm.machines.remote.tls import server_context
 from mlvm.machines.remote.watchdog import Watchdog, has_hung_up
 from mlvm.machines.wire import encode_error
 
-_MOST_STRANGERS: Final = 64
-"""Connections that have not proved who they are: they take no place of a client's. One more ends
-the oldest of them, so that those which say nothing keep nobody out; or has no place, if that came
-just now, so that many that come at once do not end each other."""
-
-_JUST_NOW: Final = 0.25  # seconds
-
 _MOST_OBSERVERS: Final = 64
+
+_MOST_OBJECTS: Final = 1 << 26
+"""Bytes of Python's objects that a message may become, other than a program, elements and texts."""
+
+_LOOK: Final = 0.1  # seconds between two looks for connections that are to be closed
 
 _FULL: Final = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 
@@ -96,18 +95,23 @@ class Server:
         self._watchdog = Watchdog()
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._strangers: dict[socket.socket, float] = {}  # and when they came
+        self._strangers = Admission(self._log, plain=self._context is None)
         self._observers: set[socket.socket] = set()
         self._clients: dict[int, _Client] = {}
         self._started = time.monotonic()
         self._draining = False
         self._launches = 0  # of clients that have gone
-        self._admitted = self._refused = 0
+        self._admitted = 0
         self._shared: dict[str, BoundedVM] = {}
         for name in shared:
-            if not name or name in self._shared:
-                raise errors.MachineError(f"shared VMs have names of their own, not {list(shared)}")
+            if not name or name in self._shared or len(name) > handshake.MOST_NAME:
+                given = errors.brief(list(shared))
+                most = handshake.MOST_NAME
+                raise errors.MachineError(
+                    f"shared VMs have names of their own, of {most} characters at most, not {given}"
+                )
             self._shared[name] = self._make_vm(name)
+            self._shared[name].let_several_in()
         sample = self._make_vm("sample")  # what cannot be made is known now
         of_vm = {"native": sample.native, "threads": sample.threads}
         self._about = {"format": VERSION, "pid": os.getpid(), **of_vm, **(about or {})}
@@ -157,7 +161,7 @@ class Server:
         self._wait(0.5)  # they say so to their clients
         with self._lock:
             admitted = [each.socket for each in self._clients.values()]
-            left = [*self._strangers, *self._observers, *admitted]
+            left = [*self._strangers.sockets(), *self._observers, *admitted]
         for sock in left:
             _shut(sock, socket.SHUT_RDWR)
         self._wait(1.0)
@@ -186,9 +190,18 @@ class Server:
     # --- who comes ------------------------------------------------------------------------
 
     def _accept(self) -> None:
+        try:
+            self._accept_all()
+        finally:
+            self._strangers.sweep(last=True)
+
+    def _accept_all(self) -> None:
         while not self._draining:
+            self._socket.settimeout(_LOOK if self._strangers.sweep() else None)
             try:
                 sock, _ = self._socket.accept()
+            except TimeoutError:
+                continue
             except OSError as error:
                 if self._draining:
                     return
@@ -199,21 +212,13 @@ class Server:
                 if self._draining:
                     sock.close()
                     return
-                now = time.monotonic()
-                if len(self._strangers) >= _MOST_STRANGERS:
-                    oldest = min(self._strangers, key=self._strangers.__getitem__)
-                    if now - self._strangers[oldest] < _JUST_NOW:
-                        sock.close()
-                        continue
-                    del self._strangers[oldest]
-                    _shut(oldest, socket.SHUT_RDWR)  # its thread sees the end
-                self._strangers[sock] = now
+            if not self._strangers.enter(sock):
+                continue
             try:
                 _thread("client", self._meet, sock).start()
             except RuntimeError as error:  # the system has no more threads
                 self._log.event("error", what="thread", error=error)
-                with self._lock:
-                    self._strangers.pop(sock, None)
+                self._strangers.leave(sock)
                 sock.close()
 
     def _meet(self, sock: socket.socket) -> None:
@@ -232,8 +237,7 @@ class Server:
             decide = partial(self._decide, client)
             handshake.admit(sock, self._secret, trusted=trusted, decide=decide, deadline=deadline)
         except (MlvmError, OSError) as error:
-            self._refused += 1
-            self._log.event("refused", peer=peer, reason=_text(error))
+            self._strangers.note(peer, _text(error))
         except Exception as error:
             self._log_error(error, peer)
         else:
@@ -241,8 +245,8 @@ class Server:
         finally:
             if client is not None and client.number:
                 self._free(client)
+            self._strangers.leave(sock)
             with self._lock:
-                self._strangers.pop(sock, None)
                 self._observers.discard(sock)
             _part(sock)
 
@@ -250,6 +254,7 @@ class Server:
         """The connection, with TLS to be begun if that is what is spoken here. Raises
         `AccessRefused`."""
         tls = handshake.speaks_tls(sock, deadline)
+        self._strangers.spoke(sock)
         if tls is None:
             raise AccessRefused("the client speaks neither this protocol nor TLS")
         if self._context is None:
@@ -261,10 +266,9 @@ class Server:
             handshake.send(sock, handshake.refusal(reason), deadline)
             raise AccessRefused(reason)
         sock.settimeout(max(deadline - time.monotonic(), 0.001))
-        with self._lock:
-            wrap = self._context.wrap_socket  # which takes the descriptor over
-            secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
-            self._strangers[secured] = self._strangers.pop(sock, 0.0)
+        wrap = self._context.wrap_socket  # which takes the descriptor over
+        secured = wrap(sock, server_side=True, do_handshake_on_connect=False)
+        self._strangers.becomes(sock, secured)
         return secured
 
     def _decide(self, client: _Client, hello: handshake.Hello) -> dict[str, object]:
@@ -274,7 +278,7 @@ class Server:
             with self._lock:
                 if len(self._observers) >= _MOST_OBSERVERS:
                     raise AccessRefused(f"{_MOST_OBSERVERS} others watch already")
-                self._strangers.pop(client.socket, None)
+                self._strangers.leave(client.socket)
                 self._observers.add(client.socket)
             return self._about
         if hello.wants != "vm":
@@ -291,7 +295,7 @@ class Server:
                 raise AccessRefused(f"{count} clients are connected, the most that may be")
             client.number, client.name = next(self._numbers), hello.name
             self._clients[client.number] = client
-            self._strangers.pop(client.socket, None)
+            self._strangers.leave(client.socket)
             self._admitted += 1
         client.own = shared is None
         client.vm = shared if shared is not None else self._make_vm(f"vm{client.number}")
@@ -329,7 +333,18 @@ class Server:
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
+            vm.client.is_gone = lambda: False  # what follows has to be done
+            self._clear_up(vm, session)
+
+    def _clear_up(self, vm: BoundedVM, session: Session) -> None:
+        """Free what the client of a session has made; later, if another's launch runs meanwhile."""
+        if not vm._lock.acquire(blocking=False):
+            _thread("clear up", session.close).start()
+            return
+        try:
             session.close()
+        finally:
+            vm._lock.release()
 
     def _part_from(self, stream: Stream, reason: str) -> str:
         """Tell a client that may be there why its connection ends."""
@@ -374,7 +389,7 @@ class Server:
         return {
             "seconds": now - self._started,
             "admitted": self._admitted,
-            "refused": self._refused,
+            "refused": self._strangers.refused,
             "strangers": strangers,
             "bytes": sum(each["bytes"] for each in [*own, *shared]),
             "launches": gone + sum(each["launches"] for each in clients),
@@ -447,7 +462,7 @@ class _BoundedSession(Session):
         self._limits = limits
         self._watchdog = watchdog
         self._client = client
-        self._arriving = 0
+        self._arriving = Allowance(0)  # for the program that is read
         self._sizes: dict[int, int] = {}
 
     def run_known(self, stream: Stream) -> int:
@@ -456,23 +471,31 @@ class _BoundedSession(Session):
         return count
 
     def _perform_from(self, reader: Any, name: str) -> Any:
+        reader.allowance = Allowance(_MOST_OBJECTS)
         if name not in ("load_program", "drop_program", "estimate"):
             return super()._perform_from(reader, name)
-        self._arriving = size = reader.left if name == "load_program" else 0
+        size = reader.left if name == "load_program" else 0
         loaded, most = self._client.program_bytes, self._limits.program_bytes
         if loaded + size > most:
             held = f"{loaded:,} are loaded, and the limit is {most:,}"
             raise LimitExceeded(f"{size:,} more bytes of programs: {held}")
+        if size:
+            reader.allowance = self._arriving = Allowance(most - loaded - size)
         with self._watchdog.watch(self._limits.launch_seconds, self._client.is_gone):
             return super()._perform_from(reader, name)
+
+    def _keep_from_reading(self, handle: int, error: Exception) -> None:
+        self._bounded.spoil(handle, error)
 
     def perform(self, name: str, args: list[Any]) -> Any:
         result = super().perform(name, args)
         if name in ("load_program", "drop_program"):
-            number = args[0]
-            self._client.program_bytes += self._arriving - self._sizes.pop(number, 0)
-            if self._arriving:
-                self._sizes[number] = self._arriving
+            number, loaded = args[0], self._client.program_bytes
+            size = self._limits.program_bytes - loaded - self._arriving.left
+            size = size if name == "load_program" else 0
+            self._client.program_bytes += size - self._sizes.pop(number, 0)
+            if size:
+                self._sizes[number] = size
         return result
 
 

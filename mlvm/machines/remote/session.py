@@ -1,14 +1,16 @@
 """The server's end of one client: it performs the client's calls, and frees what the client made.
 
 A `call` is answered. A `post` or `launch` is not: if it fails, what follows is passed over, but for
-what frees, until the next call; the answer to that is the error. So a program that goes wrong never
-goes on with wrong values, and a client that waits for nothing loses no error.
+what frees, until the next call; the answer to that is the error. What was to be made by it, or by
+what was passed over, has no value: who reads it gets that error, too. What was to be updated keeps
+its value. So a program that goes wrong never goes on with wrong values, and a client that waits for
+nothing loses no error.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any, Final
@@ -16,7 +18,9 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import EncodingError, HandleError, LimitExceeded
+from mlvm.core.machine.verify import uses_of
 from mlvm.core.program.encoding import Kind
+from mlvm.core.program.program import Program
 from mlvm.core.types import check_array
 from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
@@ -94,7 +98,7 @@ class Session(WireServer):
             try:
                 if kind is Kind.post:
                     self._post_from(reader)
-                elif self._failed is None:
+                else:
                     self._launch_from(reader)
             except Exception as error:
                 self._fail(error)
@@ -116,8 +120,26 @@ class Session(WireServer):
     def _fail(self, error: Exception) -> None:
         if self._failed is None:
             error.__traceback__ = None  # its frames hold arrays
-            vars(error)[POSTED_AT] = self._posts - 1
+            vars(error).setdefault(POSTED_AT, self._posts - 1)
             self._failed = error
+
+    def _spoil(self, error: Exception, handles: Iterable[int]) -> None:
+        """Tensors of these handles have no value, by that error."""
+        if self._own:
+            vars(error).setdefault(POSTED_AT, self._posts - 1)
+        for handle in handles:
+            with suppress(HandleError):  # it names nothing
+                self._keep_from_reading(handle, error)
+
+    def _keep_from_reading(self, handle: int, error: Exception) -> None:
+        """Have whoever reads the tensor get the error, as long as nothing is written to it."""
+
+    def _made_by(self, program: Program, args: Sequence[int]) -> set[int]:
+        """Which of the arguments a launch gives a value that does not depend on what they had."""
+        uses = uses_of(program, self.vm.functions, len(args))
+        return {args[i] for i in uses.makes if i < len(args)} - {
+            args[i] for i in uses.reads if i < len(args)
+        }
 
     def _launch_from(self, reader: Received) -> None:
         if reader.left % 8 or not reader.left:
@@ -126,9 +148,16 @@ class Session(WireServer):
             raise LimitExceeded(f"a launch has less than {_MOST_HANDLES:,} arguments")
         body = reader.rest()
         number, *handles = launch_struct(len(body) // 8 - 1).unpack(body)
-        self.launches += 1
         program, args = self.program(number), tuple(handles)
-        self.vm.launch(program, args)
+        if self._failed is not None:
+            self._spoil(self._failed, self._made_by(program, args))
+            return
+        self.launches += 1
+        try:
+            self.vm.launch(program, args)
+        except Exception as error:
+            self._spoil(error, self._made_by(program, args))
+            raise
         if self._known is not None:
             self._known.learn(bytes(body), program, args)
 
@@ -136,6 +165,8 @@ class Session(WireServer):
         name = read_name(reader)
         if self._failed is None or name in _FREEING:
             self._perform_from(reader, name)
+        elif name == "write":
+            self._spoil(self._failed, [reader.integer()])
 
     def _perform_from(self, reader: Received, name: str) -> Any:
         """Make the call whose arguments follow."""

@@ -32,7 +32,9 @@ LARGE: Final = 1 << 16
 """A message of more bytes than that is received piece by piece."""
 
 _ROOM: Final = 1 << 18
+_AHEAD: Final = 1 << 14  # of a large message, for the fields that are no elements
 _MOST_PARTS: Final = 256  # of one system call; Linux takes 1024
+_SLOWEST: Final = 1 << 20  # bytes a second of a large message
 _MOMENT: Final = 100e-6
 """Seconds that a receiver asks again and again, and lets others run between, before it sleeps."""
 
@@ -54,6 +56,9 @@ class Stream:
         self._end = deque((0,), 1)
         self._at = _At(0, 0, None)
         self._sending = _Sending((), None)
+        self._patience: tuple[float, float] | None = None
+        self._waited = False
+        self._until: float | None = None  # the message that is received is to be whole
         self._spins = hasattr(os, "sched_yield") and not isinstance(sock, ssl.SSLSocket)
 
     @property
@@ -62,7 +67,9 @@ class Stream:
         return self._at.messages
 
     def set_timeouts(self, receive: float, send: float) -> None:
-        """Lose the connection when nothing comes, or nothing goes, for so many seconds."""
+        """Lose the connection when a message has not come, or has not gone, after so many seconds,
+        and one more for each of its MiB. They count from when it is waited for."""
+        self._patience = receive, send
         if not self._spins:
             self.socket.settimeout(max(receive, send))
             return
@@ -92,9 +99,17 @@ class Stream:
         """Send what was added. If it is interrupted, the rest goes with the next flush. Raises
         `ConnectionLost`."""
         sending = self._sending
+        until = None
+        if self._patience is not None:
+            until = time.monotonic() + self._patience[1] + sending.nbytes / _SLOWEST
         try:
             send = self.socket.sendmsg
             while batch := sending.rest():
+                if until is not None:
+                    if time.monotonic() > until:
+                        text = "the connection is lost: a message was not taken in time"
+                        raise ConnectionLost(text)
+                    batch = _lowest(batch, _ROOM)
                 sending.sent.extend(map(sending.sent[0].__add__, map(send, (batch[:_MOST_PARTS],))))
         except OSError as error:
             raise _lost(error) from None
@@ -111,6 +126,7 @@ class Stream:
         if self._at.incoming is not None:
             self._at.incoming.skip()
             self._at = self._at._replace(incoming=None)
+        self._begin()
         start, count, _ = self._at
         if self._end[0] - start < HEADER.size:
             start = self._fill(HEADER.size)
@@ -126,6 +142,8 @@ class Stream:
         if length > LARGE:
             incoming = Incoming(self, length)
             self._at = _At(start + HEADER.size, count + 1, incoming)
+            if self._until is not None:
+                self._until += length / _SLOWEST
             return kind, incoming
         if self._end[0] - start < HEADER.size + length:
             start = self._fill(HEADER.size + length)
@@ -141,6 +159,8 @@ class Stream:
             return 0
         start, taken = launches(self._buffer, start, self._end[0])
         self._at = _At(start, count + taken, None)
+        if taken:
+            self._waited = False
         return taken
 
     def has_received(self) -> bool:
@@ -150,7 +170,15 @@ class Stream:
     def wait(self) -> None:
         """Wait until there are bytes that were not handed out. Raises `ConnectionLost`."""
         if self._at.incoming is None and not self.has_received():
+            self._begin()
             self._fill(1)
+            self._waited = True  # for the message that `receive` returns
+
+    def _begin(self) -> None:
+        """A message is waited for from now on, if none was."""
+        if self._patience is not None and not self._waited:
+            self._until = time.monotonic() + self._patience[0]
+        self._waited = False
 
     def _fill(self, n: int) -> int:
         """Receive until the buffer has n bytes, and return where they begin. It has fewer now."""
@@ -170,6 +198,8 @@ class Stream:
     def receive_into(self, place: deque[int], room: memoryview) -> None:
         """Receive some bytes; `place` goes on by their number."""
         before = place[0]
+        if self._until is not None and time.monotonic() > self._until:
+            raise ConnectionLost("the connection is lost: a message was not whole in time")
         receive = self.socket.recv_into
         try:
             if not self._spins or not self._spin(place, room):
@@ -205,6 +235,17 @@ class Stream:
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
         self.socket.close()
+
+
+def _lowest(parts: Sequence[Buffer], most: int) -> list[Buffer]:
+    """The first so many bytes of the pieces: a system call that sends them comes back in time."""
+    found: list[Buffer] = []
+    for part in parts:
+        if most <= 0:
+            break
+        found.append(part if len(part) <= most else memoryview(part)[:most])
+        most -= len(part)
+    return found
 
 
 class _At(NamedTuple):
@@ -281,9 +322,16 @@ class Incoming(Received):
 
     def __init__(self, stream: Stream, length: int) -> None:
         super().__init__(b"", 0)
-        self._end = length
         self._stream = stream
+        self._length = self._arriving = length  # the latter are not in `_data`
         self._whole = True
+
+    def error(self, reason: str) -> EncodingError:
+        return EncodingError(f"byte {self._length - self.left}: {reason}")
+
+    @property
+    def left(self) -> int:
+        return self._end - self._at + self._arriving
 
     def skip(self) -> None:
         """Pass over what is left of the message."""
@@ -297,12 +345,15 @@ class Incoming(Received):
         """Take so many bytes off as the u8 array has."""
         room = out.data
         self._whole = False
-        taken = self._stream.take_received(len(room))
-        room[: len(taken)] = taken
-        place = deque([len(taken)], maxlen=1)
+        here = min(self._end - self._at, len(room))
+        room[:here] = self._data[self._at : self._at + here]
+        self._at += here
+        taken = self._stream.take_received(len(room) - here)
+        room[here : here + len(taken)] = taken
+        place = deque([here + len(taken)], maxlen=1)
         while place[0] < len(room):
             self._stream.receive_into(place, room[place[0] :])
-        self._at += len(room)
+        self._arriving -= len(room) - here
         self._whole = True
 
     def _elements(self, n: int) -> Array:
@@ -313,7 +364,14 @@ class Incoming(Received):
         return out
 
     def _take(self, n: int) -> memoryview:
-        return self._elements(n).data
+        if self._at + n <= self._end or n > self.left:
+            return super()._take(n)
+        if n >= _AHEAD:
+            return self._elements(n).data
+        ahead = np.empty(min(self.left, _AHEAD), np.uint8)
+        self.read_into(ahead)
+        self._data, self._at, self._end = ahead.data, 0, len(ahead)
+        return super()._take(n)
 
 
 def _lost(error: OSError) -> ConnectionLost:

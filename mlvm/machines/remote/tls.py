@@ -7,7 +7,8 @@ import ssl
 from collections.abc import Iterable
 from typing import Any, Final
 
-from mlvm.core.errors import AddressError
+from mlvm.core.errors import AccessRefused, AddressError
+from mlvm.machines.remote.secret import require_private
 
 _RECORD: Final = 1 << 14  # bytes of a TLS record
 
@@ -30,10 +31,16 @@ class SecureSocket(ssl.SSLSocket):
 
 def server_context(certificate: str, key: str | None) -> ssl.SSLContext:
     """The context of a server with a certificate and its key, as PEM files; the key may be in the
-    certificate's. Raises `AddressError` for files that are none."""
+    certificate's. Raises `AddressError` for files that are none, `AccessRefused` for a key that
+    others can read."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
+        with open(key or certificate, "rb") as file:
+            if b"PRIVATE KEY" in file.read():
+                require_private(file.fileno(), key or certificate, "key")
         context.load_cert_chain(certificate, key, password=_no_password)
+    except AccessRefused:
+        raise
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         files = certificate if key is None else f"{certificate}, {key}"
         raise AddressError(f"no certificate and its key in {files}: {error}") from None

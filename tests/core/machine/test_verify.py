@@ -455,17 +455,35 @@ def test_functions_that_call_each_other_in_a_long_chain(vm: VM) -> None:
     assert left.tolist() == [-1, -2]
 
 
-def test_what_is_verified_takes_memory_in_proportion() -> None:
-    nothing = Function("nothing", 0, 0, (instruction("return", 0),))
-    code = [instruction("push_int", 1), instruction("call", "nothing")] * 3000
-    program = Program([Function("main", 0, STAR, (*code, instruction("halt"))), nothing])
+STEP = "push_int 1 | push_int 1 | jump_if_false L{0} | "
+LABELS = "halt | " + "".join(f"L{n}: | halt | " for n in range(1000))
+DEEP = "push_int 1 | " * 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f"{STEP.format(n)}L{n}: | " for n in range(1000)),
+        "".join(STEP.format(n) for n in range(1000)) + LABELS,
+        "push_int 0 | jump_if_false again | "
+        + "".join(STEP.format(n) for n in range(1000))
+        + "halt | again: | "
+        + "".join(STEP.format(n) for n in range(1000))
+        + LABELS,
+        DEEP + "".join(f"push_int 1 | set {n} | jump L{n} | L{n}: | " for n in range(1000)),
+        "push_int 1 | call nothing | " * 1500,
+    ],
+)
+def test_what_is_verified_takes_memory_in_proportion(text: str) -> None:
+    """However many places are met by however high a stack."""
+    program = main_of(text + "halt", ".func nothing 0 0 | return 0 |")
     tracemalloc.start()
     try:
         verify(program, TABLE, ())
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 1000 * len(code)
+    assert peak < 700 * sum(len(function.code) for function in program.functions.values())
 
 
 def test_a_function_is_followed_for_few_combinations_of_kinds() -> None:

@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
-from mlvm.core.types import Array
+from mlvm.core.op import OPS
+from mlvm.core.ops import linalg
+from mlvm.core.types import Array, DType
 from tests.brief import cases, refuses
 from tests.core.ops.evaluate import evaluate
 
@@ -124,3 +126,35 @@ def test_dtypes(name: str) -> None:
     for dtype in (np.int32, np.bool_, np.complex64):  # computed in the dtype that they promote to
         result = evaluate(name, x, x.astype(dtype))
         np.testing.assert_array_equal(result, np.full((2, 2), 2, np.result_type(x, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["i64", "i8", "u16"])
+def test_a_long_sum_of_integers_is_made_in_pieces_of_the_same_bits(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that other threads run meanwhile: numpy keeps the lock for a small result."""
+    rng = np.random.default_rng(0)
+    kind = DType.named(dtype).numpy
+    pieces: list[int] = []
+    matmul = np.matmul
+    shapes = [
+        ((3, 100), (100, 2)),
+        ((100,), (100,)),
+        ((2, 3, 100), (2, 100, 3)),
+        ((2, 100), (100,)),
+    ]
+    for left, right in shapes:
+        x, y = (rng.integers(0, 100, size=shape).astype(kind) for shape in (left, right))
+        wanted = matmul(x, y)
+        out = np.empty(wanted.shape, kind)
+        with monkeypatch.context() as patch:
+            patch.setattr(linalg, "_PIECE", 64)
+
+            def counted(*given: Any, **keywords: Any) -> Any:
+                pieces.append(1)
+                return matmul(*given, **keywords)
+
+            patch.setattr(np, "matmul", counted)
+            OPS["matmul"].kernel(out, x, y)
+        np.testing.assert_array_equal(out, wanted)
+    assert len(pieces) > 4 * len(shapes)

@@ -1206,6 +1206,33 @@ def test_a_function_is_not_measured_inside_a_captured_one(place: Place) -> None:
         step(ones(2))
 
 
+def _of_another_vm() -> tuple[ml.Arena, dict[str, Callable[[], object]]]:
+    arena = ml.Arena(ml.VM("other"), "elsewhere")
+    with arena.allocating():
+        y = ml.ones(3)
+    return arena, {
+        "launched": lambda: y + 1.0,
+        "updated": lambda: y.__iadd__(1.0),
+        "in a body": lambda: ml.fori_loop(0, 2, lambda i, s: (y.__imul__(2.0), s)[1], y),
+    }
+
+
+@pytest.mark.parametrize("name", _of_another_vm()[1])
+def test_what_a_captured_function_does_on_another_vm_is_refused(name: str) -> None:
+    """A later call would not do it."""
+    x = ml.zeros(3)
+    arena, uses = _of_another_vm()
+
+    def does() -> None:
+        with arena.allocating():
+            uses[name]()
+
+    step = ml.capture(lambda x: (does(), x * 2.0)[1])
+    with pytest.raises(CaptureError, match="a tensor of VM 'other' is used inside .* on 'default'"):
+        step(x)
+    does()
+
+
 def test_on_workers_and_behind_the_wire() -> None:
     from mlvm.machines.wire import WireVM
 

@@ -120,3 +120,63 @@ def test_a_loop_of_no_turns_draws_no_keys() -> None:
         ml.random.seed(5)
         found.append(ml.grad(loss)(x, wrap).numpy().tolist())
     assert found[0] == found[1]
+
+
+def _noise() -> ml.Tensor:
+    return ml.random.normal((3,), dtype="f64")
+
+
+def _turned(body: Callable[[Any], Any], x: ml.Tensor) -> Any:
+    return ml.fori_loop(0, 3, lambda i, s: body(s), x)
+
+
+# Functions of x, w and a wrap: what is wrapped reaches tensors of a body, or draws keys in a loop.
+IN_BODIES: dict[str, Callable[[Any, Any, Wrap], Any]] = {
+    "of a body": lambda x, w, c: _turned(
+        lambda s: (lambda t: c(lambda s: ml.sin(s * t))(s))(s * w), x),
+    "state": lambda x, w, c: _turned(lambda s: c(lambda q: ml.sin(s * q))(w) + s, x),
+    "view": lambda x, w, c: _turned(lambda s: (lambda t, u: c(
+        lambda s: ml.sum(ml.sin(s * t * u), axis=0))(s))(*(lambda t: (t, t[None]))(s * w)), x),
+    "constant": lambda x, w, c: _turned(
+        lambda s: (lambda t: c(lambda s: ml.sin(s * t))(s))(ml.stop_gradient(w) + 1), x),
+    "number": lambda x, w, c: ml.fori_loop(0, 3, lambda i, s: c(lambda s: ml.sin(s * i))(s), x),
+    "row": lambda x, w, c: ml.scan(lambda s, r: (c(lambda s: ml.sin(s * r) * r)(s), s), x, w)[0],
+    "branch": lambda x, w, c: ml.cond(
+        ml.sum(x) > 0, lambda: (lambda t: c(lambda s: ml.sin(s * t))(x))(x * w), lambda: x),
+    "of a body, in a branch": lambda x, w, c: _turned(lambda s: (lambda t: ml.cond(
+        ml.sum(s) > 0, lambda: c(lambda s: ml.sin(s * t))(s), lambda: s))(s * w), x),
+    "a loop": lambda x, w, c: _turned(lambda s: (lambda t: c(lambda s: _turned(
+        lambda q: ml.sin(q * t) + s, s))(s))(s * w), x),
+    "another": lambda x, w, c: _turned(lambda s: (lambda t: c(
+        lambda s: (lambda v: c(lambda u: u * t * v)(s))(s * t))(s))(s * w), x),
+    "while": lambda x, w, c: ml.while_loop(lambda s: ml.sum(s * s) < 40, lambda s: (
+        lambda t: c(lambda s: s * 1.5 + t)(s))(s * s * w * w + 1), x),
+    "function": lambda x, w, c: ml.function(
+        lambda x: (lambda t: c(lambda s: ml.sin(s * t))(x))(x * w))(x),
+    "keys": lambda x, w, c: _turned(c(lambda s: ml.sin(s * _noise()) * _noise()), x),
+    "keys in a loop": lambda x, w, c: c(
+        lambda x: _turned(lambda s: ml.sin(s * _noise()) + s, x) * _noise())(x) * _noise(),
+    "keys in two": lambda x, w, c: _turned(lambda s: c(lambda x: _turned(
+        lambda s: ml.sin(s * _noise()) + s, x))(s) * _noise(), x),
+    "keys in another": lambda x, w, c: c(lambda x: x * c(lambda y: _turned(
+        lambda s: ml.sin(s * _noise()), y))(x) * _noise())(x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", IN_BODIES)
+def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> None:
+    x, w = (ml.asarray(values, dtype="f64") for values in ([0.3, 0.6, 0.9], [0.5, 0.2, 0.4]))
+
+    def loss(x: ml.Tensor, w: ml.Tensor, wrap: Wrap) -> ml.Tensor:
+        return ml.sum(ml.sin(IN_BODIES[name](x, w, wrap)))
+
+    first = ml.grad(loss, (0, 1))
+    second = ml.grad(lambda x, w, wrap: sum(ml.sum(ml.sin(g)) for g in first(x, w, wrap)), (0, 1))
+    for step in (first, second):
+        ml.random.seed(3)
+        expected, state = step(x, w, _none), ml.random.state().tolist()
+        ml.random.seed(3)
+        found = ml.capture(step)(x, w, ml.checkpoint)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+        assert ml.random.state().tolist() == state

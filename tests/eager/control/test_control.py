@@ -217,6 +217,40 @@ def test_no_turn_has_no_effect(way: Way) -> None:
     assert ml.random.state().tolist() == before
 
 
+def test_a_scan_of_no_rows_changes_nothing() -> None:
+    """Its body is recorded for the types of its results, and not run."""
+
+    class Counting(ml.nn.Module):
+        def __init__(self) -> None:
+            self.count = ml.nn.buffer(ml.zeros(()))
+
+    counting, none = Counting(), ml.zeros((0, 2))
+
+    def loss(x: ml.Tensor) -> ml.Tensor:
+        total = x * 2.0
+        view = total[:1]
+
+        def turn(s: ml.Tensor, row: ml.Tensor) -> Any:
+            total.__imul__(s)
+            view.__iadd__(1.0)
+            s += ml.random.normal(3)
+            counting.count = counting.count + 1.0
+            counting.new = row
+            return s, row
+
+        assert ml.scan(turn, x, none)[1].shape == (0, 2)
+        return ml.sum(total) + ml.sum(view)
+
+    state = ml.random.state().tolist()
+    x = ml.asarray([1.0, 2.0, 3.0])
+    assert ml.grad(loss)(x).tolist() == [4.0, 2.0, 2.0]
+    assert x.tolist() == [1.0, 2.0, 3.0]
+    assert ml.random.state().tolist() == state
+    assert counting.count.item() == 0.0 and not hasattr(counting, "new")
+    with pytest.raises(CaptureError, match=r"a scan of no rows records its body .* is read"):
+        ml.scan(lambda s, row: (s, row * float(ml.sum(row))), x, none)
+
+
 def test_map(way: Way) -> None:
     step = way(lambda x, y: ml.map(lambda row: [row["x"] * row["y"], row["y"]], {"x": x, "y": y}))
     made = step(ml.asarray(ROWS), ml.arange(3.0))

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, GradientError
+from mlvm.core.errors import CaptureError
 from mlvm.eager.tree import named_leaves
 from tests.threads import PATIENCE, start
 
@@ -153,11 +153,109 @@ def test_gradients_of_gradients(name: str, order: int) -> None:
             np.testing.assert_allclose(ours[1], theirs[1], rtol=2e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", [name for name, (is_known, _) in LOSSES.items() if not is_known])
-def test_a_second_gradient_of_an_unknown_length_says_so(name: str) -> None:
-    eager = of_order(LOSSES[name][1], 2)
-    with pytest.raises(GradientError, match=r"through the gradient of a (loop|function)"):
-        ml.capture(eager)(vector(), vector(seed=9), ml.asarray(2))
+# Functions of x and of a constant c, which nothing makes depend on x: `floor` has no gradient.
+CONSTANTS: dict[str, Callable[[Any, Any], Any]] = {
+    "state": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "rows": lambda x, c: ml.scan(lambda s, r: (s * ml.floor(r), r), x, c)[0],
+    "result": lambda x, c: x * ml.floor(ml.fori_loop(
+        0, 3, lambda i, s: (s[0] * 2.0, s[1] + 0.5), (x, c))[1]),
+    "stacked": lambda x, c: x * ml.floor(ml.scan(lambda s, r: (s * r, r), x, c)[1]),
+    "while": lambda x, c: ml.while_loop(
+        lambda s: ml.sum(s[1]) < 20, lambda s: (s[0] * ml.floor(s[1]), s[1] + 0.5), (x, c))[0],
+    "nested": lambda x, c: ml.fori_loop(0, 2, lambda i, s: ml.fori_loop(
+        0, 2, lambda j, t: (t[0] * ml.floor(t[1]), t[1] + 0.5), s), (x, c))[0],
+    "branch": lambda x, c: x * ml.floor(ml.cond(
+        ml.sum(c) > 0, lambda: (x * 2, c), lambda: (x, c + 1))[1]),
+    "in the next turn": lambda x, c: ml.fori_loop(
+        0, 3, lambda i, s: (s[1] * s[2], s[2], s[0] + s[2]), (x, c, c))[0],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_a_state_that_nothing_tracked_goes_into_is_a_constant(name: str) -> None:
+    eager = ml.grad(lambda x, c: ml.sum(ml.sin(CONSTANTS[name](x, c))))
+    given = vector(), ml.abs(vector(seed=9)) + 1.0
+    assert bits(ml.capture(eager)(*given)) == bits(eager(*given))
+
+
+@ml.function
+def tree(node: ml.Tensor, rows: ml.Tensor, w: ml.Tensor, loss: Any) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(
+        node < 1,
+        lambda: ml.sin(rows[node] * ml.sum(w)),
+        lambda: loss(tree(node - 1, rows, w, loss) + tree(node - 2, rows, w, loss)),
+    )
+    return result
+
+
+def through_closures(x: ml.Tensor, w: ml.Tensor, n: ml.Tensor) -> Any:
+    """A function that calls itself, a loop in it, and another that both call, all with weights from
+    outside: by their rows, too."""
+    inner = ml.function(lambda y: ml.tanh(y * w) + x[ml.asarray([0, 2, 0])])
+
+    @ml.function
+    def outer(y: ml.Tensor, n: ml.Tensor) -> Any:
+        deeper = lambda: outer(inner(y) * w[n], n - 1) + ml.take(x, n, axis=0)  # noqa: E731
+        turned = lambda: ml.fori_loop(0, n + 2, lambda i, s: inner(s) * w, y)  # noqa: E731
+        return ml.cond(n < 1, turned, deeper)
+
+    return outer(x, n) * inner(w)
+
+
+# Beside those of unknown length above, for gradients of gradients.
+DEEP: dict[str, Loss] = {
+    **{name: loss for name, (is_known, loss) in LOSSES.items() if not is_known},
+    "closures": through_closures,
+    "tree": lambda x, w, n: tree(n, ml.stack([x, w, x * w]), w, lambda y: ml.tanh(y * w + x)),
+    "while in function": lambda x, w, n: ml.function(lambda y, n: ml.while_loop(
+        lambda s: ml.sum(s) < 3, lambda s: s * 1.2 + ml.abs(w) + y, y))(x * x, n),
+    "function in while": lambda x, w, n: ml.while_loop(
+        lambda s: s[1] <= n, lambda s: (power(s[0] * w, s[1]) + x, s[1] + 1), (x, 0))[0],
+    "in a branch": lambda x, w, n: ml.cond(n > 1, lambda: ml.fori_loop(
+        0, n, lambda i, s: ml.sin(s * w), x), lambda: power(x * w, n) + w),
+    "pulled twice": lambda x, w, n: (lambda y, pull: pull(y)[0] + pull(y * y)[0] * y)(
+        *ml.vjp(lambda x: ml.fori_loop(0, n, lambda i, s: ml.sin(s * w) * s, x), x)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEEP)
+def test_gradients_of_gradients_through_unknown_lengths_and_functions(name: str) -> None:
+    """In f64, and close: sums have another order."""
+    x, w = (ml.asarray(each, dtype="f64") for each in ([0.3, 0.6, 0.9], [0.5, 0.2, 0.4]))
+    for order in (2, 3):
+        eager = of_order(DEEP[name], order)
+        step = ml.capture(eager)
+        for n in (2, 0):
+            ours, theirs = step(x, w, ml.asarray(n)), eager(x, w, ml.asarray(n))
+            for (_, got), (_, expected) in zip(
+                named_leaves(ours), named_leaves(theirs), strict=True
+            ):
+                np.testing.assert_allclose(got, expected, rtol=1e-8, atol=1e-9)
+
+
+BOUNDS: dict[str, Callable[..., Any]] = {
+    "upper": lambda x, m, n: ml.fori_loop(0, n, lambda i, s: ml.sin(s) * 2.0 + i, x),
+    "both": lambda x, m, n: ml.fori_loop(m, n, lambda i, s: ml.sin(s) * 2.0 + i, x),
+    "computed, and used": lambda x, m, n: ml.fori_loop(
+        m - 1, 2 * n + 1, lambda i, s: ml.sin(s * n) + i, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("name", BOUNDS)
+def test_bounds_that_change_are_inputs_of_one_program(name: str, order: int) -> None:
+    loss = BOUNDS[name]
+    eager = ml.grad(lambda x, m, n: ml.sum(loss(x, m, n))) if order else loss
+    step = ml.capture(eager)
+    for bounds in ((0, 3), (0, 5), (1, 0), (2, 2), (-2, 7), (3, 4)):
+        assert bits(step(vector(), *bounds)) == bits(eager(vector(), *bounds))
+    assert step.signatures == 3  # a number is free once it has changed, first n and then m
+
+
+def test_a_bound_of_numpy_is_an_int() -> None:
+    step = ml.capture(lambda x: ml.fori_loop(np.int64(1), np.int32(3), lambda i, s: s + i, x))
+    assert step(ml.zeros(())).item() == 3.0
 
 
 # --- trees of control flow, at random ------------------------------------------------
@@ -395,23 +493,62 @@ def test_a_body_updates_its_state_in_place() -> None:
     assert x.tolist() == y.tolist() == vector().tolist()
 
 
-def test_an_update_of_what_is_outside_of_a_body_is_no_gradients_way() -> None:
-    def loss(x: ml.Tensor) -> Any:
-        total = ml.zeros(())
+def added(x: ml.Tensor, y: Any) -> ml.Tensor:
+    x += y
+    return x
 
-        def body(i: ml.Tensor, s: ml.Tensor) -> ml.Tensor:
-            nonlocal total
-            total += ml.sum(s * s)
-            return s * 2.0
 
-        ml.fori_loop(0, 2, body, x)
-        return total
+def with_total(fn: Callable[[ml.Tensor], Any], start: ml.Tensor) -> ml.Tensor:
+    """A tensor that the function, or what it calls, updates."""
+    total = start * 1.0
+    made = fn(total)
+    return ml.sum(made) * total if isinstance(made, ml.Tensor) else total
 
-    x = vector()
-    np.testing.assert_allclose(ml.grad(loss)(x), x * 10.0, rtol=1e-6)
-    with pytest.raises(ml.errors.GradientError, match="let it be part of the state, and return"):
-        ml.capture(ml.grad(loss))(x)
-    assert ml.capture(loss)(x).item() == loss(x).item()
+
+# Functions of x and w that update what is outside of a body, with tensors that are tracked.
+CARRIED: dict[str, Callable[[Any, Any], Any]] = {
+    "state in a branch": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        ml.sum(s) > 0, lambda: added(s, w * s), lambda: s), x),
+    "state in a branch, and after": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.cond(
+        i > 0, lambda: added(s, w), lambda: s * w) * s, x),
+    "state in a loop": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.fori_loop(
+        0, 2, lambda j, t: added(s, w * t) * 1.5, s) + s, x),
+    "row in a branch": lambda x, w: ml.scan(lambda s, r: (s * ml.cond(
+        r > 0, lambda: added(r, ml.sum(s)), lambda: r * 2) + r, r), x, w)[0],
+    "total": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: added(t, s) * w, x), w),
+    "total alone": lambda x, w: with_total(lambda t: [ml.fori_loop(
+        0, 2, lambda i, s: added(t, s * s) * 0 + s, x)], ml.zeros_like(w)),
+    "total in a branch in a loop": lambda x, w: with_total(lambda t: ml.scan(
+        lambda s, r: ml.cond(r > 0, lambda: (added(t, s * r) * w, t), lambda: (s, s)), x, w)[1], w),
+    "view": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: added(ml.reshape(t, (1, 3)), s)[0] * t, x), w),
+    "a part": lambda x, w: with_total(lambda t: ml.fori_loop(
+        0, 3, lambda i, s: (t.__setitem__(i, ml.sum(s)), s * t)[1], x), w),
+    "a number": lambda x, w: with_total(lambda t: ml.while_loop(
+        lambda s: ml.sum(t) < 9, lambda s: (added(t, ml.abs(s) + 1.0), s * w)[1], x), w),
+    "two": lambda x, w: with_total(lambda t: with_total(lambda u: ml.fori_loop(
+        0, 3, lambda i, s: added(t, added(u, s) * w), x), x), w),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CARRIED)
+def test_gradients_go_through_what_a_body_updates_outside_of_it(name: str) -> None:
+    x, w = (ml.astype(vector(seed=k), ml.float64) for k in (1, 5))
+    fn = CARRIED[name]
+    assert bits(ml.capture(fn)(x, w)) == bits(fn(x, w))
+    eager = ml.grad(lambda x, w: ml.sum(ml.sin(fn(x, w))), (0, 1))
+    for step in (eager, ml.grad(lambda x, w: sum(ml.sum(ml.sin(g)) for g in eager(x, w)), (0, 1))):
+        for ours, theirs in zip(ml.capture(step)(x, w), step(x, w), strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+def test_a_condition_that_updates_the_state_updates_none_of_the_loops() -> None:
+    def fn(x: ml.Tensor) -> Any:
+        return ml.while_loop(lambda s: ml.sum(added(s, 1.0)) < 40, lambda s: s * 1.5, x)
+
+    x = ml.asarray([1.0, 2.0, 3.0])
+    assert fn(x).tolist() == ml.capture(fn)(x).tolist() == [7.59375, 15.1875, 22.78125]
 
 
 Update = Callable[[], object]

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -456,3 +459,33 @@ def test_any_header_is_an_error_or_none(tmp_path: Path, header: dict[str, Any]) 
     file.write_bytes(written(header, bytes(8)))
     with suppress(ml.errors.WeightsError):
         assert sum(x.numpy().nbytes for x in ml.load(file).values()) in (0, 8, 16)
+
+
+KILLED = """
+import os, signal, sys, numpy as np, mlvm.eager as ml
+os.fsync = lambda file: os.kill(os.getpid(), signal.SIGKILL)
+ml.save(sys.argv[1], {"x": ml.ones(1000)})
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no signals here")
+def test_what_a_killed_process_began_to_write_is_removed_by_the_next(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    command = [sys.executable, "-c", KILLED, str(file)]
+    assert subprocess.run(command, timeout=60, check=False).returncode < 0
+    [draft] = tmp_path.glob(".mlvm-*")
+    other = tmp_path / ".mlvm-of-somebody"
+    other.write_bytes(b"mine")
+    ml.save(file, {"x": ml.ones(2)})
+    assert draft.exists()  # it could be one that is being written
+    for each in (draft, other):
+        os.utime(each, (0, 0))
+    with draft.open("rb") as held:
+        fcntl = pytest.importorskip("fcntl")
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ml.save(file, {"x": ml.ones(2)})
+        assert draft.exists()
+    ml.save(file, {"x": ml.ones(2)})
+    assert not draft.exists()
+    assert other.exists()
+    assert ml.load(file)["x"].tolist() == [1, 1]

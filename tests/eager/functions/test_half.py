@@ -492,7 +492,6 @@ LAYERS: list[tuple[Any, tuple[int, ...]]] = [
 ]
 
 
-@pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
 @pytest.mark.parametrize(("layer", "shape"), LAYERS, ids=lambda x: type(x).__name__)
 def test_one_rule_for_inputs_of_other_floats(layer: Any, shape: tuple[int, ...]) -> None:
     """Halves beside f32 weights are widened; beside halves everything else is refused."""
@@ -539,7 +538,6 @@ def test_a_buffer_assigned_in_another_dtype_is_the_models() -> None:
     assert list(twin.state()) == ["scale", "mean"]
 
 
-@pytest.mark.local(reason="values of arrays are sent elsewhere by asarray alone")
 def test_hints_name_dtypes_that_there_are(tmp_path: Path) -> None:
     b = ml.ones(2, dtype=ml.bfloat16)
     with pytest.raises(ml.errors.DTypeError, match=r"write ml.astype\(values, ml.bfloat16\)"):

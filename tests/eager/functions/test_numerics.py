@@ -507,7 +507,6 @@ def test_a_line_meets_both_of_its_ends() -> None:
     assert ml.grad(lambda x: ml.sum(ml.lerp(0.0 * x, 3.0, x)))(x).tolist() == [3.0, 3.0]
 
 
-@pytest.mark.local(reason="lists and arrays are sent by asarray alone")
 def test_the_edges_of_a_histogram_may_be_an_array_or_a_list() -> None:
     x = ml.asarray([0.5, 1.0, 2.5])
     for edges in ([0.0, 1.0, 3.0], (0, 1, 3), np.array([0.0, 1.0, 3.0])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -17,6 +18,7 @@ from mlvm.core.errors import (
     DTypeError,
     GradientError,
     GroupError,
+    GroupTimeout,
     ShapeError,
     StaleTensor,
 )
@@ -232,3 +234,85 @@ def test_alone_the_two_halves_change_nothing(in_group: bool) -> None:
         run(1, step)
     else:
         step(0)
+
+
+HALVES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], Callable[..., None]]] = {
+    "all_gather": (
+        ml.parallel.all_gather,
+        ml.parallel.all_gather_start,
+        ml.parallel.all_gather_wait,
+    ),
+    "reduce_scatter": (
+        ml.parallel.reduce_scatter,
+        ml.parallel.reduce_scatter_start,
+        ml.parallel.reduce_scatter_wait,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_two_halves_give_what_the_whole_gives(name: str, size: int) -> None:
+    whole, start, wait = HALVES[name]
+
+    def step(rank: int) -> None:
+        def both(x: Tensor) -> tuple[Tensor, Tensor]:
+            y = start(x)
+            other = whole(x + 1.0)  # after what was started, as in the program
+            wait(y, x)
+            return y, other
+
+        captured = ml.capture(both)
+        for length, dtype in ((6, "f32"), (60_000, "f32"), (6, "bf16"), (12, "f64")):
+            x = ml.astype(ml.arange(float(length)) + rank, dtype)
+            for found in (both(x), captured(x), captured(x)):
+                for y, expected in zip(found, (whole(x), whole(x + 1.0)), strict=True):
+                    np.testing.assert_array_equal(y.numpy(), expected.numpy(), strict=True)
+
+    run(size, step)
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_halves_that_do_not_fit_are_refused(name: str) -> None:
+    _, start, wait = HALVES[name]
+
+    def step(rank: int) -> None:
+        x = ml.ones((4,))
+        y = start(x)
+        refuses(GroupError, rf"no {name}\.start of these tensors", wait, x, y)
+        wait(y, x)
+        refuses(GroupError, rf"no {name}\.start of these tensors", wait, y, x)
+        refuses(AttributeRefused, "a number of seconds > 0, not 0", start, x, timeout=0.0)
+        refuses(ShapeError, "the result is f32", ml.call, f"{name}.start", x, x)
+
+    run(2, step)
+
+
+def test_who_does_not_come_in_time_is_named() -> None:
+    def step(rank: int) -> None:
+        if rank:
+            time.sleep(0.2)
+        ml.parallel.all_reduce(ml.ones(2), timeout=0.05)
+
+    caught = refuses(GroupTimeout, "", run, 2, step)
+    text = "member 0 (vm0) has waited 0.05 s in all_reduce(f32[2], op='sum') for member 1 (vm1)"
+    assert text in str(caught)
+    assert isinstance(caught, TimeoutError)
+
+
+def test_a_captured_function_sends_an_input_that_is_a_view() -> None:
+    def step(rank: int) -> list[float]:
+        @ml.capture
+        def pass_on(x: Tensor) -> Tensor:
+            if rank == 0:
+                ml.parallel.send(x, to=1)
+                return x
+            return ml.parallel.recv(3, source=0, dtype=ml.float32)
+
+        whole = ml.arange(6.0)
+        for _ in range(3):
+            found = pass_on(whole[2:5])
+        assert whole.tolist() == [0, 1, 2, 3, 4, 5]
+        return list(found.tolist())
+
+    assert run(2, step) == [[2, 3, 4]] * 2

@@ -229,7 +229,9 @@ def test_threads_and_processes_train_with_the_same_bits() -> None:
 
 @pytest.mark.parametrize("text", ["threads", "threads:-1", "processes:two", "mpi:2", ""])
 def test_texts_that_name_no_group(text: str) -> None:
-    refuses(GroupError, "a group is threads:N, processes:N or mpi", ml.parallel.group, text)
+    refuses(
+        GroupError, "a group is threads:N, processes:N, ray:N, mpi or auto", ml.parallel.group, text
+    )
 
 
 @pytest.mark.local(reason="rows are lent as views of the VM's memory")
@@ -258,10 +260,8 @@ def test_the_rows_of_a_tensor_are_views_of_its_memory() -> None:
         refuses(StaleTensor, "", step, x)
 
 
-def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+def calls_of_a_captured_step(*names: str, shard: ml.parallel.Shard | None = None) -> list[str]:
+    """Which of these functions the step of a member calls, in order."""
 
     def step(rank: int) -> list[str]:
         model = nn.Sequential(*[nn.Linear(4, 4, key=ml.random.key(i)) for i in range(3)])
@@ -275,15 +275,40 @@ def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
 
         improve(ml.ones((2, 4)))
         text = ml.disassemble(improve.program)
-        names = ("all_reduce.start", "all_reduce.wait", "matmul")
         return [name for line in text.splitlines() for name in names if f'"{name}' in line]
 
-    calls = run(2, step)[0]
+    def sharding(rank: int) -> list[str]:
+        with shards.sharding(shard):
+            return step(rank)
+
+    return run(2, sharding)[0]
+
+
+def test_a_captured_step_starts_a_bucket_before_the_way_back_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+    calls = calls_of_a_captured_step("all_reduce.start", "all_reduce.wait", "matmul")
     starts = [i for i, name in enumerate(calls) if name == "all_reduce.start"]
     products = [i for i, name in enumerate(calls) if name == "matmul"]
     waits = [i for i, name in enumerate(calls) if name == "all_reduce.wait"]
     assert len(starts) == len(waits) == 7  # the loss, and of each layer two tensors
     assert products[3] < starts[2] < starts[4] < products[-1] < starts[6] < waits[0]
+
+
+def test_a_captured_step_scatters_a_bucket_beside_the_way_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shards, "BUCKET_NBYTES", 1)
+    names = ("reduce_scatter.start", "reduce_scatter.wait", "matmul")
+    calls = calls_of_a_captured_step(*names, shard="optimizer")
+    starts, waits, products = (
+        [i for i, each in enumerate(calls) if each == name] for name in names
+    )
+    assert len(starts) == len(waits) == 6  # of each layer two tensors
+    beside = [any(a < i < b for i in products) for a, b in zip(starts, waits, strict=True)]
+    assert any(beside)
+    assert all(a < b for a, b in zip(starts[1:], waits, strict=False))  # one more is under way
 
 
 def test_a_captured_step_is_of_its_place() -> None:

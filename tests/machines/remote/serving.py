@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +23,10 @@ from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.server import Server
 
 SECRET: Final = "correct horse battery"
-CERTIFICATE: Final = str(Path(__file__).parent / "localhost.pem")
+_HOME: Final = tempfile.TemporaryDirectory(prefix="mlvm-tests-")
+CERTIFICATE: Final = str(Path(_HOME.name) / "localhost.pem")  # with a key, which is private
+shutil.copyfile(Path(__file__).parent / "localhost.pem", CERTIFICATE)
+os.chmod(CERTIFICATE, 0o600)
 OTHER_CERTIFICATE: Final = str(Path(__file__).parent / "other.pem")
 F32X3: Final = TensorType("f32", (3,))
 
@@ -68,7 +74,7 @@ class Served(Server):
 
     def __exit__(self, *error: object) -> None:
         for vm in self._vms:
-            vm.close()
+            vm.close(wait=False)
         super().__exit__(*error)
 
     def events(self, event: str, least: int = 0) -> list[dict[str, Any]]:

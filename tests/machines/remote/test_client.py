@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import os
+import re
 import socket
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -34,6 +37,8 @@ from mlvm.machines.remote.stream import Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import refuses
 from tests.core.programs import ADD_INTO, f32s, straight
+from tests.machines.remote.serving import SECRET, vm_of
+from tests.machines.remote.serving import Served as Server
 from tests.threads import PATIENCE, in_threads, start
 
 __all__ = ["alarms_interrupt"]
@@ -60,7 +65,7 @@ class Served:
         self.session.close()
 
     def end(self) -> None:
-        self.vm.close()
+        self.vm.close(wait=False)
         self.serving.result(PATIENCE)
 
 
@@ -213,6 +218,32 @@ def test_known_launches_are_forgotten_when_handles_name_others() -> None:
     served.end()
 
 
+@pytest.mark.parametrize("kind", ["remote", "workers"])
+def test_a_late_error_is_not_told_as_one_of_the_call_that_it_comes_up_in(kind: str) -> None:
+    told = "pow(i64[3], i64[]): an integer has no negative integer power; use a float"
+    with vm_of(kind) as vm, ml.Arena(vm, "a").allocating():
+        x, minus = ml.asarray([1, 4, 9]), ml.asarray(-1)
+        calls: list[Callable[[ml.Tensor], object]] = [
+            lambda y: x + 77,  # a literal that the VM has not seen: it waits for its memory
+            lambda y: y[[0, 1]],
+            lambda y: x.__setitem__(0, [5]),
+            lambda y: ml.sum(y, 0).numpy(),
+            lambda y: ml.where(y > 1, [1, 2, 3], y).numpy(),
+            lambda y: ml.concat([y, np.array([1])]).numpy(),
+        ]
+        for call in calls:
+            y = x**minus
+            failed = line() - 1
+
+            def until_it_is_told(y: ml.Tensor = y, call: Any = call) -> None:
+                call(y)
+                y.numpy()
+
+            caught = refuses(OperandValueError, "", until_it_is_told)
+            assert str(caught) == told
+            assert caught.__notes__[-1] == f"called from {__file__}:{failed}"
+
+
 @native
 def test_a_line_is_named_though_c_has_sent_the_launch() -> None:
     served = Served()
@@ -334,3 +365,125 @@ def test_the_outbox_in_c_is_the_one_in_python(messages: list[bytes | bool]) -> N
         assert len(boxes[0]) == len(boxes[1])
     for box in boxes:
         refuses(ValueError, "are done, not", box.take, done + 10**6)
+
+
+# --- close, and fork -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by_with", [True, False])
+def test_what_was_posted_is_done_before_the_end(by_with: bool) -> None:
+    with Server(shared=["s"]) as server:
+        vm, other = server.vm(vm="s"), server.vm(vm="s")
+        x = put(other, 0, 0)
+        one = put(other, 1, 2)
+        other.synchronize()
+        with vm if by_with else nullcontext():
+            for _ in range(620):
+                vm.launch(ADD_INTO, (x, x, one))
+        vm.close()
+        assert other.read(x).tolist() == [620, 1240]
+
+
+def test_the_end_raises_the_error_of_a_post_and_ends() -> None:
+    for by_with in (True, False):
+        served = Served()
+        vm = served.vm
+        handles = put(vm, 0, 0), put(vm, 1, 2), vm.alloc_tensor(TensorType(i64, (2,)))
+        vm.write(handles[2], np.array([0, 9]))
+        vm.loaded(TAKE)
+
+        def work(vm: RemoteVM = vm, handles: Any = handles, by: bool = by_with) -> None:
+            with vm if by else nullcontext():
+                vm.launch(TAKE, handles)
+            vm.close()
+
+        refuses(OperandValueError, "9", work)
+        refuses(ConnectionLost, "it was closed", vm.read, handles[0])
+        vm.close()
+        served.end()
+
+
+def test_an_error_in_the_block_stays_the_one_that_is_raised() -> None:
+    served = Served()
+    vm = served.vm
+    out, x, index = put(vm, 1), put(vm, 1), vm.alloc_tensor(TensorType(i64, (1,)))
+    vm.write(index, np.array([9]))
+    vm.loaded(TAKE)
+
+    def work() -> None:
+        with vm:
+            vm.launch(TAKE, (out, x, index))
+            raise KeyError("mine")
+
+    caught = refuses(KeyError, "mine", work)
+    assert re.match("and as far was closed: take.*index 9", caught.__notes__[0])
+    served.end()
+
+
+@native
+def test_eager_calls_by_the_short_way_fail_at_once_after_the_end() -> None:
+    served = Served()
+    with ml.Arena(served.vm, "a").allocating():
+        x = ml.ones(3)
+        for _ in range(3):
+            x + x
+        served.end()
+        refuses(ConnectionLost, "it was closed", lambda: x + x)
+
+
+FORKED = """
+import os, sys, numpy as np, mlvm.eager as ml
+from mlvm.machines.remote.connect import connect
+from mlvm.core.errors import ConnectionLost
+vm = connect(sys.argv[1], secret=sys.argv[2])
+arena = ml.Arena(vm, "a")
+with arena.allocating():
+    x = ml.asarray([1.0, 2.0])
+    for _ in range(5):
+        y = x + x  # some of which is gathered and not sent
+    child = os.fork()
+    if not child:
+        refused = 0
+        for call in (lambda: x + x, y.numpy, vm.synchronize, lambda: vm.alloc_storage(1)):
+            try:
+                call()
+            except ConnectionLost as error:
+                refused += "its parent's" in str(error)
+        vm.close()
+        del x, y, arena
+        os._exit(refused)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 4, status
+    for n in range(200):
+        y += x
+        assert vm.read(x.handle).tolist() == [1, 2]
+    assert y.tolist() == [202, 404]
+vm.alloc_storage(1 << 20)
+print("good")
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are not forked here")
+def test_a_forked_process_has_no_connection() -> None:
+    with Server() as server:
+        command = [sys.executable, "-c", FORKED, str(server.address), SECRET]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert done.stdout == "good\n", done.stderr
+
+
+POSTING = """
+import sys, mlvm.eager as ml
+from mlvm.core.program.program import Program
+vm, add = ml.connect(sys.argv[1], secret=sys.argv[2], vm="s"), Program.of_op("add.out", 3, {}, 0)
+for _ in range(20):
+    vm.launch(add, [int(handle) for handle in sys.argv[3:]])
+"""
+
+
+def test_what_was_posted_is_done_before_the_process_ends() -> None:
+    with Server(shared=["s"]) as server, server.vm(vm="s") as vm:
+        x, one = put(vm, 0), put(vm, 1)
+        vm.synchronize()
+        given = [str(server.address), SECRET, *map(str, (x, x, one))]
+        subprocess.run([sys.executable, "-c", POSTING, *given], check=True, timeout=PATIENCE)
+        assert vm.read(x).tolist() == [20]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 import threading
@@ -14,9 +15,10 @@ from typing import Any
 
 import pytest
 
-from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, MlvmError
+from mlvm.core.errors import AccessRefused, AddressError, ConnectionLost, MachineError, MlvmError
 from mlvm.core.program.encoding import HEADER, VERSION
 from mlvm.machines.remote import handshake
+from mlvm.machines.remote.command import table
 from mlvm.machines.remote.connect import Observer, connect
 from mlvm.machines.remote.handshake import (
     NONCE,
@@ -25,6 +27,7 @@ from mlvm.machines.remote.handshake import (
     admit,
     greet,
     pack,
+    plain,
     receive,
     refusal,
 )
@@ -282,6 +285,49 @@ def test_a_secret_file_has_to_be_private(tmp_path: Path, monkeypatch: pytest.Mon
         server.vm(secret=None).close()
         monkeypatch.delenv("MLVM_SECRET_FILE")
         refuses(AccessRefused, "a secret is required", server.vm, secret=None)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_what_is_no_private_file_has_no_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe, path = tmp_path / "pipe", tmp_path / "secret"
+    os.mkfifo(pipe, 0o600)
+    refuses(AccessRefused, "chmod 600", read_secret, pipe)  # and is not waited for
+    path.write_bytes(b"x" * 4000 + b"y" * 97)
+    path.chmod(0o600)
+    refuses(AccessRefused, "at most 4096 bytes", read_secret, path)
+    for nothing in (bytes(32), b" \0" * 16, b"a" + b" " * 30 + b"b", b"ab" * 16):
+        path.write_bytes(nothing)
+        refuses(AccessRefused, "no secret|at least 16", read_secret, path)
+        refuses(AccessRefused, "no secret|at least 16", Server, "127.0.0.1:0", secret=nothing)
+    path.write_text(make_secret())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    refuses(AccessRefused, "is yours", read_secret, path)
+    refuses(AccessRefused, "is yours", Served, certificate=CERTIFICATE)
+    monkeypatch.undo()
+    copy = tmp_path / "key.pem"
+    copy.write_bytes(Path(CERTIFICATE).read_bytes())
+    copy.chmod(0o640)
+    refuses(AccessRefused, "a key is kept in a file .*chmod 600", Served, certificate=str(copy))
+
+
+def test_a_reason_is_short_and_no_terminal_obeys_it() -> None:
+    names = [f"{n:03}\x1b[31m{'x' * 190}" for n in range(200)]
+    with Served(shared=names) as server:
+        caught = refuses(AccessRefused, "no shared VM", server.vm, vm="other")
+        assert len(str(caught)) < 1000
+        assert str(caught).isprintable()
+        with Observer(str(server.address), secret=SECRET) as observer:
+            shown = table(observer.status(), lambda _: 0.0)
+            assert all(line.isprintable() for line in shown.splitlines())
+            assert len(shown.splitlines()) == 202
+        name = "y" * 201
+        with socket.create_connection(str(server.address).rsplit(":", 1)) as sock:
+            hello = Hello(name=name)
+            refuses((AccessRefused, ConnectionLost), "", greet, sock, KEY, hello, soon())
+    assert plain("\x1b[2Jred\n" + "z" * 600) == "?[2Jred?" + "z" * 492 + "..."
+    refuses(MachineError, "200 characters at most", Served, shared=["x" * 201])
 
 
 def test_no_secret_is_ever_logged() -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mlvm.core import vm as core_vm
 from mlvm.core.errors import (
     AccessRefused,
     ConnectionLost,
@@ -28,21 +30,26 @@ from mlvm.core.errors import (
     MachineError,
     MlvmError,
     OutOfMemory,
+    ProgramError,
 )
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
-from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
+from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Writer
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
+from mlvm.machines import wire
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
-from mlvm.machines.remote import connect
+from mlvm.machines.remote import admission, connect
+from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
-from mlvm.machines.remote.handshake import Hello
+from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
+from mlvm.machines.wire import encode_call
 from tests.brief import refuses
 from tests.machines.remote.serving import (
+    CERTIFICATE,
     COPIES,
     DEEP,
     DOUBLING,
@@ -170,7 +177,7 @@ def test_clients_that_come_and_go_leave_nothing() -> None:
             vm.alloc_storage(1000 * n)
             if n % 3 == 0:
                 vm.launch(FOR_EVER)
-            vm._stream.close() if n % 2 else vm.close()
+            vm._stream.close() if n % 2 else vm.close(wait=False)
         wait_for(lambda: not server.status()["clients"])
         status = server.status()
         assert (status["bytes"], status["admitted"]) == (0, 30)
@@ -197,6 +204,33 @@ def test_a_shared_vm_is_open_to_several() -> None:
         with pytest.raises(AccessRefused, match=r"no shared VM 'other'; there are \['weights'\]"):
             server.vm(vm="other")
     refuses(MachineError, "names of their own", Served, shared=["x", "x"])
+
+
+def test_who_waits_for_anothers_launch_can_go() -> None:
+    """By a launch, by any other call, and by a launch that is known by its bytes."""
+    add = Program.of_op("add.out", 3, {}, 0)
+    with Served(shared=["s"], limits=limits(launch_seconds=60.0)) as server:
+        one = server.vm(vm="s")
+        others = [server.vm(vm="s") for _ in range(3)]
+        handles = [[vm.alloc_tensor(F32X3) for _ in range(3)] for vm in others]
+        for vm, given in zip(others, handles, strict=True):
+            for _ in range(2):
+                vm.launch(add, given)
+            vm.synchronize()
+        running = start(partial(one.launch, FOR_EVER, max_steps=10**15))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        others[0].launch(add, handles[0][::-1])
+        others[1].launch(add, handles[1])
+        others[2]._stream.socket.sendall(encode_call("read", [handles[2][0]]))
+        for vm in others:
+            vm.flush()
+        time.sleep(0.05)
+        for vm in others:
+            vm._stream.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1, 2.0)
+        one._stream.close()
+        refuses(ConnectionLost, "", running.result, PATIENCE)
+        wait_for(lambda: not server.status()["bytes"])
 
 
 # --- limits ------------------------------------------------------------------------------
@@ -252,21 +286,65 @@ def test_launches_that_free_what_they_make_may_take_any_number_of_bytes(native: 
         assert len(outputs) == 2
 
 
-@pytest.mark.skipif(extension.EXTENSION is None, reason=extension.REASON)
-def test_a_stack_that_is_too_deep_is_refused() -> None:
-    slowly = limits(launch_seconds=60.0)
-    refused = pytest.raises(OutOfMemory, match="more values lie on the stack")
-    with Served(limits=slowly) as server, server.vm() as vm, refused:
-        run(vm, DEEP)
+INTS = ".func f 0 0\n" + 60 * "    push_int 4611686018427387904\n" + "    call f\n    return 0\n"
+FRAMES = ".func f 0 0\n    call f\n    return 0\n"
+EMPTIES = """.func f 0 0
+    push_const none
+    push_str "negative"
+    cfunc 1 1
+    call f
+    return 0
+"""
+
+
+@pytest.mark.parametrize("native", NATIVE)
+@pytest.mark.parametrize("function", [INTS, FRAMES, EMPTIES, DEEP])
+def test_all_that_lies_on_the_stack_of_a_launch_counts(function: str, native: bool) -> None:
+    few = limits(launch_seconds=60.0, launch_bytes=1 << 20)
+    text = f".const none f32[0]\n{function}.func main 0 *\n    call f\n    halt\n"
+    program = DEEP if function is DEEP else assemble(text)
+    with Served(limits=few, options={"native": native}) as server, server.vm() as vm:
+        vm.loaded(program)
+        tracemalloc.start()
+        try:
+            refuses(OutOfMemory, "", run, vm, program)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 3 << 20
+        [left] = vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
+        assert left.size == 3
+
+
+def test_records_and_handles_count_beside_their_elements() -> None:
+    push = """.const none f32[0]
+    .func main 0 *
+        push_str "residuals.begin"
+        cfunc 0 0
+    again:
+        load_arg 0
+        push_const none
+        push_str "residuals.push"
+        cfunc 2 0
+        jump again
+        halt
+    """
+    few = limits(launch_seconds=60.0, launch_bytes=1 << 20, held_bytes=1 << 20)
+    with Served(limits=few) as server, server.vm() as vm:
+        number = vm.alloc_tensor(TensorType("i64", ()))
+        refuses(OutOfMemory, "448 more bytes", run, vm, assemble(push), number)
+        refuses(OutOfMemory, "448 more bytes", run, vm, assemble(push), number)  # none was kept
+        empty = TensorType("f32", (0,))
+        refuses(OutOfMemory, "", lambda: [vm.alloc_tensor(empty) for _ in range(1 << 13)])
 
 
 def test_steps_bytes_and_handles_are_limited() -> None:
-    few = limits(launch_steps=1000, held_bytes=1000, handles=4, program_bytes=2000)
+    few = limits(launch_steps=1000, held_bytes=3000, handles=4, program_bytes=2000)
     with Served(limits=few) as server, server.vm() as vm:
         refuses(LimitExceeded, "more than the steps", run, vm, FOR_EVER)
         refuses(LimitExceeded, "more than the steps", vm.launch, FOR_EVER, max_steps=10**6)
-        with pytest.raises(OutOfMemory, match=r"1,001 more bytes: the VM holds 0, .* is 1,000"):
-            vm.alloc_storage(1001)
+        with pytest.raises(OutOfMemory, match=r"3,001 more bytes: the VM holds 0, .* is 3,000"):
+            vm.alloc_storage(3001)
         for _ in range(4):
             vm.alloc_tensor(F32X3)
         refuses(LimitExceeded, "4 tensors and storages", vm.alloc_tensor, F32X3)
@@ -275,17 +353,76 @@ def test_steps_bytes_and_handles_are_limited() -> None:
 
 
 def test_programs_that_are_dropped_do_not_count() -> None:
-    with Served(limits=limits(program_bytes=600)) as server, server.vm() as vm:
+    with Served(limits=limits(program_bytes=3000)) as server, server.vm() as vm:
         for _ in range(8):
             program = assemble(".func main 0 *\n" + 10 * "    push_int 1\n" + "    halt\n")
             assert vm.launch(program) == []
             del program
             gc.collect()
-        assert server.status()["clients"][0]["program_bytes"] < 600
+        assert server.status()["clients"][0]["program_bytes"] < 3000
+
+
+LOADED = ".func main 0 *\n    load_arg 0\n    halt\n"
+
+
+def test_a_program_that_cannot_be_verified_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise RecursionError("too deep")
+
+    with Served(limits=limits(program_bytes=2000)) as server, server.vm() as vm:
+        with monkeypatch.context() as patch:
+            patch.setattr(wire, "verify", fails)
+            for _ in range(20):
+                refuses(ProgramError, "cannot be verified: .*too deep", run, vm, assemble(LOADED))
+        [client] = server._clients.values()
+        assert client.session is not None
+        assert not client.session._programs
+        vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
+
+
+@pytest.mark.parametrize("place", [wire, core_vm])
+def test_to_verify_has_a_limit_of_time(place: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a program is loaded, and when it is launched."""
+
+    def endless(*given: Any) -> Any:
+        while time.monotonic() < until:
+            pass
+
+    few = limits(launch_seconds=0.1)
+    with Served(limits=few) as server, server.vm() as vm, monkeypatch.context() as patch:
+        until = time.monotonic() + SECONDS
+        x = vm.alloc_tensor(F32X3)
+        patch.setattr(place, "verify", endless)
+        refuses(LimitExceeded, r"longer than the 0\.1 seconds", run, vm, assemble(LOADED), x)
+        patch.undo()
+        assert time.monotonic() < until
+        [left] = vm.launch(assemble(LOADED), [x])
+        assert left.tolist() == [0, 0, 0]
+
+
+def test_what_a_message_becomes_has_a_limit() -> None:
+    writer = Writer()
+    writer.text("launch")
+    writer.integer(1)
+    writer.sequence([1], Writer.integer)
+    writer._data += b"(" + (1 << 21).to_bytes(4, "little") + (1 << 21) * b"i\x01\x01"
+    with Served(limits=limits(program_bytes=30_000)) as server, server.vm() as vm:
+        vm._stream.socket.sendall(writer.message(Kind.call))
+        kind, reader = vm._stream.receive()
+        assert kind is Kind.error
+        assert reader.text() == "LimitExceeded"
+        lines = "    push_int 1\n    pop 1\n"
+        refuses(LimitExceeded, "items take .* there may be", run, vm, program_of(lines * 300))
+        run(vm, program_of(lines * 20))
+        assert 2000 < server.status()["clients"][0]["program_bytes"] < 30_000
+
+
+def program_of(lines: str) -> Program:
+    return assemble(f".func main 0 *\n{lines}    halt\n")
 
 
 def test_a_result_that_is_stored_counts_as_held() -> None:
-    with Served(limits=limits(held_bytes=100)) as server, server.vm() as vm:
+    with Served(limits=limits(held_bytes=550)) as server, server.vm() as vm:
         x = vm.alloc_tensor(TensorType("f32", (12,)))
         store = assemble(
             f""".func main 0 *
@@ -298,7 +435,7 @@ def test_a_result_that_is_stored_counts_as_held() -> None:
             halt
         """
         )
-        refuses(OutOfMemory, "96 more bytes: the VM holds 48", run, vm, store, x)
+        refuses(OutOfMemory, "96 more bytes: the VM holds 488", run, vm, store, x)
         assert server.status()["bytes"] == 48
 
 
@@ -327,6 +464,18 @@ def test_an_idle_client_is_given_up() -> None:
     with Served(limits=limits(idle_seconds=0.1)) as server, server.vm() as vm:
         wait_for(lambda: server.events("disconnected"))
         refuses(ConnectionLost, "", vm.consumed_size_in_mib)
+
+
+def test_a_client_that_goes_on_is_not_idle() -> None:
+    """Not by launches either that the server knows by their bytes."""
+    add = Program.of_op("add.out", 3, {}, 0)
+    with Served(limits=limits(idle_seconds=0.2)) as server, server.vm() as vm:
+        x, y = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        for _ in range(8):
+            vm.launch(add, [y, x, x])
+            vm.flush()
+            time.sleep(0.06)
+        assert vm.read(y).tolist() == [0, 0, 0]
 
 
 def test_a_client_that_does_not_read_holds_nobody_up() -> None:
@@ -493,19 +642,42 @@ def test_a_server_says_why_it_ends_a_connection() -> None:
         refuses(ConnectionLost, "the server stops", vm.alloc_storage, 1)
 
 
-def test_strangers_who_say_nothing_keep_nobody_out() -> None:
-    with Served() as server:
+@pytest.mark.parametrize("tls", [False, True])
+def test_strangers_keep_nobody_out(tls: bool) -> None:
+    """Neither those that say nothing nor those that know no secret, whatever host they are at."""
+    options: Any = {"certificate": CERTIFICATE} if tls else {}
+    with Served(**options) as server:
         host, _, port = str(server.address).rpartition(":")
-        strangers = [socket.create_connection((host, int(port))) for _ in range(70)]
+        hello = pack(Greeting.hello, (32).to_bytes(4, "little") + bytes(32) + b"t" + bytes(12))
+        strangers: list[socket.socket] = []
         try:
-            deadline = time.monotonic() + 5
-            while server.status()["strangers"] < 64 and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(0.3)
-            with server.vm() as vm:
-                assert vm.consumed_size_in_mib() == 0
-            strangers[0].settimeout(5)
-            assert strangers[0].recv(1) == b""  # the oldest had to go
+            for n in range(300):
+                each = socket.create_connection((host, int(port)), source_address=(host, 0))
+                strangers.append(each)
+                if n % 2 and not tls:
+                    each.sendall(hello + pack(Greeting.proof, bytes(32)))
+            for _ in range(3):
+                begun = time.monotonic()
+                with server.vm(tls=CERTIFICATE if tls else False) as vm:
+                    assert vm.consumed_size_in_mib() == 0
+                assert time.monotonic() - begun < 2.0
+            told = b""
+            for each in strangers:
+                each.settimeout(0.01)
+                with contextlib.suppress(OSError):
+                    told += each.recv(4096)
+            assert (BUSY.encode() in told) is not tls
+            assert server.status()["strangers"] <= MOST_OF_PEER
+            assert len(server.events("refused")) <= 60
+            assert server.status()["refused"] > 150
         finally:
             for each in strangers:
                 each.close()
+
+
+def test_a_client_is_told_that_a_server_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Served() as server:
+        monkeypatch.setattr(admission, "MOST_OF_PEER", 0)
+        refuses(AccessRefused, BUSY, server.vm, timeout=0.2)
+        monkeypatch.undo()
+        server.vm()

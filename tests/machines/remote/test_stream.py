@@ -5,7 +5,9 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
-from mlvm.core.program.encoding import HEADER, Kind
-from mlvm.machines.remote.stream import LARGE, Outgoing, Stream
+from mlvm.core.program.encoding import HEADER, Kind, Reader, Writer
+from mlvm.machines.remote import stream
+from mlvm.machines.remote.stream import LARGE, Incoming, Outgoing, Stream
 from tests.alarms import alarms_interrupt, interrupt_after
 from tests.brief import cases, refuses
 from tests.threads import PATIENCE, start
@@ -45,7 +48,7 @@ def test_messages_arrive_whole_in_whatever_pieces(
     sent = b"".join(map(message, bodies))
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        stream = Stream(theirs)
+        receiver = Stream(theirs)
 
         def send() -> None:
             for at in range(0, len(sent), piece):
@@ -53,12 +56,12 @@ def test_messages_arrive_whole_in_whatever_pieces(
 
         sending = start(send)
         for body in bodies:
-            kind, reader = stream.receive()
+            kind, reader = receiver.receive()
             assert (kind, reader.left) == (Kind.call, len(body))
             if body == bodies[-1] or data.draw(st.booleans()):  # else it is passed over
                 assert bytes(reader.rest()) == body
         sending.result(PATIENCE)
-        assert not stream.has_received()
+        assert not receiver.has_received()
 
 
 @given(st.lists(st.lists(SIZES, min_size=1, max_size=4), max_size=5))
@@ -162,3 +165,86 @@ def test_an_interrupt_loses_no_byte(ends: tuple[Stream, Stream]) -> None:
     assert len(got) > 1900
     assert all(text == b"%d" % (n - 1) for n, text in got)
     answering.result(PATIENCE)
+
+
+@given(st.lists(st.sampled_from([1, 3, 100, 1 << 14, LARGE + 1]), max_size=12), st.data())
+def test_the_fields_of_a_large_message_are_those_of_a_small_one(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    body = np.random.default_rng(0).bytes(sum(sizes) + LARGE)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        receiver = Stream(theirs)
+        sending = start(ours.sendall, message(body) + message(b"next"))
+        _, reader = receiver.receive()
+        at = 0
+        for n in sizes:
+            if data.draw(st.booleans()):
+                assert reader._elements(n).tobytes() == body[at : at + n]
+            else:
+                assert bytes(reader._take(n)) == body[at : at + n]
+            at += n
+            assert reader.left == len(body) - at
+        refuses(EncodingError, f"byte {at}: .* are left", reader._take, len(body) + 1)
+        assert bytes(receiver.receive()[1].rest()) == b"next"
+        sending.result(PATIENCE)
+
+
+def test_many_fields_of_a_large_message_are_read_at_once(
+    ends: tuple[Stream, Stream], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = ends
+    writer = Writer()
+    writer.sequence([1] * 100_000, Writer.integer)
+    sending = start(ours.send, [writer.message(Kind.call)])
+    _, reader = theirs.receive()
+    calls: list[int] = []
+    read_into = Incoming.read_into
+    monkeypatch.setattr(
+        Incoming, "read_into", lambda self, out: calls.append(len(out)) or read_into(self, out)
+    )
+    assert reader.sequence(Reader.integer) == [1] * 100_000
+    assert len(calls) < 30
+    sending.result(PATIENCE)
+
+
+@pytest.mark.parametrize("size", [10, LARGE + 1000])
+def test_a_message_that_comes_byte_by_byte_has_a_deadline(size: int) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        receiver, over = Stream(theirs), threading.Event()
+        receiver.set_timeouts(0.2, 5.0)
+        whole = message(bytes(size))
+        ours.sendall(whole[:-500] if size > 500 else b"")
+
+        def drip() -> None:
+            with suppress(OSError):
+                for byte in whole[-500:]:
+                    if over.wait(0.01):
+                        return
+                    ours.send(bytes([byte]))
+
+        dripping, begun = start(drip), time.monotonic()
+        refuses(ConnectionLost, "not whole in time", lambda: receiver.receive()[1].rest())
+        assert time.monotonic() - begun < 2.0
+        over.set()
+        dripping.result(PATIENCE)
+
+
+def test_an_answer_that_is_read_bit_by_bit_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_SLOWEST", 1 << 30)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        sender, over = Stream(theirs), threading.Event()
+        sender.set_timeouts(5.0, 0.2)
+
+        def sip() -> None:
+            with suppress(OSError):
+                while not over.wait(0.005):
+                    ours.recv(2000)
+
+        sipping, begun = start(sip), time.monotonic()
+        refuses(ConnectionLost, "not taken in time", sender.send, [bytes(1 << 22)])
+        assert time.monotonic() - begun < 5.0
+        over.set()
+        sipping.result(PATIENCE)

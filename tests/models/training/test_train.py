@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import socket
 import subprocess
 import sys
@@ -429,6 +430,59 @@ def test_a_training_goes_on_with_other_members(tmp_path: Path) -> None:
     assert four["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
     alone = train(**options | {"group": None}, resume=part)
     assert alone["train_loss"] == pytest.approx(expected["train_loss"], rel=1e-4)
+
+
+DIES = """
+import os, signal, sys
+from models.training import trainer
+from models.training.train import main
+
+step, steps = trainer.Trainer.step, []
+
+def dies(self, *batch):
+    steps.append(None)
+    if len(steps) == 5 and os.environ["RANK"] == "1" and os.environ["MLVM_RESTARTS"] == "0":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self, *batch)
+
+trainer.Trainer.step = dies
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_killed_member_costs_the_steps_since_the_last_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("threadpoolctl")
+    script, file, result = (tmp_path / name for name in ("train.py", "x.safetensors", "x.json"))
+    script.write_text(DIES)
+    command = ["--group", "auto", "--model", "mlp", "--epochs", "1", "--batch-size", "128"]
+    command += ["--save", str(file), "--save-every", "3", "--resume", "--json", str(result)]
+    launch = ["-m", "mlvm", "launch", "--members", "2", "--restarts", "1", "--", str(script)]
+    done = subprocess.run(
+        [sys.executable, *launch, *command],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "all members are started again, 1 of 1 times" in done.stderr
+    once = train(model="mlp", epochs=1, batch_size=128, group="threads:2")
+    again = json.loads(result.read_text())
+    for name in ("train_loss", "test_accuracy", "test_loss"):
+        assert again[name] == once[name]  # type: ignore[literal-required]
+    four = train(model="mlp", epochs=1, batch_size=128, group="threads:4", resume=file)
+    assert four["test_accuracy"] == once["test_accuracy"]
+
+
+def test_resume_without_a_file_is_the_one_that_is_saved(tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    first = train(model="mlp", epochs=1, batch_size=128, save=file, resume=True)
+    assert first["step_ms_median"] is not None
+    again = train(model="mlp", epochs=1, batch_size=128, save=file, resume=True)
+    assert again["step_ms_median"] is None
+    refuses(OptionError, "none is given", train, model="mlp", resume=True)
 
 
 def test_a_group_by_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,6 +113,11 @@ class Look:
         self.key = frozenset([tuple(self._parts)])  # which computes its hash once
         self.checklist = Checklist(self.reads)
 
+    @property
+    def is_flat(self) -> bool:
+        """Whether `checklist` tells all of another look, but for numbers."""
+        return not (self._blind or self.fields)
+
     def values(self, *, checked: bool = True) -> tuple[list[Tensor], list[float]] | None:
         """The present tensors of `fields`, and `numbers`. None if there is something else, or if
         it is `checked` and another look would, or might, find something else."""

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import holds_tensors
+from mlvm.machines.native.extension import EXTENSION
 
 MISSING: Final = object()
 """The value of a name that there is not."""
@@ -82,10 +83,13 @@ class Checklist:
         self._held = list(chain.from_iterable(read.value for read in held))
         self._unread = [columns(kind) for kind in ("plain", "unread") if kind in rows]
         self._equal = rows.get("equal", ())
+        self._native = None if EXTENSION is None else EXTENSION.Checklist(MISSING, _flat(rows))
         self._numbers, self._tensors = columns("number"), columns("tensor")
 
     def holds(self) -> bool:
         """Whether all reads lead where they led."""
+        if self._native is not None and self._native.holds():
+            return True
         try:
             return self._holds()
         except (AttributeError, ValueError, RuntimeError):  # gone, or changed by another thread
@@ -112,6 +116,15 @@ class Checklist:
         numbers: list[Any] = list(map(dict.get, *of_numbers))
         same = all(map(operator.is_, map(type, tensors), repeat(Tensor)))
         return (tensors, numbers) if same and list(map(type, numbers)) == kinds else None
+
+
+def _flat(rows: dict[str, list[Read]]) -> tuple[Any, ...]:
+    """The reads for the walk in C, which takes a plain field for an unread one."""
+    return tuple(
+        (("unread" if kind == "plain" else kind), read.owner, read.name, read.value)
+        for kind in (*_FOLLOW, *_VIEWS, "plain", "unread", "equal")
+        for read in rows.get(kind, ())
+    )
 
 
 def _counts(field: Any) -> bool:

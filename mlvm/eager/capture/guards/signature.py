@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final
 
 from mlvm.arena.scratch_pad import ScratchPad
 from mlvm.core.errors import CaptureError
+from mlvm.core.types import TensorType
 from mlvm.eager.capture.guards.layout import PLAIN
 from mlvm.eager.capture.guards.look import NUMBERS, Field, Look, dict_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -84,6 +85,11 @@ class Signature:
         """Whether the function reaches this very tensor by itself, and not only as an argument."""
         return id(x) in self.look.tensors
 
+    def place_of(self, x: Tensor) -> tuple[TensorType, int, int, bool]:
+        """A tensor's type, its ordinal, the place of its memory, and whether it is no view."""
+        root = x if x.base is None else x.base
+        return x.type, self._ordinals[id(x)], self._roots[id(root)], root is x
+
     def _tensor(self, x: Tensor) -> Any:
         if id(x) in self.look.tensors:
             return id(x)
@@ -100,3 +106,48 @@ class Signature:
         if place == len(self.inputs):
             self.inputs.append(x)
         return x.type, ordinal, place, root is x
+
+
+TENSOR, NUMBER, PLAIN_VALUE, LIST, TUPLE, DICT = range(6)
+"""The kinds of parts of a pattern, as `language/guards.c` has them."""
+
+_CONTAINERS: Final[dict[type, int]] = {list: LIST, tuple: TUPLE, dict: DICT}
+
+
+class _Parts:
+    """The arguments of a call as a list of parts, one after the other."""
+
+    def __init__(self, signature: Signature) -> None:
+        self.parts: list[tuple[int, Any, int, int, bool]] = []
+        self._signature = signature
+        self._numbers = len(signature.look.numbers)
+
+    def add(self, value: Any) -> bool:
+        """Whether the value could be added."""
+        kind = type(value)
+        if kind is Tensor and not self._signature.is_reached(value):
+            type_, ordinal, place, is_root = self._signature.place_of(value)
+            self.parts.append((TENSOR, type_, ordinal, place, is_root))
+        elif kind in NUMBERS:
+            self.parts.append((NUMBER, None, 0, self._numbers, False))
+            self._numbers += 1
+        elif kind in _CONTAINERS:
+            names = tuple(value) if kind is dict else None
+            if not all(type(name) in (str, int) for name in names or ()):
+                return False
+            self.parts.append((_CONTAINERS[kind], names, len(value), 0, False))
+            return all(map(self.add, value.values() if kind is dict else value))
+        elif isinstance(value, (Tensor, *_CONTAINERS)):
+            return False
+        else:
+            self.parts.append((PLAIN_VALUE, value, 0, 0, False))
+        return True
+
+
+def parts_of(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The arguments of a call with that signature as a flat list of parts, for a `Pattern` in C:
+    kind, type or value, count or ordinal, place, whether it is no view. None where one of them is
+    neither a tensor, a number, a plain value, an object known by identity, nor a plain container.
+    """
+    parts = _Parts(signature)
+    return tuple(parts.parts) if parts.add(tuple(args)) and parts.add(dict(kwargs)) else None

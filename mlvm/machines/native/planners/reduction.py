@@ -58,20 +58,22 @@ def reduction(
     scratch: int,
     shared: int,
     ns: float = 1,
+    exact: bool = False,
 ) -> KernelCall | None:
     """A call of reduction.c. `scratch` bytes are for a column of a block, `shared` bytes for a
-    result of a part. An element takes `ns` times as long as in a sum."""
-    x = types[1]
+    result of a part. An element takes `ns` times as long as in a sum. `exact`: a result has the
+    same bits, however it is divided; if not, what else there is must not decide about that."""
+    out, x = types[0], types[1]
     axes = collapsed(x.shape, normalize_axes(axis, x.ndim))
     if axes is None or not x.size or axes.length >= 2**31:
         return None
     outer, rows, middle, length, inner = axes
-    outputs = outer * middle
     width = min(inner, REDUCTION_WIDEST)
     blocks = -(-inner // width)
     part_rows, part_length = rows, length
-    parts_wanted = _UNITS // (outputs * blocks)
-    if parts_wanted > 1 and x.size >= 2 * _PART:
+    others = 1 if exact else outer
+    parts_wanted = _UNITS * others // (outer * middle * blocks)
+    if parts_wanted > 1 and x.size >= 2 * _PART * others:
         size = max(-(-_PART // width), -(-rows * length // parts_wanted))
         if size >= length:
             part_rows = -(-size // length)
@@ -80,15 +82,23 @@ def reduction(
             part_rows, part_length = 1, -(-size // multiple) * multiple
     parts_of_length = -(-length // part_length)
     parts = -(-rows // part_rows) * parts_of_length
+    many = parts > 1 and outer * middle * blocks > _UNITS // 2  # enough to share, undivided
+    outputs = (1 if many else outer) * middle
     stride, contiguous = middle * length * inner, rows == parts == blocks == 1
     of_x = {"outputs": outputs, "length": length, "inner": inner, "middle": middle}
     of_part = {"part_rows": part_rows, "part_length": part_length, "blocks": blocks, "width": width}
     integers = {**of_x, "rows_outer": rows, "stride": stride, "contiguous": contiguous}
     integers |= {**of_part, "parts": parts, "parts_of_length": parts_of_length}
-    units, work = outputs * parts * blocks, ns * (x.nbytes * 0.02 + outputs * inner * 2)
+    units, work = outputs * parts * blocks, ns * (x.nbytes * 0.02 + outer * middle * inner * 2)
     scratch *= REDUCTION_WIDEST
     shared *= outputs * parts * inner if parts > 1 else 0
-    return kernel_call(kernel, 2, units, work, integers, floats, scratch=scratch, shared=shared)
+    call = kernel_call(kernel, 2, units, work, integers, floats, scratch=scratch, shared=shared)
+    if call is None or not many:
+        return call
+    shared_at = -(-scratch // 64) * 64
+    apart = {"out_bytes": out.nbytes // outer, "x_bytes": x.nbytes // outer}
+    integers, scratch = {**apart, "shared_at": shared_at}, shared_at + shared
+    return kernel_call("each", 2, outer, work, integers, scratch=scratch, children=[call])
 
 
 def _sum_kernel(op: str, types: Types) -> str:
@@ -137,7 +147,7 @@ def extreme(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 def position(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype, size = _bytes(types[1].dtype), types[1].dtype.itemsize
     kernel, axis = f"{op}_{dtype}", attributes["axis"]
-    return reduction(kernel, types, axis, scratch=size + 4, shared=8, ns=2)
+    return reduction(kernel, types, axis, scratch=size + 4, shared=8, ns=2, exact=True)
 
 
 @planner("all", "any")

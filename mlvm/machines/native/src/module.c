@@ -1,5 +1,6 @@
 /* The Python module `_native`: all that the files below have for Python. */
 #include "language/dispatch.h"
+#include "language/guards.h"
 #include "language/posts.h"
 #include "machine/call.h"
 #include "machine/host.h"
@@ -8,7 +9,8 @@
 #include "machine/value.h"
 
 static int (*const parts[])(PyObject *) = {call_init, value_init, host_init,
-                                           loop_init, lanes_init, posts_init, dispatch_init};
+                                           loop_init, lanes_init, posts_init, dispatch_init,
+                                           guards_init};
 
 static struct PyModuleDef definition = {
     PyModuleDef_HEAD_INIT, "_native", "Kernels and the loop of the native machine.", -1,

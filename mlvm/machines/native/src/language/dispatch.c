@@ -18,20 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- the fields that C reads and writes: see mlvm/arena/fields.py --- */
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *region, *arena, *type, *base, *handle, *ended, *tape, *node;
-    PyObject *weakrefs;
-} Allocation;
-
-typedef struct {
-    PyObject_HEAD
-    PyObject *storage, *offset, *bin, *number, *handles, *holder, *seen, *last, *noted, *views;
-    long long nbytes;
-    PyObject *weakrefs;
-} Region;
+/* --- the fields that C reads and writes: see mlvm/arena/fields.py and dispatch.h --- */
 
 typedef struct {
     PyObject_HEAD
@@ -80,7 +67,8 @@ typedef struct {
     int64_t room, taken;
 } FastPath;
 
-static PyTypeObject *allocation_type, *region_type, *arena_type, *call_type, *fast_path_type;
+static PyTypeObject *arena_type, *call_type, *fast_path_type;
+PyTypeObject *allocation_type, *region_type;
 
 /* What `install` hands in. */
 static PyTypeObject *tensor_class, *tape_class;

@@ -38,6 +38,8 @@ enum Code { STEPS(NAME) };
 
 enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
 #define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
+#define VALUE_COUNTS 56       /* as so many bytes, here or as an object of Python's list */
+#define FRAME_COUNTS 128
 #define ANYWHERE UINT32_MAX /* parameter may lie anywhere over others */
 
 /* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
@@ -358,6 +360,7 @@ typedef struct {
     int64_t top, room;
     Return *frames;
     int64_t depth, frames_room;
+    int64_t counted; /* bytes of stack and frames, as made */
     Tensor *arguments;
     int function, pc, base, nparams, since;
     int64_t left; /* instructions that the launch may still take; -1: any number */
@@ -429,8 +432,10 @@ static int make_room(Machine *m, int64_t count)
         room *= 2;
     if (room == m->room)
         return 0;
-    if (room > MOST_VALUES && is_limited())
+    int64_t more = VALUE_COUNTS * (room - m->room);
+    if (is_limited() && (room > MOST_VALUES || !count_made(more)))
         return -1;
+    m->counted += is_limited() ? more : 0;
     Value *stack = realloc(m->stack, sizeof *stack * (size_t)room);
     if (!stack)
         return -1;
@@ -442,7 +447,7 @@ static int make_room(Machine *m, int64_t count)
 /* Whether the stack has as many values as it may; then an exception is set. */
 static int is_full(Machine *m)
 {
-    if (m->room < MOST_VALUES || !is_limited())
+    if (!is_limited())
         return 0;
     hold(m);
     PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
@@ -452,6 +457,10 @@ static int is_full(Machine *m)
 /* Room for one more frame. Returns 0, or -1. */
 static int grow(Machine *m)
 {
+    int64_t more = FRAME_COUNTS * m->frames_room;
+    if (is_limited() && !count_made(more))
+        return -1;
+    m->counted += is_limited() ? more : 0;
     Return *frames = realloc(m->frames, sizeof *frames * (size_t)(m->frames_room * 2));
     if (!frames)
         return -1;
@@ -1084,6 +1093,7 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         result = outcome > 0 ? objects_of(&m, m.base) : state_of(&m);
     }
     drop_all(&m, 0);
+    count_made(-m.counted);
     if (m.frame)
         frame_give(m.frame);
     free(m.stack);

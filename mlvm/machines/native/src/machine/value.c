@@ -188,6 +188,14 @@ static int may_make(int64_t nbytes)
     return most_made < 0 || nbytes <= most_made - made;
 }
 
+int count_made(int64_t nbytes)
+{
+    if (!may_make(nbytes))
+        return 0;
+    made += nbytes;
+    return 1;
+}
+
 /* Free a tensor with memory of its own. An array may let it go long after, in any thread: then it
  * counts for less than it did, but never for less than nothing. */
 static void free_block(Tensor *block)

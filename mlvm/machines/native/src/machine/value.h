@@ -80,6 +80,9 @@ int64_t get_made(void);
 /* Whether there is a limit. */
 int is_limited(void);
 
+/* Count so many bytes as made; whether there may be as many. Negative ones are given back. */
+int count_made(int64_t nbytes);
+
 /* A tensor with memory of its own, its elements undefined or zero; NULL if there is none, or none
  * within the limit. */
 Tensor *tensor_new(TypeObject *type);

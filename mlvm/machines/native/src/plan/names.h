@@ -63,16 +63,20 @@
 /* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
  * often, each time STRIDE elements further, the reduced outer axis. PARTS: of an output, PARTS_OF_LENGTH of
  * them for the same outer rows; PART_ROWS: outer rows in a part. BLOCKS: of columns, of WIDTH. CONTIGUOUS:
- * whether unit u is output u, of x's next LENGTH * INNER elements. */
+ * whether unit u is output u, of x's next LENGTH * INNER elements. A call of `each` has a child for one
+ * after the other of its units: OUT_BYTES, X_BYTES: how far they are apart. SHARED_AT: in scratch memory. */
 #define reduction_integers(EACH)                                                         \
     EACH(OUTPUTS) EACH(LENGTH) EACH(INNER) EACH(ROWS_OUTER) EACH(MIDDLE) EACH(STRIDE)    \
     EACH(PARTS) EACH(PARTS_OF_LENGTH) EACH(PART_ROWS) EACH(PART_LENGTH) EACH(BLOCKS)     \
-    EACH(WIDTH) EACH(CONTIGUOUS)
+    EACH(WIDTH) EACH(CONTIGUOUS) EACH(OUT_BYTES) EACH(X_BYTES) EACH(SHARED_AT)
 
 /* LENGTH: of a row. INNER: of the axes behind, in BLOCKS of WIDTH columns. KIND: of labels. COUNT: rows,
  * of which PART are a unit. */
 #define rows_integers(EACH)                                                              \
     EACH(LENGTH) EACH(INNER) EACH(BLOCKS) EACH(WIDTH) EACH(KIND) EACH(COUNT) EACH(PART)
+
+/* LENGTH: of a row, whose elements are INNER apart. DESCENDING: the largest first. */
+#define sorting_integers(EACH) EACH(LENGTH) EACH(INNER) EACH(DESCENDING)
 
 /* The image's height, width and channels, how many windows lie vertically and horizontally, the window's
  * height and width, the strides, the padding above and on the left. */

@@ -13,6 +13,7 @@
     X(random, target)                                                                    \
     X(reduction, target)                                                                 \
     X(rows, target)                                                                      \
+    X(sorting, target)                                                                   \
     X(windows, target)
 #define ROW_FILES(X, target) X(elementwise, target)
 

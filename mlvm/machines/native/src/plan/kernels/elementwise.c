@@ -4,6 +4,7 @@
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
 #include "functions.h"
+#include "trigonometric.h"
 
 #include <string.h>
 
@@ -191,6 +192,35 @@ SHORT_DIVISIONS(f64, double, FUSED_REST, 2251799813685248.0) /* 2^51 */
 BINARY_ROW(floor_divide_f64, double, double, quotient_f64(x, y))
 BINARY_ROW(remainder_f64, double, double, modulus_f64(x, y))
 #endif
+
+/* Whatever stands beside it, an element has the same bits: those beyond TURNS_MOST, and they alone, are
+ * the C library's, of a longer type: the last digits of its own are not always right. */
+#define TURNING(name, t, T, longer)                                                      \
+    static void name##_##t##_row(char *const *p, int64_t n, const double *a)             \
+    {                                                                                    \
+        (void)a;                                                                         \
+        T block[TURNING_BLOCK];                                                          \
+        for (int64_t at = 0; at < n; at += TURNING_BLOCK) {                              \
+            int64_t count = n - at < TURNING_BLOCK ? n - at : TURNING_BLOCK;             \
+            const T *xs = (const T *)p[1] + at;                                          \
+            int others = 0;                                                              \
+            for (int64_t i = 0; i < count; i++) {                                        \
+                others |= !(fabs((double)xs[i]) <= TURNS_MOST);                          \
+                block[i] = name##_##t(xs[i]);                                            \
+            }                                                                            \
+            for (int64_t i = 0; others && i < count; i++)                                \
+                if (!(fabs((double)xs[i]) <= TURNS_MOST))                                \
+                    block[i] = (T)longer(xs[i]);                                         \
+            memcpy((T *)p[0] + at, block, (size_t)count * sizeof(T));                    \
+        }                                                                                \
+    }
+enum { TURNING_BLOCK = 256 };
+TURNING(sin, f32, float, sin)
+TURNING(cos, f32, float, cos)
+TURNING(tan, f32, float, tan)
+TURNING(sin, f64, double, sinl)
+TURNING(cos, f64, double, cosl)
+TURNING(tan, f64, double, tanl)
 
 /* Of equal operands, which may be infinite, twice the exponential. */
 #define LOG_OF_SUM(t, T, s)                                                              \

@@ -138,6 +138,19 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
+/* A unit is all that the child does with elements of x of its own. */
+static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->n;
+    const KernelCall *child = call->children[0];
+    for (int64_t u = begin; u < end; u++) {
+        char *q[] = {p[0] + u * n[OUT_BYTES], p[1] + u * n[X_BYTES], scratch + n[SHARED_AT]};
+        child->run(child, q, 0, child->units, scratch);
+        child->finish(child, q, 0, child->units, scratch);
+    }
+    return 0;
+}
+
 #define ENTRY(op, type) {#op "_" #type, run_##op##_##type, finish_##op##_##type}
 #define SUMS(type)                                                                       \
     ENTRY(sum, type),                                                                    \
@@ -155,4 +168,4 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 const KernelEntry TARGETED(reduction_kernels)[] = {
     FLOATS(f32),      FLOATS(f64),        SUMS(f32_f64),      ENTRY(prod, i32),
     ENTRY(prod, i64), INTEGERS(i8, u8),   INTEGERS(i16, u16), INTEGERS(i32, u32),
-    INTEGERS(i64, u64), {NULL, NULL, NULL}};
+    INTEGERS(i64, u64), {"each", each, NULL}, {NULL, NULL, NULL}};

@@ -1,0 +1,166 @@
+"""Bytes that should have been written and were not. Who reads them gets the error that is to blame,
+until they are written again."""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple
+
+from mlvm.core.errors import MlvmError
+from mlvm.core.machine.callee import UserFunction, Value, WritesInto, is_tensor
+from mlvm.core.machine.functions import Binding
+from mlvm.core.op import Attributes
+from mlvm.core.types import Array, root
+
+_MOST_SPANS: Final = 64
+"""Of one memory. One more makes one span of all, which is then bad from end to end."""
+
+
+class Span(NamedTuple):
+    """The bytes from address `start` up to `end`, in the memory of that id."""
+
+    start: int
+    end: int
+    memory: int
+
+    @staticmethod
+    def of(array: Array) -> Span:
+        start = array.__array_interface__["data"][0]
+        return Span(start, start + array.nbytes, id(root(array)))
+
+    def meets(self, other: Span) -> bool:
+        return self.start < other.end and other.start < self.end
+
+    def without(self, other: Span) -> list[Span]:
+        """What is left of this span outside of the other."""
+        left = self._replace(end=min(self.end, other.start))
+        right = self._replace(start=max(self.start, other.end))
+        return [span for span in (left, right) if span.start < span.end]
+
+
+class _Memory:
+    """What is bad of one memory, while that lives."""
+
+    def __init__(self, memory: weakref.ref[Array]) -> None:
+        self.memory = memory
+        self.bad: list[tuple[Span, BaseException]] = []
+
+
+class BadBytes:
+    """Spans of memory, each with its error. One thread at a time uses it."""
+
+    def __init__(self) -> None:
+        self._memories: dict[int, _Memory] = {}
+
+    def add(self, span: Span, error: BaseException, memory: weakref.ref[Array]) -> None:
+        """These bytes are bad from now on."""
+        self.heal(span)
+        if span.start == span.end:
+            return
+        of = self._memories.get(span.memory)
+        if of is None or of.memory() is None:
+            of = self._memories[span.memory] = _Memory(memory)
+        of.bad.append((span, error))
+        if len(of.bad) > _MOST_SPANS:
+            start, end = min(x.start for x, _ in of.bad), max(x.end for x, _ in of.bad)
+            of.bad = [(Span(start, end, span.memory), of.bad[0][1])]
+
+    def heal(self, written: Span) -> None:
+        """Bytes that are written again are not bad any more."""
+        of = self._memories.get(written.memory)
+        if of is None:
+            return
+        of.bad = [(rest, error) for span, error in of.bad for rest in span.without(written)]
+        if not of.bad or of.memory() is None:
+            del self._memories[written.memory]
+
+    def error(self, spans: Iterable[Span]) -> BaseException | None:
+        """The error of the first bad bytes among these."""
+        if not self._memories:
+            return None
+        for span in spans:
+            of = self._memories.get(span.memory)
+            if of is not None and of.memory() is not None:
+                for bad, error in of.bad:
+                    if bad.meets(span):
+                        return error
+        return None
+
+    def left(self) -> BaseException | None:
+        """The error of any bytes that are bad now; None if none are."""
+        self._memories = {key: of for key, of in self._memories.items() if of.memory() is not None}
+        return next((of.bad[0][1] for of in self._memories.values()), None)
+
+
+def again(error: BaseException) -> BaseException:
+    """A copy to raise. The error kept here gets no traceback, which would keep arrays alive."""
+    if isinstance(error, MlvmError):
+        error.late = True
+    try:
+        copied = copy.copy(error).with_traceback(None)
+        if hasattr(error, "__notes__"):
+            copied.__notes__ = [*error.__notes__]
+        return copied
+    except Exception:  # somebody's exception that cannot be copied
+        return error.with_traceback(None)
+
+
+def read_and_written(
+    binding: Binding, params: Sequence[Value], attributes: Attributes
+) -> tuple[list[Array], list[Array]]:
+    """The tensors that a function reads, and those that it writes."""
+    callee, arrays = binding.callee, list(filter(is_tensor, params))
+    written = 0
+    if isinstance(callee, WritesInto):
+        written = callee.writes(attributes)
+    elif isinstance(callee, UserFunction) and callee.reads is not None:
+        read = arrays[callee.reads]
+        return read, [x for x in arrays if all(x is not each for each in read)]
+    return arrays[written:], arrays[:written]
+
+
+class Careful:
+    """A scheduler that runs each function at once, and none on bad bytes: it raises their error."""
+
+    def __init__(self) -> None:
+        self._bad = BadBytes()
+
+    def spoil(self, array: Array, error: BaseException) -> None:
+        """The array should have been written, and was not."""
+        self._bad.add(Span.of(array), error, weakref.ref(root(array)))
+
+    def meets(self, arrays: Iterable[Array]) -> bool:
+        """Whether any of the arrays has bad bytes."""
+        return self._bad.error(map(Span.of, arrays)) is not None
+
+    def is_needed(self) -> bool:
+        """Whether there are any bad bytes."""
+        return self._bad.left() is not None
+
+    def call(
+        self, binding: Binding, params: Sequence[Value], attributes: Attributes, blame: object
+    ) -> Sequence[Value]:
+        """Call the function. Raises the error of bad bytes that it reads."""
+        read, written = read_and_written(binding, params, attributes)
+        self.wait(read)
+        results = binding.call(params, attributes)
+        for array in written:
+            self.overwrite(array)
+        return results
+
+    def wait(self, arrays: Iterable[Array], *, writing: bool = False) -> None:
+        """Raise the error of the first bad bytes among the arrays'."""
+        error = self._bad.error(map(Span.of, arrays))
+        if error is not None:
+            raise again(error)
+
+    def overwrite(self, array: Array) -> None:
+        """The array is written again."""
+        self._bad.heal(Span.of(array))
+
+    def drain(self) -> None:
+        """Nothing runs beside the program."""
+
+    synchronize = close = drain

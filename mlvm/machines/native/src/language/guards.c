@@ -1,0 +1,525 @@
+/* Whether a call of a captured function is one that is known, told by one walk over flat lists.
+ *
+ * `Checklist` compares what the function found around it with what is there now, as `_holds` in
+ * mlvm/eager/capture/guards/read.py does. `Pattern` compares a call's arguments with those of a
+ * known call, as `Signature` in signature.py does, and gives their tensors. Both only say yes or no:
+ * Python finds out why, and what then.
+ */
+#include "guards.h"
+
+#include "dispatch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- what is around a function --- */
+
+enum Kind { ITEM, ENTRY, ATTRIBUTE, CLASS, FIELDS, SLOT, KEYS, VALUES, ITEMS, UNREAD, EQUAL, KINDS };
+
+static const char *const kinds[KINDS] = {"item", "entry", "attribute", "class", "fields", "slot",
+                                         "keys", "values", "items", "unread", "equal"};
+
+typedef struct {
+    enum Kind kind;
+    PyObject *owner, *name, *value;
+} Read;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *missing, *reads; /* which keeps all of them alive */
+    Read *read;
+    Py_ssize_t count;
+} Checklist;
+
+static PyTypeObject *checklist_type, *pattern_type;
+static PyObject *dict_name;
+
+/* Whether a new reference is to the value; gives it up. Whatever was raised is forgotten. */
+static int is_value(PyObject *found, PyObject *missing, PyObject *value)
+{
+    if (!found && PyErr_ExceptionMatches(PyExc_Exception)) {
+        PyErr_Clear();
+        return value == missing;
+    }
+    Py_XDECREF(found);
+    return found ? found == value : -1;
+}
+
+/* Whether iterating gives the very objects of a tuple. */
+static int gives(PyObject *iterable, PyObject *expected)
+{
+    PyObject *iterator = PyObject_GetIter(iterable), *each = NULL;
+    Py_ssize_t i = 0, n = PyTuple_Size(expected);
+    int same = 1;
+    while (iterator && same && (each = PyIter_Next(iterator))) {
+        same = i < n && each == PyTuple_GetItem(expected, i++);
+        Py_DECREF(each);
+    }
+    Py_XDECREF(iterator);
+    if (PyErr_Occurred())
+        return forgive() ? -1 : 0;
+    return same && i == n;
+}
+
+static int holds_container(const Read *read)
+{
+    PyObject *owner = read->owner, *expected = read->value;
+    Py_ssize_t n = PyTuple_Size(expected), at = 0;
+    if (read->kind != ITEMS && PyDict_Check(owner)) {
+        if (PyDict_Size(owner) != n)
+            return 0;
+        PyObject *key, *value;
+        for (Py_ssize_t i = 0; i < n && PyDict_Next(owner, &at, &key, &value); i++)
+            if ((read->kind == KEYS ? key : value) != PyTuple_GetItem(expected, i))
+                return 0;
+        return 1;
+    }
+    if (PyList_CheckExact(owner)) {
+        if (PyList_Size(owner) != n)
+            return 0;
+        for (Py_ssize_t i = 0; i < n; i++)
+            if (PyList_GetItem(owner, i) != PyTuple_GetItem(expected, i))
+                return 0;
+        return 1;
+    }
+    if (read->kind == ITEMS)
+        return gives(owner, expected);
+    PyObject *keys = PyObject_CallMethod(owner, "keys", NULL);
+    int same = keys ? gives(keys, expected) : forgive() ? -1 : 0;
+    Py_XDECREF(keys);
+    return same;
+}
+
+static int holds_read(const Checklist *self, const Read *read)
+{
+    PyObject *owner = read->owner, *name = read->name, *value = read->value, *found;
+    descrgetfunc get;
+    switch (read->kind) {
+    case ITEM:
+    case UNREAD:
+        found = PyDict_GetItemWithError(owner, name);
+        if (!found && PyErr_Occurred())
+            return forgive() ? -1 : 0;
+        return (found ? found : self->missing) == value;
+    case CLASS:
+        return (PyObject *)Py_TYPE(owner) == value;
+    case ENTRY:
+        return is_value(PyObject_GetItem(owner, name), self->missing, value);
+    case ATTRIBUTE:
+        return is_value(PyObject_GetAttr(owner, name), NULL, value);
+    case FIELDS:
+        return is_value(PyObject_GenericGetAttr(owner, dict_name), NULL, value);
+    case SLOT:
+        get = (descrgetfunc)PyType_GetSlot(Py_TYPE(name), Py_tp_descr_get);
+        return get ? is_value(get(name, owner, (PyObject *)Py_TYPE(owner)), self->missing, value) : 0;
+    case EQUAL:
+        found = PyObject_CallFunctionObjArgs(name, owner, NULL);
+        int same = found ? PyObject_RichCompareBool(found, value, Py_EQ) : -1;
+        Py_XDECREF(found);
+        return same < 0 ? (forgive() ? -1 : 0) : same;
+    default:
+        return holds_container(read);
+    }
+}
+
+/* holds() -> bool */
+static PyObject *checklist_holds(Checklist *self, PyObject *none)
+{
+    (void)none;
+    for (Py_ssize_t i = 0; i < self->count; i++) {
+        int holds = holds_read(self, &self->read[i]);
+        if (holds < 0)
+            return NULL;
+        if (!holds)
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* Checklist(missing, reads): a read is (kind, owner, name, value). */
+static PyObject *checklist_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    PyObject *missing, *reads;
+    if (!PyArg_ParseTuple(args, "OO!:Checklist", &missing, &PyTuple_Type, &reads))
+        return NULL;
+    Checklist *self = (Checklist *)object_of(type);
+    Py_ssize_t n = PyTuple_Size(reads);
+    if (!self || !(self->read = PyMem_Calloc(n ? (size_t)n : 1, sizeof *self->read)))
+        goto failed;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        Read *read = &self->read[i];
+        const char *kind;
+        if (!PyArg_ParseTuple(PyTuple_GetItem(reads, i), "sOOO", &kind, &read->owner, &read->name,
+                              &read->value))
+            goto failed;
+        while (read->kind < KINDS && strcmp(kind, kinds[read->kind]))
+            read->kind++;
+        int held = read->kind == KEYS || read->kind == VALUES || read->kind == ITEMS;
+        int of_dict = read->kind == ITEM || read->kind == UNREAD;
+        if (read->kind == KINDS || (held && !PyTuple_Check(read->value)) ||
+            (of_dict && !PyDict_Check(read->owner))) {
+            PyErr_Format(PyExc_TypeError, "no such read: %s", kind);
+            goto failed;
+        }
+    }
+    self->count = n;
+    Py_INCREF(missing);
+    self->missing = missing;
+    Py_INCREF(reads);
+    self->reads = reads;
+    return (PyObject *)self;
+failed:
+    if (self && !PyErr_Occurred())
+        PyErr_NoMemory();
+    Py_XDECREF((PyObject *)self);
+    return NULL;
+}
+
+static int checklist_traverse(Checklist *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    Py_VISIT(self->missing);
+    Py_VISIT(self->reads);
+    return 0;
+}
+
+static int checklist_clear(Checklist *self)
+{
+    self->count = 0;
+    Py_CLEAR(self->missing);
+    Py_CLEAR(self->reads);
+    return 0;
+}
+
+static void checklist_dealloc(Checklist *self)
+{
+    PyObject_GC_UnTrack(self);
+    checklist_clear(self);
+    PyMem_Free(self->read);
+    free_object((PyObject *)self);
+}
+
+static PyMethodDef checklist_methods[] = {
+    {"holds", (PyCFunction)checklist_holds, METH_NOARGS,
+     "holds(): whether all reads lead where they led."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot checklist_slots[] = {
+    {Py_tp_new, checklist_new},         {Py_tp_dealloc, checklist_dealloc},
+    {Py_tp_traverse, checklist_traverse}, {Py_tp_clear, checklist_clear},
+    {Py_tp_methods, checklist_methods},
+    {Py_tp_doc, "Checklist(missing, reads): what a look at a function has found."},
+    {0, NULL}};
+static PyType_Spec checklist_spec = {"mlvm.machines.native._native.Checklist", sizeof(Checklist), 0,
+                                     Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, checklist_slots};
+
+/* --- arguments --- */
+
+enum PartKind { TENSOR, NUMBER, PLAIN, LIST, TUPLE, DICT, PART_KINDS };
+
+/* What stands at one place of a call's arguments, in the order of a walk: a tensor of a type, with
+ * its ordinal and the place of its memory among them; a number, with its own; a plain value; or a
+ * container of so many, which are the next parts. */
+typedef struct {
+    enum PartKind kind;
+    PyObject *object; /* the type, the value, or a dict's keys */
+    Py_ssize_t count, place;
+    int is_root;
+} Part;
+
+typedef struct {
+    Py_ssize_t role, place;
+    PyObject *type;
+} Operand;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *tensor_class, *arena_class, *parts, *uses, *states, *kept;
+    Part *part;
+    Operand *use;
+    void **apart; /* memories that are no arguments, in order */
+    uintptr_t *met; /* the tensors and memories of a walk: a table by hashes, 0 is free */
+    size_t room;    /* in it: a power of 2 */
+    Py_ssize_t nuses, napart;
+} Pattern;
+
+static int by_address(const void *x, const void *y)
+{
+    const char *a = *(char *const *)x, *b = *(char *const *)y;
+    return (a > b) - (a < b);
+}
+
+static Allocation *root_of(Allocation *x)
+{
+    return x->base && PyObject_TypeCheck(x->base, allocation_type) ? (Allocation *)x->base : x;
+}
+
+/* Whether it is met for the first time in this walk. */
+static int is_new(const Pattern *self, uintptr_t address)
+{
+    size_t i = (address >> 4) * 0x9E3779B97F4A7C15u >> 32;
+    while (self->met[i &= self->room - 1]) {
+        if (self->met[i] == address)
+            return 0;
+        i++;
+    }
+    self->met[i] = address;
+    return 1;
+}
+
+/* Take a tensor as the one of that ordinal and place, or compare it with what is there. */
+static int fits_tensor(const Pattern *self, const Part *part, PyObject *value, PyObject *tensors,
+                       PyObject *inputs)
+{
+    if ((PyObject *)Py_TYPE(value) != self->tensor_class)
+        return 0;
+    Allocation *x = (Allocation *)value, *root = root_of(x);
+    if (x->type != part->object || (root == x) != part->is_root || !root->arena ||
+        (PyObject *)Py_TYPE(root->arena) != self->arena_class)
+        return 0;
+    void *const its[] = {x, root};
+    for (int i = 0; i < 2; i++)
+        if (bsearch(&its[i], self->apart, (size_t)self->napart, sizeof(void *), by_address))
+            return 0;
+    Py_ssize_t seen = PyList_Size(tensors), held = PyList_Size(inputs);
+    if (part->count < seen)
+        return PyList_GetItem(tensors, part->count) == value;
+    if (!is_new(self, (uintptr_t)x | 1))
+        return 0;
+    if (PyList_Append(tensors, value))
+        return -1;
+    if (part->place < held)
+        return root_of((Allocation *)PyList_GetItem(inputs, part->place)) == root;
+    if (!is_new(self, (uintptr_t)root))
+        return 0;
+    return PyList_Append(inputs, value) ? -1 : 1;
+}
+
+static int is_plain(PyObject *value, PyObject *expected)
+{
+    if (value == expected)
+        return 1;
+    if (Py_TYPE(value) != Py_TYPE(expected))
+        return 0;
+    if (PyUnicode_CheckExact(value))
+        return PyUnicode_Compare(value, expected) == 0;
+    return PyLong_CheckExact(value) ? PyObject_RichCompareBool(value, expected, Py_EQ) : 0;
+}
+
+/* Whether a value fits the parts from `*at` on, which then is behind them. Runs no Python. */
+static int fits(const Pattern *self, Py_ssize_t *at, PyObject *value, PyObject *given,
+                PyObject *tensors, PyObject *inputs)
+{
+    const Part *part = &self->part[(*at)++];
+    PyObject *key, *each;
+    Py_ssize_t place = 0;
+    int same = 1;
+    switch (part->kind) {
+    case TENSOR:
+        return fits_tensor(self, part, value, tensors, inputs);
+    case NUMBER:
+        return part->place < PyList_Size(given) && PyList_GetItem(given, part->place) == value;
+    case PLAIN:
+        return is_plain(value, part->object);
+    case LIST:
+        if (!PyList_CheckExact(value) || PyList_Size(value) != part->count)
+            return 0;
+        for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
+            same = fits(self, at, PyList_GetItem(value, i), given, tensors, inputs);
+        return same;
+    case TUPLE:
+        if (!PyTuple_CheckExact(value) || PyTuple_Size(value) != part->count)
+            return 0;
+        for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
+            same = fits(self, at, PyTuple_GetItem(value, i), given, tensors, inputs);
+        return same;
+    default:
+        if (!PyDict_CheckExact(value) || PyDict_Size(value) != part->count)
+            return 0;
+        for (Py_ssize_t i = 0; i < part->count && same > 0; i++)
+            same = PyDict_Next(value, &place, &key, &each) &&
+                           is_plain(key, PyTuple_GetItem(part->object, i))
+                       ? fits(self, at, each, given, tensors, inputs)
+                       : 0;
+        return same;
+    }
+}
+
+/* match(args, kwargs, given) -> (tensors, inputs) or None */
+static PyObject *pattern_match(Pattern *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyTuple_Check(args[0]) || !PyDict_Check(args[1]) || !PyList_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "match takes a tuple, a dict and a list");
+    PyObject *tensors = PyList_New(0), *inputs = PyList_New(0), *result = NULL;
+    Py_ssize_t at = 0;
+    int same = tensors && inputs ? 1 : -1;
+    memset(self->met, 0, self->room * sizeof *self->met); /* nobody else walks meanwhile */
+    for (int i = 0; i < 2 && same > 0; i++)
+        same = fits(self, &at, args[i], args[2], tensors, inputs);
+    if (same > 0) {
+        result = PyTuple_Pack(2, tensors, inputs);
+    } else if (!same) {
+        Py_INCREF(Py_None);
+        result = Py_None;
+    }
+    Py_XDECREF(tensors);
+    Py_XDECREF(inputs);
+    return result;
+}
+
+/* The tensor that a use means; a borrowed reference, NULL if there is none. */
+static Allocation *used(const Pattern *self, const Operand *use, PyObject *inputs, PyObject *outputs)
+{
+    PyObject *list = use->role == 0 ? inputs : use->role == 1 ? outputs : self->states;
+    return use->place < PyList_Size(list) ? (Allocation *)PyList_GetItem(list, use->place) : NULL;
+}
+
+/* handles(inputs, outputs, scratch) -> tuple, or None where a tensor is seen as another type. */
+static PyObject *pattern_handles(Pattern *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    if (nargs != 3 || !PyList_Check(args[0]) || !PyList_Check(args[1]) || !PyTuple_Check(args[2]))
+        return PyErr_Format(PyExc_TypeError, "handles takes two lists and a tuple");
+    Py_ssize_t nscratch = PyTuple_Size(args[2]);
+    PyObject *handles = PyTuple_New(self->nuses + nscratch);
+    for (Py_ssize_t i = 0; handles && i < self->nuses; i++) {
+        Allocation *x = used(self, &self->use[i], args[0], args[1]);
+        if (!x || !PyObject_TypeCheck((PyObject *)x, allocation_type) || !x->handle ||
+            x->type != self->use[i].type) {
+            Py_DECREF(handles);
+            Py_RETURN_NONE;
+        }
+        Py_INCREF(x->handle);
+        PyTuple_SetItem(handles, i, x->handle);
+    }
+    for (Py_ssize_t i = 0; handles && i < nscratch; i++) {
+        PyObject *each = PyTuple_GetItem(args[2], i);
+        Py_INCREF(each);
+        PyTuple_SetItem(handles, self->nuses + i, each);
+    }
+    return handles;
+}
+
+/* exclusive(tensors) -> bool: whether nobody else has a view of their memory, as far as is known. */
+static PyObject *exclusive(PyObject *module, PyObject *tensors)
+{
+    (void)module;
+    if (!PyList_Check(tensors))
+        return PyErr_Format(PyExc_TypeError, "exclusive takes a list");
+    for (Py_ssize_t i = 0; i < PyList_Size(tensors); i++) {
+        PyObject *each = PyList_GetItem(tensors, i);
+        if (!PyObject_TypeCheck(each, allocation_type))
+            Py_RETURN_FALSE;
+        Region *region = (Region *)root_of((Allocation *)each)->region;
+        if (!region || !PyObject_TypeCheck((PyObject *)region, region_type))
+            Py_RETURN_FALSE;
+        Py_ssize_t views = !region->views || region->views == Py_None ? 0 : PyObject_Size(region->views);
+        if (views < 0)
+            return NULL;
+        if (views)
+            Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* Pattern(tensor_class, arena_class, parts, uses, states, apart) */
+static PyObject *pattern_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    (void)kwargs;
+    PyObject *tensor_class, *arena_class, *parts, *uses, *states, *apart;
+    if (!PyArg_ParseTuple(args, "OOO!O!O!O!:Pattern", &tensor_class, &arena_class, &PyTuple_Type,
+                          &parts, &PyTuple_Type, &uses, &PyList_Type, &states, &PyTuple_Type, &apart))
+        return NULL;
+    Pattern *self = (Pattern *)object_of(type);
+    if (!self)
+        return NULL;
+    Py_ssize_t nparts = PyTuple_Size(parts), nuses = PyTuple_Size(uses), n = PyTuple_Size(apart);
+    self->part = PyMem_Calloc((size_t)nparts + 1, sizeof *self->part);
+    self->use = PyMem_Calloc((size_t)nuses + 1, sizeof *self->use);
+    self->apart = PyMem_Calloc((size_t)n + 1, sizeof *self->apart);
+    for (self->room = 8; self->room < 4 * (size_t)nparts;)
+        self->room *= 2;
+    self->met = PyMem_Calloc(self->room, sizeof *self->met);
+    int failed = !self->part || !self->use || !self->apart || !self->met;
+    if (failed)
+        PyErr_NoMemory();
+    for (Py_ssize_t i = 0; i < nparts && !failed; i++) {
+        Part *part = &self->part[i];
+        int kind;
+        failed = !PyArg_ParseTuple(PyTuple_GetItem(parts, i), "iOnnp", &kind, &part->object,
+                                   &part->count, &part->place, &part->is_root);
+        part->kind = (enum PartKind)kind;
+    }
+    for (Py_ssize_t i = 0; i < nuses && !failed; i++) {
+        Operand *use = &self->use[i];
+        failed = !PyArg_ParseTuple(PyTuple_GetItem(uses, i), "nnO", &use->role, &use->place, &use->type);
+    }
+    for (Py_ssize_t i = 0; i < n && !failed; i++)
+        self->apart[i] = PyTuple_GetItem(apart, i);
+    if (failed) {
+        Py_DECREF((PyObject *)self);
+        return NULL;
+    }
+    qsort(self->apart, (size_t)n, sizeof(void *), by_address);
+    self->nuses = nuses, self->napart = n;
+    PyObject *kept[] = {tensor_class, arena_class, parts, uses, states, apart};
+    for (size_t i = 0; i < sizeof kept / sizeof *kept; i++)
+        Py_INCREF(kept[i]);
+    self->tensor_class = tensor_class, self->arena_class = arena_class, self->parts = parts;
+    self->uses = uses, self->states = states, self->kept = apart;
+    return (PyObject *)self;
+}
+
+static int pattern_traverse(Pattern *self, visitproc visit, void *arg)
+{
+    Py_VISIT(Py_TYPE((PyObject *)self));
+    for (PyObject **field = &self->tensor_class; field <= &self->kept; field++)
+        Py_VISIT(*field);
+    return 0;
+}
+
+static int pattern_clear(Pattern *self)
+{
+    for (PyObject **field = &self->tensor_class; field <= &self->kept; field++)
+        Py_CLEAR(*field);
+    return 0;
+}
+
+static void pattern_dealloc(Pattern *self)
+{
+    PyObject_GC_UnTrack(self);
+    pattern_clear(self);
+    PyMem_Free(self->part);
+    PyMem_Free(self->use);
+    PyMem_Free(self->apart);
+    PyMem_Free(self->met);
+    free_object((PyObject *)self);
+}
+
+static PyMethodDef pattern_methods[] = {
+    {"match", (PyCFunction)(void (*)(void))pattern_match, METH_FASTCALL,
+     "match(args, kwargs, given): the tensors of such arguments, and the first of each memory."},
+    {"handles", (PyCFunction)(void (*)(void))pattern_handles, METH_FASTCALL,
+     "handles(inputs, outputs, scratch): what to launch the program on."},
+    {NULL, NULL, 0, NULL}};
+static PyType_Slot pattern_slots[] = {
+    {Py_tp_new, pattern_new},           {Py_tp_dealloc, pattern_dealloc},
+    {Py_tp_traverse, pattern_traverse}, {Py_tp_clear, pattern_clear},
+    {Py_tp_methods, pattern_methods},
+    {Py_tp_doc, "Pattern(tensor_class, arena_class, parts, uses, states, apart): a known call."},
+    {0, NULL}};
+static PyType_Spec pattern_spec = {"mlvm.machines.native._native.Pattern", sizeof(Pattern), 0,
+                                   Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, pattern_slots};
+
+static PyMethodDef guards_functions[] = {
+    {"exclusive", exclusive, METH_O, "exclusive(tensors): whether nobody has a view of them."},
+    {NULL, NULL, 0, NULL}};
+
+int guards_init(PyObject *module)
+{
+    checklist_type = add_type(module, "Checklist", &checklist_spec);
+    pattern_type = add_type(module, "Pattern", &pattern_spec);
+    dict_name = PyUnicode_InternFromString("__dict__");
+    if (!checklist_type || !pattern_type || !dict_name)
+        return -1;
+    return PyModule_AddFunctions(module, guards_functions);
+}

@@ -1,0 +1,9 @@
+/* Whether a call of a captured function is one that is known: see guards.c. */
+#ifndef MLVM_GUARDS_H
+#define MLVM_GUARDS_H
+
+#include "../limited_api.h"
+
+int guards_init(PyObject *module);
+
+#endif

@@ -1,0 +1,127 @@
+"""`python -m mlvm launch`: the processes of a group, started again when one of them fails."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from mlvm.core.errors import GroupError
+from mlvm.machines.remote.address import TcpAddress, parse_address
+from mlvm.machines.remote.secret import VARIABLE
+from mlvm.parallel.tcp import SECRET
+
+_GRACE: Final = 3.0
+"""Seconds that members have to end by themselves when one has failed."""
+_LOOK: Final = 0.05
+
+
+def launch(
+    members: int,
+    command: Sequence[str],
+    *,
+    restarts: int = 0,
+    nodes: int = 1,
+    node: int = 0,
+    address: str | None = None,
+) -> int:
+    """Run so many processes of this Python with these arguments, as members of one group, which
+    `ml.parallel.group("auto")` makes. Returns the exit status: 0 when all have ended well.
+
+    When one fails or is killed all are ended and started again, up to `restarts` times; a script
+    goes on from its last checkpoint. With several `nodes` each host runs this command with its own
+    number `node`, `address` is a HOST:PORT of the first one that all reach, and all have the secret
+    in MLVM_SECRET or MLVM_SECRET_FILE.
+
+    Raises `GroupError` for impossible numbers, and where an address or a secret is missing.
+    """
+    if members < 1 or nodes < 1 or not 0 <= node < nodes:
+        raise GroupError(
+            f"a launch is of 1 or more members, on node 0 .. nodes - 1, not of {members} on node "
+            f"{node} of {nodes}"
+        )
+    told = dict(os.environ)
+    if nodes > 1 and address is None:
+        raise GroupError("members on several hosts meet at the first one: give --address HOST:PORT")
+    if not told.get(SECRET) and not told.get(VARIABLE):
+        if nodes > 1:
+            raise GroupError(f"hosts share a secret: set {SECRET} or {VARIABLE} on each")
+        told[SECRET] = secrets.token_urlsafe(32)
+    for attempt in range(restarts + 1):
+        place = _free_place() if address is None else parse_address(address)
+        if not isinstance(place, TcpAddress):
+            raise GroupError(f"members meet at HOST:PORT, not at {address}")
+        told |= {
+            "WORLD_SIZE": str(members * nodes),
+            "MASTER_ADDR": place.host,
+            "MASTER_PORT": str(place.port),
+            "MLVM_RESTARTS": str(attempt),
+        }
+        status, why = _run(members, members * node, command, told)
+        if not status or attempt == restarts:
+            return status
+        text = f"launch: {why}; all members are started again, {attempt + 1} of {restarts} times"
+        print(text, file=sys.stderr, flush=True)
+    raise AssertionError("the last attempt returns")
+
+
+def _free_place() -> TcpAddress:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return TcpAddress("127.0.0.1", found.getsockname()[1])
+
+
+def _run(
+    members: int, first: int, command: Sequence[str], told: Mapping[str, str]
+) -> tuple[int, str]:
+    """Run the members until all have ended, or one has failed: its exit status, and what was."""
+    processes: dict[int, subprocess.Popen[bytes]] = {}
+    running: dict[int, subprocess.Popen[bytes]] = {}
+    try:
+        for local in range(members):
+            rank = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
+            processes[first + local] = subprocess.Popen(
+                [sys.executable, *command], env={**told, **rank, "LOCAL_WORLD_SIZE": str(members)}
+            )
+        running = dict(processes)
+        while running:
+            for rank, process in list(running.items()):
+                status = process.poll()
+                if status is not None:
+                    del running[rank]
+                if status:
+                    return _status(status), f"member {rank} {_how(status)}"
+            time.sleep(_LOOK)
+        return 0, ""
+    finally:
+        _end(list(processes.values()))
+
+
+def _status(code: int) -> int:
+    """As a shell tells it."""
+    return 128 - code if code < 0 else code
+
+
+def _how(code: int) -> str:
+    if code < 0:
+        return f"was killed by {signal.Signals(-code).name}"
+    return f"has ended with status {code}"
+
+
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Ask those that run to end, after a moment in which they may say why they fail, and kill them
+    where they do not."""
+    for seconds, end in ((1.0, subprocess.Popen.terminate), (_GRACE, subprocess.Popen.kill)):
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(each.poll() is None for each in processes):
+            time.sleep(_LOOK)
+        for process in processes:
+            if process.poll() is None:
+                end(process)
+    for process in processes:
+        process.wait()

@@ -1,0 +1,100 @@
+"""What a scheduler tells the processes that it has started: who they are, and where they meet.
+
+torchrun, and `python -m mlvm launch`, set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; Slurm's
+srun and Open MPI's mpirun have variables of their own. Where these name no place, it is the first
+host of the job, and a port that follows from its number.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from mlvm.core.errors import GroupError, brief
+from mlvm.machines.remote.address import TcpAddress
+
+_PORTS: Final = range(61440, 65535)
+"""Where processes of a job meet that was given no port, as JAX chooses one: above those that
+systems give out by themselves."""
+
+
+class Launched(NamedTuple):
+    """This process is number `rank` of `size`, which meet at `address`."""
+
+    rank: int
+    size: int
+    address: TcpAddress
+
+
+def launched(variables: Mapping[str, str]) -> Launched:
+    """What these variables of the environment say. Raises `GroupError` where they say nothing, or
+    not enough."""
+    for found in (_by_torchrun, _by_open_mpi, _by_slurm):
+        told = found(variables)
+        if told is not None:
+            if not 0 <= told.rank < told.size:
+                raise GroupError(f"a rank is 0 .. size - 1, not {told.rank} of {told.size}")
+            return told
+    raise GroupError(
+        "no scheduler has started this process: start it by `python -m mlvm launch`, torchrun, "
+        "srun or mpirun, or set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT"
+    )
+
+
+def _by_torchrun(variables: Mapping[str, str]) -> Launched | None:
+    if not {"RANK", "WORLD_SIZE"} <= variables.keys():
+        return None
+    if "MASTER_ADDR" not in variables or "MASTER_PORT" not in variables:
+        raise GroupError("RANK and WORLD_SIZE are set; so must MASTER_ADDR and MASTER_PORT be")
+    port = _number(variables, "MASTER_PORT")
+    if variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        port += 1  # torchrun itself listens on the other
+    return _at(variables, "RANK", "WORLD_SIZE", variables["MASTER_ADDR"], port)
+
+
+def _by_open_mpi(variables: Mapping[str, str]) -> Launched | None:
+    rank, size = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"
+    if not {rank, size} <= variables.keys():
+        return None
+    job = variables.get("PMIX_NAMESPACE") or variables.get("OMPI_MCA_ess_base_jobid", "")
+    here = variables.get("OMPI_COMM_WORLD_LOCAL_SIZE") == variables[size]
+    host = variables.get("MASTER_ADDR") or ("127.0.0.1" if here else "")
+    if not host:
+        raise GroupError(
+            "mpirun says on no host where the first member is: set MASTER_ADDR (-x MASTER_ADDR=...)"
+        )
+    return _at(variables, rank, size, host, _port(variables, zlib.crc32(job.encode())))
+
+
+def _by_slurm(variables: Mapping[str, str]) -> Launched | None:
+    rank, size, nodes = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+    if not {rank, size, nodes} <= variables.keys():  # a batch script is no step of srun
+        return None
+    host = variables.get("MASTER_ADDR") or first_host(variables[nodes])
+    job = _number(variables, "SLURM_JOB_ID") + _number(variables, "SLURM_STEP_ID")
+    return _at(variables, rank, size, host, _port(variables, job))
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list as Slurm writes it: `rack[1-3,7]node[01-04],other`."""
+    first, *_ = re.split(r",(?![^\[]*])", nodes)
+    return re.sub(r"\[([^],-]*)[^]]*]", r"\1", first)
+
+
+def _port(variables: Mapping[str, str], job: int) -> int:
+    if "MASTER_PORT" in variables:
+        return _number(variables, "MASTER_PORT")
+    return _PORTS[job % len(_PORTS)]
+
+
+def _at(variables: Mapping[str, str], rank: str, size: str, host: str, port: int) -> Launched:
+    return Launched(_number(variables, rank), _number(variables, size), TcpAddress(host, port))
+
+
+def _number(variables: Mapping[str, str], name: str) -> int:
+    text = variables.get(name, "0")
+    if not text.isascii() or not text.isdigit():
+        raise GroupError(f"{name} is a whole number, not {brief(text)}")
+    return int(text)

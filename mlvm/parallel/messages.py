@@ -1,0 +1,731 @@
+"""The meeting place of processes that send each other messages, on one host or on many.
+
+`Post` is how messages travel: by MPI (`mlvm.parallel.mpi`) or TCP (`mlvm.parallel.tcp`). What
+stands here is alike for both.
+
+Before any data moves the members tell each other what they call, in ceil(log2 n) messages each
+(Bruck et al., IEEE Trans. Parallel and Distributed Systems 8, 1997): in the first one to the
+member before, in the next to the one two before, then four. What is small goes along with that, so
+that each member has all of it, and combines it by itself. What is large goes round a ring in
+blocks, many under way at once: from the first member to the last, each adding its own, and the
+result from there round again. Of a host with several members only the last one's link leads out.
+Elements are added in order of rank both ways, as at every other place.
+"""
+
+from __future__ import annotations
+
+import atexit
+import struct
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+
+import numpy as np
+
+from mlvm.core.errors import EncodingError, GroupError, GroupTimeout
+from mlvm.core.ops.half import is_half, narrow, widened
+from mlvm.core.program.encoding import Kind, Writer, open_message
+from mlvm.core.types import Array
+from mlvm.machines.local import LocalVM
+from mlvm.parallel.blas import one_blas_thread
+from mlvm.parallel.group import AnyGroup, Seat, Task, name_of
+from mlvm.parallel.meeting import (
+    BLOCK_NBYTES,
+    Collective,
+    add_to,
+    brief_error,
+    combine,
+    end_reduction,
+    flat,
+    is_small,
+)
+from mlvm.parallel.outcome import Outcome, results_of
+from mlvm.parallel.passing import (
+    NOTHING,
+    Passing,
+    Piece,
+    batches,
+    copy_all,
+    pack,
+    pieces_of,
+    size_of,
+    unpacked,
+)
+
+R = TypeVar("R")
+
+GRACE: Final = 1.0
+"""Seconds that an interrupt, or `close`, waits for the others."""
+
+_PATIENCE: Final = 1.0  # seconds to wait for a member before it is asked whether all wait
+_LOOK: Final = 0.05  # seconds to wait for a message before a look at what else may be
+_AHEAD: Final = 8  # blocks on their way to a member, before the next one is made
+_HEAD: Final = struct.Struct("<QIIBB6x16s")  # run, number, part, kind, is_pair, digest
+
+
+class Told(IntEnum):
+    """What a message is about."""
+
+    call = 1
+    block = 2
+    outcome = 3
+    broken = 4
+    waits = 5
+    blocked = 6
+    left = 7
+
+
+class Round(NamedTuple):
+    """What a member tells in a round before the data: what it calls, and what is small."""
+
+    digest: bytes
+    description: bytes
+    body: Array
+
+
+@dataclass
+class Heard:
+    """What members have told in a run, by rank."""
+
+    rounds: dict[tuple[int, bool, int, int], Round] = field(default_factory=dict)
+    """By rank, whether it is of a pair, the number of the call, and of the round."""
+    blocks: defaultdict[int, deque[tuple[int, Array]]] = field(
+        default_factory=lambda: defaultdict(deque)
+    )
+    outcomes: dict[int, bytes] = field(default_factory=dict)
+    reasons: dict[int, GroupError] = field(default_factory=dict)
+    """Why that member has ended the run."""
+    waits: dict[int, int] = field(default_factory=dict)
+    """How often a member has moved that has waited for long since, or was asked."""
+    answered: set[int] = field(default_factory=set)
+    """Who has told of that since this member has asked."""
+    is_asked: bool = False
+    """Whether another member asks who waits."""
+    blocked: dict[int, tuple[dict[int, int], str]] = field(default_factory=dict)
+    """The `waits` of all, as a member knows them that still waits, and what it waits in."""
+
+
+class Post(ABC):
+    """Messages to and from the other processes. Between two of them they keep their order."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.others = [each for each in range(size) if each != rank]
+        self.left: dict[int, str] = {}
+        """Members that take part in nothing more, and why."""
+        self._heard = defaultdict[int, Heard](Heard)
+        self._told: dict[int, bytes] = {}  # of what that member has been told last, the digest
+        self._described: dict[int, bytes] = {}  # what that member has told last
+
+    @abstractmethod
+    def send(self, rank: int, head: bytes, body: Array) -> None:
+        """Put a message on its way, without waiting. The body is not copied."""
+
+    @abstractmethod
+    def listen(self, seconds: float) -> None:
+        """Give what has come to `take`, and see to what is being sent. Waits so long for it."""
+
+    @abstractmethod
+    def unsent(self, rank: int) -> int:
+        """How many messages to that member are not on their way yet."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Nothing is sent or heard any more."""
+
+    def heard(self, run: int) -> Heard:
+        """What was told in that run. Earlier ones are forgotten."""
+        for old in [each for each in self._heard if each < run]:
+            del self._heard[old]
+        return self._heard[run]
+
+    def tell(self, ranks: Iterable[int], run: int, kind: Told, value: Any) -> None:
+        """Tell these members something, without waiting for them."""
+        writer = Writer()
+        writer.value(value)
+        head = _HEAD.pack(run, 0, 0, kind, False, b"") + writer.message(Kind.answer)
+        for rank in ranks:
+            self.send(rank, head, NOTHING)
+
+    def tell_outcome(self, run: int, outcome: bytes) -> None:
+        """Tell all how the task has ended here."""
+        head, body = _HEAD.pack(run, 0, 0, Told.outcome, False, b""), np.frombuffer(outcome, "u1")
+        for rank in self.others:
+            self.send(rank, head, body)
+
+    def tell_round(self, rank: int, run: int, at: tuple[bool, int, int], told: Round) -> None:
+        """Tell a member what this one calls: in full only what was not told last."""
+        is_pair, number, part = at
+        head = _HEAD.pack(run, number, part, Told.call, is_pair, told.digest)
+        if self._told.get(rank) != told.digest:
+            self._told[rank] = told.digest
+            head += told.description
+        self.send(rank, head, told.body)
+
+    def tell_block(self, rank: int, run: int, part: int, body: Array) -> None:
+        self.send(rank, _HEAD.pack(run, 0, part, Told.block, False, b""), body)
+
+    def take(self, source: int, head: bytes, body: Array) -> None:
+        """A message has come. Raises `EncodingError` for one that is none."""
+        if len(head) < _HEAD.size:
+            raise EncodingError(f"a message begins with {_HEAD.size} bytes, not {len(head)}")
+        run, number, part, kind, is_pair, digest = _HEAD.unpack_from(head)
+        heard, rest = self._heard[run], head[_HEAD.size :]
+        if kind in (Told.call, Told.block):
+            heard.waits.pop(source, None)
+            heard.blocked.pop(source, None)
+        if kind == Told.call:
+            description = self._described[source] = rest or self._described[source]
+            heard.rounds[source, bool(is_pair), number, part] = Round(digest, description, body)
+        elif kind == Told.block:
+            heard.blocks[source].append((part, body))
+        elif kind == Told.outcome:
+            heard.outcomes[source] = body.tobytes()
+        else:
+            value = open_message(rest, Kind.answer)[1].value()
+            if kind == Told.broken:
+                is_late, reason = value
+                heard.reasons[source] = (GroupTimeout if is_late else GroupError)(reason)
+            elif kind == Told.waits:
+                heard.waits[source], asks = value
+                heard.is_asked |= asks
+                heard.answered.add(source)
+                heard.blocked.pop(source, None)
+            elif kind == Told.blocked:
+                heard.blocked[source] = dict(value[0]), value[1]
+            else:
+                self.left.setdefault(source, value)
+
+    def leave(self, reason: str) -> None:
+        """Tell all that this process takes part in nothing more."""
+        self.tell(self.others, 0, Told.left, reason)
+        until = time.monotonic() + GRACE
+        while time.monotonic() < until and any(self.unsent(rank) for rank in self.others):
+            self.listen(_LOOK)
+        self.close()
+
+
+class MessageMeeting(Passing):
+    """One run of a group, as this process sees it. `spoiled`: messages are under way that nobody
+    will wait for, so there can be no other run."""
+
+    def __init__(self, post: Post, names: Sequence[str], run: int) -> None:
+        super().__init__(post.rank, names)
+        self.spoiled = False
+        self.is_mine = False
+        self._post = post
+        self._run = run
+        self._heard = post.heard(run)
+        self._counts: defaultdict[int, int] = defaultdict(int)  # of calls with one member, or all
+        self._moves = 0
+        self._last: tuple[object, ...] = ()
+        self._told = b"", b""
+
+    # --- a member's life ---
+
+    def end(self, rank: int) -> None:
+        """Told by `conclude`, with what the member returns."""
+
+    def fail(self, rank: int, error: BaseException) -> None:
+        reason = self.reason()
+        if reason is None:
+            self._end_run(GroupError(f"{self.names[rank]} failed: {brief_error(error)}"))
+        elif not self.is_mine:  # else who hears first that this one has ended would blame it
+            self._tell_reason(reason)
+
+    def conclude(
+        self, outcome: bytes, seconds: float | None, timeout: float | None
+    ) -> dict[int, bytes]:
+        """Tell the others how the task ended here, and wait until all have told, or so long. Raises
+        `GroupError` when one has left, `GroupTimeout` when none has ended for `timeout` seconds."""
+        post, heard = self._post, self._heard
+        post.tell_outcome(self._run, outcome)
+        heard.outcomes[self.rank] = outcome
+        began = time.monotonic()
+        there = 0
+        while len(heard.outcomes) < post.size or any(map(post.unsent, post.others)):
+            missing = [rank for rank in range(post.size) if rank not in heard.outcomes]
+            gone = [rank for rank in missing if rank in post.left]
+            if len(heard.outcomes) > there:
+                there, began = len(heard.outcomes), time.monotonic()
+            waited = time.monotonic() - began
+            late = any(isinstance(error, GroupTimeout) for error in heard.reasons.values())
+            if gone or (late and waited > GRACE) or (seconds is not None and waited > seconds):
+                self.spoiled = True
+                if gone and not heard.reasons:
+                    raise GroupError(self._has_left(gone[0]))
+                break
+            if timeout is not None and waited > timeout and missing:
+                self.spoiled = True
+                names = ", ".join(self.names[rank] for rank in missing)
+                text = f"{self.names[self.rank]} has waited {timeout:g} s for the end of {names}"
+                self._end_run(GroupTimeout(text))
+                raise GroupTimeout(text)
+            post.listen(_LOOK)
+        return dict(heard.outcomes)
+
+    # --- meeting ---
+
+    def meet(self, rank: int, call: Collective) -> None:
+        """Take part in a collective. Returns when it is done for this member, and what it gives
+        has been sent.
+
+        Raises `GroupError` when the members cannot meet.
+        """
+        self.require_unbroken(call)
+        small = is_small(call.nbytes, len(call.ranks))
+        given = _given(call, self.rank) if small else []
+        each = self._tell_all(call, _packed(given))
+        if small:
+            _AT_ONCE[call.name](call, call.ranks.index(self.rank), each)
+        else:
+            _ROUND[call.name](self, call)
+        following = self._neighbour(call, 1)
+        self._wait(call, lambda: not any(map(self._post.unsent, call.ranks)), following)
+
+    def _tell_all(self, call: Collective, mine: Array) -> list[Array]:
+        """Tell the others what is called, with a small message; theirs in the order of
+        `call.ranks`. Raises `GroupError` for calls that do not fit."""
+        n, me = len(call.ranks), call.ranks.index(self.rank)
+        channel = call.ranks[1 - me] if call.is_pair else self.rank
+        self._counts[channel] += 1
+        number = self._counts[channel]
+        digest, description = self._description(call)
+        held, step, part = [mine], 1, 0
+        while step < n:
+            count = min(step, n - step)
+            at = (call.is_pair, number, part)
+            told = Round(digest, description, _framed(held[:count]))
+            self._post.tell_round(self._neighbour(call, -step), self._run, at, told)
+            source = self._neighbour(call, step)
+            key = (source, *at)
+            self._wait(call, lambda key=key: key in self._heard.rounds, source)  # type: ignore[misc]
+            theirs = self._heard.rounds.pop(key)
+            if theirs.digest != digest:
+                self.refuse(call, source, Collective.of(theirs.description))
+            held += _unframed(theirs.body)
+            step *= 2
+            part += 1
+        return [held[(i - me) % n] for i in range(n)]
+
+    def _description(self, call: Collective) -> tuple[bytes, bytes]:
+        """Digest and description of the call, which are made once for several alike."""
+        like = (call.name, call.key, call.ranks, tuple(call.types), *call.attributes.values())
+        if like != self._last:
+            self._last, self._told = like, (call.digest(), call.described())
+        return self._told
+
+    def _neighbour(self, call: Collective, steps: int) -> int:
+        """The rank of the member so many places further round."""
+        me = call.ranks.index(self.rank)
+        return call.ranks[(me + steps) % len(call.ranks)]
+
+    # --- the ring ---
+
+    def go_round(
+        self,
+        call: Collective,
+        first: Iterable[tuple[int, Array]],
+        expected: int,
+        take: Callable[[int, Array], None],
+    ) -> None:
+        """Send these blocks to the next member, and take as many as expected from the one before,
+        as they come."""
+        source = self._neighbour(call, -1)
+        blocks = self._heard.blocks[source]
+        for part, body in first:
+            self.pass_on(call, part, body)
+            while blocks:
+                take(*blocks.popleft())
+                expected -= 1
+        while expected:
+            self._wait(call, lambda: bool(blocks), source)
+            take(*blocks.popleft())
+            expected -= 1
+
+    def pass_on(self, call: Collective, part: int, body: Array) -> None:
+        """Send a block to the next member, not too many ahead of it."""
+        to = self._neighbour(call, 1)
+        self._wait(call, lambda: self._post.unsent(to) < _AHEAD, to)
+        self._post.tell_block(to, self._run, part, body)
+
+    # --- waiting ---
+
+    def _wait(self, call: Collective, ready: Callable[[], bool], source: int) -> None:
+        """Wait for that member. Raises `GroupError` if there is nothing to wait for, and
+        `GroupTimeout`."""
+        heard, post = self._heard, self._post
+        began, asked = time.monotonic(), False
+        patience = _PATIENCE if call.timeout is None else min(_PATIENCE, call.timeout / 2)
+        listened = False
+        while not ready():
+            if not listened:
+                post.listen(0)
+                listened = True
+                continue
+            self.require_unbroken(call)
+            if source in heard.outcomes:
+                self.miss(call, source)
+            gone = [rank for rank in call.ranks if rank in post.left]
+            if gone:
+                self.spoiled = True
+                self.give_up(self._has_left(gone[0]))
+            waited = time.monotonic() - began
+            asks = waited > patience and not asked
+            if asks or heard.is_asked:
+                asked |= asks
+                heard.is_asked = False
+                if asks:
+                    heard.answered.clear()
+                heard.waits[self.rank] = self._moves
+                heard.blocked.pop(self.rank, None)
+                post.tell(post.others, self._run, Told.waits, (self._moves, asks))
+            self._require_progress(call)
+            if call.timeout is not None and waited > call.timeout:
+                known = {self.rank, *heard.answered, *heard.outcomes}
+                late = [rank for rank in call.ranks if rank not in known]
+                self.time_out(call, late or [source])
+            left = _LOOK if call.timeout is None else min(_LOOK, max(0, call.timeout - waited))
+            post.listen(left)
+        self._moves += 1
+        heard.waits.pop(self.rank, None)
+        heard.blocked.pop(self.rank, None)
+
+    # --- the end of a run ---
+
+    def reason(self) -> GroupError | None:
+        return next(iter(self._heard.reasons.values()), None)
+
+    def _has_left(self, rank: int) -> str:
+        reason = self._post.left[rank]
+        return f"{self.names[rank]} has left" + (f": {reason}" if reason else "")
+
+    def _require_progress(self, call: Collective) -> None:
+        """End the run if every member waits for another, or has ended.
+
+        Who has waited for long tells all how often it has moved. Who knows that of all, and still
+        waits, tells all what it knows: nothing was under way to it then. If all know the same,
+        nobody has moved in between, and nobody can.
+        """
+        heard, post = self._heard, self._post
+        waits = {**heard.waits, **dict.fromkeys(heard.outcomes, -1)}
+        if len(waits) < post.size:
+            return
+        if heard.blocked.get(self.rank, (None, ""))[0] != waits:
+            heard.blocked[self.rank] = waits, str(call)
+            post.tell(post.others, self._run, Told.blocked, (list(waits.items()), str(call)))
+        waiting = [rank for rank in sorted(waits) if rank not in heard.outcomes]
+        if all(heard.blocked.get(rank, (None, ""))[0] == waits for rank in waiting):
+            texts = [f"{self.names[rank]} in {heard.blocked[rank][1]}" for rank in waiting]
+            texts += [f"{self.names[rank]} has ended" for rank in sorted(heard.outcomes)]
+            self.give_up(f"no member can go on; these wait: {'; '.join(texts)}")
+
+    def _end_run(self, error: GroupError) -> None:
+        self.is_mine = True
+        self._heard.reasons[self.rank] = error
+        self._tell_reason(error)
+
+    def _tell_reason(self, error: GroupError) -> None:
+        told = isinstance(error, GroupTimeout), str(error)
+        self._post.tell(self._post.others, self._run, Told.broken, told)
+
+    def give_up(self, reason: str, kind: type[GroupError] = GroupError) -> NoReturn:
+        self._end_run(kind(reason))
+        raise kind(reason)
+
+
+# --- what is small: each member has all ------------------------------------------------
+
+
+def _given(call: Collective, rank: int) -> Sequence[Array]:
+    """What a member gives to all."""
+    if call.name in ("all_gather", "reduce_scatter"):
+        return flat(call.arrays[1:])
+    if call.name == "all_reduce" or call.ranks[call.attributes.get("root", 0)] == rank:
+        return flat(call.arrays)
+    return ()
+
+
+def _packed(arrays: Sequence[Array]) -> Array:
+    message = np.empty(size_of(arrays), np.uint8)
+    pack(arrays, message)
+    return message
+
+
+def _framed(messages: Sequence[Array]) -> Array:
+    """Several messages as one, with their lengths before them."""
+    if not any(each.nbytes for each in messages):
+        return np.array([len(messages)], "<i8").view(np.uint8)
+    lengths = np.array([len(messages), *[each.nbytes for each in messages]], "<i8")
+    return np.concatenate([lengths.view(np.uint8), *messages])
+
+
+def _unframed(body: Array) -> Iterator[Array]:
+    """The messages in one. Raises `EncodingError`."""
+    count = int(body[:8].view("<i8")[0])
+    if body.nbytes == 8:
+        yield from [NOTHING] * count
+        return
+    start = 8 * (count + 1)
+    for length in body[8:start].view("<i8").tolist():
+        yield body[start : start + length]
+        start += length
+
+
+def _reduced_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
+    xs = flat(call.arrays)
+    for x, *theirs in zip(xs, *[unpacked(message, xs) for message in each], strict=True):
+        combine(call.attributes["op"], theirs, x)
+
+
+def _scattered_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
+    out, x = flat(call.arrays)
+    own = slice(me * out.size, (me + 1) * out.size)
+    pieces = [unpacked(message, [x])[0][own] for message in each]
+    combine(call.attributes["op"], pieces, out)
+
+
+def _gathered_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
+    out, x = flat(call.arrays)
+    for i, message in enumerate(each):
+        copy_all(unpacked(message, [x]), [out[i * x.size : (i + 1) * x.size]])
+
+
+def _from_one_at_once(call: Collective, me: int, each: Sequence[Array]) -> None:
+    """The arrays of the root become everybody's; a sender is the first of two."""
+    root, xs = call.attributes.get("root", 0), flat(call.arrays)
+    if me != root:
+        copy_all(unpacked(each[root], xs), xs)
+
+
+_AT_ONCE: Final[Mapping[str, Callable[[Collective, int, Sequence[Array]], None]]] = {
+    "all_reduce": _reduced_at_once,
+    "reduce_scatter": _scattered_at_once,
+    "all_gather": _gathered_at_once,
+    "broadcast": _from_one_at_once,
+    "send": _from_one_at_once,
+    "recv": _from_one_at_once,
+    "barrier": lambda call, me, each: None,
+}
+
+
+# --- what is large: round the ring -----------------------------------------------------
+
+
+def _blocks(xs: Sequence[Array], call: Collective) -> list[list[Piece]]:
+    """The arrays in blocks: several for each member, so that most of them are at work."""
+    most = call.nbytes // (4 * len(call.ranks))
+    return list(batches(xs, 0, 1, min(max(most, 1 << 15), BLOCK_NBYTES)))
+
+
+def _totals(xs: Sequence[Array]) -> list[Array]:
+    """Arrays such as totals of these have on their way: of halves they are f32."""
+    return [np.empty(x.size, np.float32) if is_half(x) else x for x in xs]
+
+
+def _one_message(arrays: Sequence[Array]) -> Array:
+    """The arrays as a message, without a copy if it is one."""
+    return arrays[0].view(np.uint8) if len(arrays) == 1 else _packed(arrays)
+
+
+def _reduce_round(
+    place: MessageMeeting,
+    call: Collective,
+    sources: Sequence[Sequence[Array]],
+    results: Sequence[Sequence[Array]],
+    last_with: Callable[[int], int],
+) -> None:
+    """Add up `sources[k]` of all members, from the first to the last, for each k. The result goes
+    on round to the member `last_with(k)`, and each on its way that has `results[k]` copies it."""
+    op, n, me = call.attributes["op"], len(call.ranks), call.ranks.index(place.rank)
+    total_blocks, last = len(sources), len(call.ranks) - 1
+
+    def take(part: int, message: Array) -> None:
+        k = part % total_blocks
+        if part >= total_blocks:
+            copy_all(unpacked(message, results[k]), results[k])
+            if me != last_with(k):
+                place.pass_on(call, part, message)
+            return
+        totals = unpacked(message, _totals(sources[k]))
+        for total, x in zip(totals, sources[k], strict=True):
+            add_to(op, total, x)
+        if me < last:
+            place.pass_on(call, part, message)
+            return
+        for total in totals:
+            end_reduction(op, total, n)
+        if any(map(is_half, sources[k])):
+            totals = [_narrowed(*each) for each in zip(totals, sources[k], strict=True)]
+            message = _one_message(totals)
+        copy_all(totals[: len(results[k])], results[k])
+        if last_with(k) != last:
+            place.pass_on(call, part + total_blocks, message)
+
+    if me == 0:
+        first = (
+            (k, _one_message([widened(x) if is_half(x) else x for x in xs]))
+            for k, xs in enumerate(sources)
+        )
+        comes = [k for k in range(total_blocks) if last_with(k) != last]
+        place.go_round(call, first, len(comes), take)
+    else:
+        comes = [k for k in range(total_blocks) if me <= last_with(k) != last]
+        place.go_round(call, (), total_blocks + (len(comes) if me != last else 0), take)
+
+
+def _narrowed(total: Array, x: Array) -> Array:
+    """The total as an array of the dtype of x."""
+    if not is_half(x):
+        return total
+    narrow(out := np.empty_like(x), total)
+    return out
+
+
+def _reduced(place: MessageMeeting, call: Collective) -> None:
+    xs, n = flat(call.arrays), len(call.ranks)
+    sources = [pieces_of(xs, block) for block in _blocks(xs, call)]
+    _reduce_round(place, call, sources, sources, lambda k: n - 2)
+
+
+def _scattered(place: MessageMeeting, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, n = call.ranks.index(place.rank), len(call.ranks)
+    parts = _blocks([out], call)
+    pieces = [x[i * out.size : (i + 1) * out.size] for i in range(n)]
+    sources = [pieces_of([piece], block) for piece in pieces for block in parts]
+    own = [pieces_of([out], block) for block in parts]
+    results = [own[k % len(parts)] if k // len(parts) == me else [] for k in range(len(sources))]
+    _reduce_round(place, call, sources, results, lambda k: k // len(parts))
+
+
+def _gathered(place: MessageMeeting, call: Collective) -> None:
+    out, x = flat(call.arrays)
+    me, n = call.ranks.index(place.rank), len(call.ranks)
+    parts = _blocks([x], call)
+    outs = [out[i * x.size : (i + 1) * x.size] for i in range(n)]
+
+    def take(part: int, message: Array) -> None:
+        owner, k = divmod(part, len(parts))
+        into = pieces_of([outs[owner]], parts[k])
+        copy_all(unpacked(message, into), into)
+        if (me + 1) % n != owner:
+            place.pass_on(call, part, message)
+
+    copy_all([x], [outs[me]])
+    first = (
+        (me * len(parts) + k, _one_message(pieces_of([x], block))) for k, block in enumerate(parts)
+    )
+    place.go_round(call, first, (n - 1) * len(parts), take)
+
+
+def _from_one(place: MessageMeeting, call: Collective) -> None:
+    """The arrays of the root become everybody's; a sender is the first of two."""
+    root, xs = call.attributes.get("root", 0), flat(call.arrays)
+    me, n = call.ranks.index(place.rank), len(call.ranks)
+    blocks = _blocks(xs, call)
+
+    def take(part: int, message: Array) -> None:
+        into = pieces_of(xs, blocks[part])
+        copy_all(unpacked(message, into), into)
+        if (me + 1) % n != root:
+            place.pass_on(call, part, message)
+
+    if me == root:
+        first = ((k, _one_message(pieces_of(xs, block))) for k, block in enumerate(blocks))
+        place.go_round(call, first, 0, take)
+    else:
+        place.go_round(call, (), len(blocks), take)
+
+
+_ROUND: Final[Mapping[str, Callable[[MessageMeeting, Collective], None]]] = {
+    "all_reduce": _reduced,
+    "reduce_scatter": _scattered,
+    "all_gather": _gathered,
+    "broadcast": _from_one,
+    "send": _from_one,
+    "recv": _from_one,
+}
+
+
+# --- the group -------------------------------------------------------------------------
+
+
+class MessageGroup(AnyGroup):
+    """A group of processes that were started together. Every one makes the group, and calls `run`,
+    `keep` and what was kept alike. `run` calls the function for this process's own member, on this
+    thread, and returns the results of all. If a member fails, all raise its error. A process that
+    leaves the program ends the others' runs with an error that names it.
+    """
+
+    def __init__(self, post: Post, timeout: float | None) -> None:
+        super().__init__([name_of(rank, f"vm{rank}") for rank in range(post.size)])
+        self._post = post
+        self.rank = post.rank
+        self.timeout = timeout
+        self.vm = LocalVM(f"vm{self.rank}")
+        self._seat = Seat(self.vm, self.rank, self.size, timeout)
+        self._run = 0
+        atexit.register(self.close)
+
+    @abstractmethod
+    def _packed(self, value: Any) -> bytes:
+        """What a member returned, as bytes for the others. Raises `GroupError`."""
+
+    @abstractmethod
+    def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
+        """How a member failed, as bytes for the others."""
+
+    @abstractmethod
+    def _unpacked(self, data: bytes) -> Outcome: ...
+
+    def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
+        self._begin()
+        self._run += 1
+        meeting = MessageMeeting(self._post, self._names, self._run)
+        error: BaseException | None = None
+        task = tasks[self.rank]
+        try:
+            with one_blas_thread.held():
+                try:
+                    data = self._seat.do(lambda *at: self._packed(task(*at)), meeting)
+                except BaseException as raised:
+                    error = raised
+                    data = self._packed_failure(raised, first=meeting.is_mine)
+                interrupted = not isinstance(error, Exception | None)
+                told = meeting.conclude(data, GRACE if interrupted else None, self.timeout)
+            if error is not None and (meeting.is_mine or interrupted or meeting.spoiled):
+                error.add_note(f"raised by {self._names[self.rank]} of a group of {self.size}")
+                raise error
+            outcomes = {rank: self._unpacked(each) for rank, each in told.items()}
+            if len(outcomes) < self.size and not any(each.failure for each in outcomes.values()):
+                raise GroupError(str(meeting.reason() or "a member has left"))
+            return results_of(outcomes, self._names)
+        finally:
+            self._busy.clear()
+            if meeting.spoiled:
+                self.close()
+            error = None  # its traceback holds this frame
+
+    def close(self) -> None:
+        """Leave the group: others that still count on this process raise an error. Idempotent."""
+        self._leave(getattr(sys, "last_value", None))  # what Python has printed on the way out
+
+    def __exit__(self, *error: object) -> None:
+        self._leave(error[1])
+
+    def _leave(self, error: object) -> None:
+        if not self._closed:
+            self._closed = True
+            atexit.unregister(self.close)
+            self._post.leave(brief_error(error) if isinstance(error, BaseException) else "")
+            self._seat.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.size}, member {self.rank}>"

@@ -1,0 +1,491 @@
+"""A group whose members are processes on one host or many, which reach each other by TCP.
+
+The first member listens where all know. Each other one comes there, is told where the others are,
+and connects to those of lower rank. On every connection both sides prove by HMAC that they know the
+group's secret (`mlvm.machines.remote.handshake`), and agree on a key for each direction. Then
+each message is
+
+    u32 0x4d47, u32 bytes of the head, u64 bytes of the body
+    HMAC-SHA256(key, number of the message, these 16 bytes, head, body)
+    head, filled up to a multiple of 8 bytes; body
+
+so that nobody on the way can change, drop, repeat or add one unseen. What passes is not encrypted.
+Nothing is unpickled: values are read as `mlvm.parallel.plain` writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import secrets
+import select
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing, suppress
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import (
+    AccessRefused,
+    AddressError,
+    ConnectionLost,
+    EncodingError,
+    GroupError,
+    GroupTimeout,
+    MlvmError,
+    brief,
+)
+from mlvm.core.program.encoding import Kind, Writer, open_message
+from mlvm.core.types import Array
+from mlvm.machines.remote.address import TcpAddress, connect, kept, listen, parse_address, tune
+from mlvm.machines.remote.handshake import Hello, admit, greet
+from mlvm.machines.remote.secret import VARIABLE, check_secret, find_secret
+from mlvm.parallel.blas import one_blas_thread
+from mlvm.parallel.group import checked_timeout, name_of
+from mlvm.parallel.messages import MessageGroup, Post
+from mlvm.parallel.outcome import Outcome
+from mlvm.parallel.passing import NOTHING
+from mlvm.parallel.plain import packed, packed_failure, unpacked
+
+SECRET: Final = "MLVM_SECRET"
+"""The environment variable that has a group's secret, where no other is given."""
+
+_FRAME: Final = struct.Struct("<IIQ")
+_MAGIC: Final = 0x4D47
+_PREFIX: Final = _FRAME.size + 32
+_MOST_HEAD: Final = 1 << 20
+_MOST_BODY: Final = 1 << 40
+_ROOM: Final = 1 << 16  # bytes that are received at once, where there is no large message
+_SHAKE: Final = 10.0
+"""Seconds for a handshake."""
+_AGAIN: Final = 0.05  # seconds until one tries again to connect
+_LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+
+
+class TcpGroup(MessageGroup):
+    """The group of `size` processes that were started together, on any hosts: this one is the
+    member `rank`. The first one listens at `address`, HOST:PORT, where the others find it.
+
+    The members share a secret of 16 bytes or more: `secret`, or the one in the private file
+    `secret_file`, in the environment's MLVM_SECRET, or in the file that its MLVM_SECRET_FILE names.
+    It is never sent. Messages are authenticated, and not encrypted. See `ml.parallel.group("auto")`
+    for processes that a scheduler or `python -m mlvm launch` started.
+
+    Every process makes the group, and calls `run`, `keep` and what was kept alike. `run` calls the
+    function for this process's own member, on this thread, and returns the results of all. These
+    are plain data: numbers, texts, arrays, and lists, tuples and dicts of them. If a member fails,
+    all raise its error. A process that ends or is killed ends the others' runs with an error that
+    names it. No member waits for another longer than `timeout` seconds at a stretch, and none
+    longer than `start` seconds for all to be there.
+
+    Raises `GroupError` for an impossible rank or size, and for members that do not come,
+    `AccessRefused` without a secret or with another one, `AddressError`, `MissingExtra` without
+    threadpoolctl.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        address: str,
+        *,
+        secret: str | bytes | None = None,
+        secret_file: str | os.PathLike[str] | None = None,
+        timeout: float | None = None,
+        start: float = 300.0,
+    ) -> None:
+        if not all(isinstance(each, int) for each in (rank, size)) or not 0 <= rank < size:
+            raise GroupError(f"a rank is 0 .. size - 1, not {brief(rank)} of {brief(size)}")
+        place = parse_address(address)
+        if not isinstance(place, TcpAddress):
+            raise AddressError(f"members meet at HOST:PORT, not at {address}")
+        checked_timeout(timeout)
+        one_blas_thread.prepare()
+        links: Mapping[int, Link] = {}
+        if size > 1:
+            key = _secret(secret, secret_file)
+            links = _joined(rank, size, place, key, time.monotonic() + start)
+        super().__init__(TcpPost(rank, size, links), timeout)
+
+    def _packed(self, value: Any) -> bytes:
+        return packed(value)
+
+    def _packed_failure(self, error: BaseException, *, first: bool) -> bytes:
+        return packed_failure(error, first=first)
+
+    def _unpacked(self, data: bytes) -> Outcome:
+        return unpacked(data)
+
+
+def _secret(secret: str | bytes | None, secret_file: str | os.PathLike[str] | None) -> bytes:
+    given = os.environ.get(SECRET)
+    if secret is None and secret_file is None and given:
+        return check_secret(given)
+    found = find_secret(secret, secret_file)
+    if found is None:
+        raise AccessRefused(
+            f"members of a group over TCP share a secret: give secret= or secret_file=, or set "
+            f"{SECRET} or {VARIABLE} where they are started"
+        )
+    return found
+
+
+# --- messages --------------------------------------------------------------------------
+
+
+class Link:
+    """A connection to another member, after the handshake. Raises `ConnectionLost` when it has
+    ended, `EncodingError` for what is no message of that member."""
+
+    def __init__(self, sock: socket.socket, send_key: bytes, receive_key: bytes) -> None:
+        tune(sock)
+        with suppress(AttributeError, OSError):  # a member may compute for long, and not listen
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        sock.setblocking(False)
+        self.socket = sock
+        self.inbox: deque[tuple[bytes, Array]] = deque()
+        """Messages that have come whole: head and body."""
+        self.unsent: deque[list[memoryview]] = deque()
+        self._send_key = send_key
+        self._receive_key = receive_key
+        self._sent = self._received = 0
+        self._room = memoryview(bytearray(_ROOM))
+        self._filled = 0
+        self._frame = b""  # of the large message that is being received
+        self._large: Array = NOTHING
+        self._large_filled = 0
+
+    def send(self, head: bytes, body: Array) -> None:
+        """Put a message on its way, and send what can be sent at once."""
+        frame = _FRAME.pack(_MAGIC, len(head), body.nbytes)
+        head += bytes(-len(head) % 8)
+        data = memoryview(body)
+        mac = _mac(self._send_key, self._sent, frame, head, data)
+        self._sent += 1
+        self.unsent.append([memoryview(frame + mac + head), *([data] if body.nbytes else [])])
+        if len(self.unsent) == 1:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send as much as can be sent now."""
+        while self.unsent:
+            parts = self.unsent[0]
+            try:
+                n = self.socket.sendmsg(parts)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ConnectionLost(error.strerror or "the connection has ended") from None
+            while parts and n >= len(parts[0]):
+                n -= len(parts.pop(0))
+            if parts:
+                parts[0] = parts[0][n:]
+            else:
+                self.unsent.popleft()
+
+    def receive(self) -> None:
+        """Put what has come into `inbox`."""
+        while True:
+            large = memoryview(self._large)[self._large_filled :]
+            target = large if self._frame else self._room[self._filled :]
+            try:
+                n = self.socket.recv_into(target)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                raise ConnectionLost(error.strerror or "the connection has ended") from None
+            if not n:
+                raise ConnectionLost("the connection has ended")
+            if self._frame:
+                self._large_filled += n
+                if n == len(large):
+                    self._open(self._frame, self._large)
+                    self._frame = b""
+            else:
+                self._filled += n
+                self._parse()
+                if n < len(target) and not self._frame:
+                    return
+
+    def _parse(self) -> None:
+        """Open the messages in the room. The rest of one that is not whole stays there, or becomes
+        the beginning of a large one."""
+        at = 0
+        while self._filled - at >= _PREFIX:
+            frame = bytes(self._room[at : at + _PREFIX])
+            magic, head, body = _FRAME.unpack_from(frame)
+            if magic != _MAGIC or head > _MOST_HEAD or body > _MOST_BODY:
+                raise EncodingError("what came is no message")
+            nbytes = head + -head % 8 + body
+            there = self._room[at + _PREFIX : min(at + _PREFIX + nbytes, self._filled)]
+            if len(there) < nbytes <= _ROOM - _PREFIX:
+                break
+            message = np.empty(nbytes, np.uint8)
+            message[: len(there)] = there
+            at += _PREFIX + len(there)
+            if len(there) < nbytes:
+                self._frame, self._large, self._large_filled = frame, message, len(there)
+            else:
+                self._open(frame, message)
+        rest = bytes(self._room[at : self._filled])
+        self._room[: len(rest)] = rest
+        self._filled = len(rest)
+
+    def _open(self, frame: bytes, message: Array) -> None:
+        """Take a message into `inbox`, if it is that member's next one."""
+        _, head, _ = _FRAME.unpack_from(frame)
+        start = head + -head % 8
+        data = memoryview(message)
+        mac = _mac(
+            self._receive_key, self._received, frame[: _FRAME.size], data[:start], data[start:]
+        )
+        if not hmac.compare_digest(mac, frame[_FRAME.size :]):
+            raise EncodingError("a message was changed on its way")
+        self._received += 1
+        self.inbox.append((bytes(data[:head]), message[start:]))
+
+
+def _mac(key: bytes, number: int, *parts: bytes | memoryview) -> bytes:
+    mac = hmac.new(key, number.to_bytes(8, "little"), hashlib.sha256)
+    for each in parts:
+        mac.update(each)
+    return mac.digest()
+
+
+class TcpPost(Post):
+    """Messages over these connections, by rank. Sending and receiving go under a lock, since a
+    member has a thread for what was started."""
+
+    def __init__(self, rank: int, size: int, links: Mapping[int, Link]) -> None:
+        super().__init__(rank, size)
+        self._links = dict(links)
+        self._lock = threading.RLock()
+        self._selector = selectors.DefaultSelector()
+        for other, link in links.items():
+            self._selector.register(link.socket, selectors.EVENT_READ, other)
+            self._move(other, link, partial(self._receive, other, link))
+
+    def send(self, rank: int, head: bytes, body: Array) -> None:
+        with self._lock:
+            link = self._links.get(rank)
+            if link is not None:
+                self._move(rank, link, partial(link.send, head, body))
+
+    def unsent(self, rank: int) -> int:
+        link = self._links.get(rank)
+        return 0 if link is None else len(link.unsent)
+
+    def listen(self, seconds: float) -> None:
+        if not self._links:
+            time.sleep(seconds)
+            return
+        for key, events in self._selector.select(seconds):
+            with self._lock:
+                link = self._links.get(key.data)
+                if link is not None and events & selectors.EVENT_WRITE:
+                    self._move(key.data, link, link.flush)
+                if link is not None and events & selectors.EVENT_READ:
+                    self._move(key.data, link, partial(self._receive, key.data, link))
+
+    def _receive(self, rank: int, link: Link) -> None:
+        try:
+            link.receive()
+        finally:
+            while link.inbox:
+                self.take(rank, *link.inbox.popleft())
+
+    def _move(self, rank: int, link: Link, move: Callable[[], None]) -> None:
+        """Send or receive, and see to it that what cannot be sent now will be. A member whose
+        connection has ended, or which sends what has no meaning, has left."""
+        was_full = bool(link.unsent)
+        try:
+            move()
+        except (MlvmError, ValueError, LookupError) as error:
+            with suppress(MlvmError, ValueError, LookupError):
+                self._receive(rank, link)  # its last words
+            self.left.setdefault(rank, str(error))
+            self._drop(rank)
+            return
+        if rank in self._links and bool(link.unsent) != was_full:
+            write = selectors.EVENT_WRITE if link.unsent else 0
+            self._selector.modify(link.socket, selectors.EVENT_READ | write, rank)
+
+    def _drop(self, rank: int) -> None:
+        link = self._links.pop(rank)
+        self._selector.unregister(link.socket)
+        link.socket.close()
+
+    def close(self) -> None:
+        with self._lock:
+            for rank in list(self._links):
+                self._drop(rank)
+            self._selector.close()
+
+
+# --- how members find each other -------------------------------------------------------
+
+_Place: TypeAlias = tuple[int, str, int]
+"""The rank of a member, and where it listens; an empty host is the first member's."""
+
+
+def _joined(
+    rank: int, size: int, address: TcpAddress, secret: bytes, until: float
+) -> dict[int, Link]:
+    """Connections to all other members, by the moment `until` of `time.monotonic`. Raises
+    `GroupError`, `AccessRefused`, `AddressError`."""
+    links: dict[int, Link] = {}
+    meet = _Meet(rank, size, secret, until)
+    with closing(_listener(address, address.port if rank == 0 else 0)) as listener:
+        try:
+            if rank == 0:
+                places = meet.accepted(listener, range(1, size), links)
+                for link in links.values():
+                    _tell_places(link, places)
+            else:
+                here = listener.getsockname()[1]
+                links[0] = meet.connected(0, address, here)
+                for other, host, port in _told_places(links[0], until):
+                    if 0 < other < rank:
+                        place = TcpAddress(host or links[0].socket.getpeername()[0], port)
+                        links[other] = meet.connected(other, place, here)
+                meet.accepted(listener, range(rank + 1, size), links)
+        except BaseException:
+            for link in links.values():
+                link.socket.close()
+            raise
+    return links
+
+
+def _listener(address: TcpAddress, port: int) -> socket.socket:
+    """Where a member listens: on this host alone if that is the group's, else on all its networks,
+    since the host's own name may mean another address here than elsewhere."""
+    try:
+        if address.host in _LOOPBACK:
+            return listen(TcpAddress(address.host, port), public=False)
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+        return socket.create_server(("", port))
+    except OSError as error:
+        raise AddressError(f"cannot listen on port {port}: {error.strerror}") from None
+
+
+class _Meet(NamedTuple):
+    """What a member knows when it looks for the others."""
+
+    rank: int
+    size: int
+    secret: bytes
+    until: float
+
+    def connected(self, rank: int, address: TcpAddress, here: int) -> Link:
+        """A connection to that member, which may not be there yet. `here` is the port on which this
+        one listens."""
+        why = ""
+        while (left := self.until - time.monotonic()) > 0:
+            nonce = secrets.token_bytes(32)
+            hello = Hello("group", str(self.size), f"{self.rank} {here} {nonce.hex()}", True)
+            try:
+                with kept(connect(address, min(left, _SHAKE))) as sock:
+                    about = greet(sock, self.secret, hello, time.monotonic() + min(left, _SHAKE))
+                    return _link(sock, self.secret, nonce, bytes.fromhex(about["nonce"]), True)
+            except (OSError, AddressError) as error:
+                if isinstance(error, AccessRefused):
+                    raise
+                why = str(error)
+                time.sleep(_AGAIN)
+        raise GroupTimeout(
+            f"{self._name(self.rank)} has not found {self._name(rank)} at {address}: {why}"
+        )
+
+    def accepted(
+        self, listener: socket.socket, ranks: Sequence[int], links: dict[int, Link]
+    ) -> list[_Place]:
+        """Have those members in `links` when they have come. Where they listen."""
+        wanted, places = set(ranks), []
+        found: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
+        lock, taken = threading.Lock(), set[int]()
+
+        def admitted(sock: socket.socket) -> None:
+            """Who comes has a thread, so that nobody waits for one who says nothing."""
+            with suppress(MlvmError, OSError, ValueError), kept(sock):
+                nonce = secrets.token_bytes(32)
+                told: list[tuple[int, int, bytes]] = []
+
+                def decide(hello: Hello) -> Mapping[str, object]:
+                    rank, port, theirs = hello.name.split()
+                    if hello.vm != str(self.size):
+                        text = f"this group has {self.size} members, not {hello.vm}"
+                        raise AccessRefused(text)
+                    with lock:
+                        if int(rank) not in wanted or int(rank) in taken:
+                            raise AccessRefused(f"{self._name(int(rank))} is here already")
+                        taken.add(int(rank))
+                    told.append((int(rank), int(port), bytes.fromhex(theirs)))
+                    return {"nonce": nonce.hex()}
+
+                until = min(self.until, time.monotonic() + _SHAKE)
+                try:
+                    admit(sock, self.secret, trusted=False, decide=decide, deadline=until)
+                    [(rank, port, theirs)] = told
+                    host = str(sock.getpeername()[0]).removeprefix("::ffff:")
+                    host = "" if ipaddress.ip_address(host).is_loopback else host
+                    link = _link(sock, self.secret, theirs, nonce, False)
+                except BaseException:
+                    with lock:
+                        taken.difference_update(each[0] for each in told)
+                    raise
+                found.put(((rank, host, port), link))
+
+        while wanted:
+            left = self.until - time.monotonic()
+            if left <= 0:
+                late = ", ".join(map(self._name, sorted(wanted)))
+                raise GroupTimeout(f"{self._name(self.rank)} waits for {late}, who did not join")
+            if select.select([listener], [], [], min(left, _AGAIN))[0]:
+                sock, _ = listener.accept()
+                threading.Thread(target=admitted, args=(sock,), daemon=True).start()
+            with suppress(Empty):
+                while True:
+                    place, link = found.get_nowait()
+                    wanted.discard(place[0])
+                    links[place[0]] = link
+                    places.append(place)
+        return places
+
+    def _name(self, rank: int) -> str:
+        return name_of(rank, f"vm{rank}")
+
+
+def _link(sock: socket.socket, secret: bytes, asked: bytes, answered: bytes, asks: bool) -> Link:
+    """The connection with its keys, after both sides have proved that they know the secret."""
+    base = hmac.digest(secret, b"mlvm group " + asked + answered, "sha256")
+    ours, theirs = (hmac.digest(base, side, "sha256") for side in (b"asks", b"answers"))
+    return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
+
+
+def _tell_places(link: Link, places: Sequence[_Place]) -> None:
+    writer = Writer()
+    writer.value(tuple(places))
+    link.send(writer.message(Kind.answer), NOTHING)
+
+
+def _told_places(link: Link, until: float) -> list[_Place]:
+    """Where all the others listen, when the first member knows of all."""
+    while (left := until - time.monotonic()) > 0:
+        if select.select([link.socket], [], [], left)[0]:
+            link.receive()
+            if link.inbox:
+                head, _ = link.inbox.popleft()
+                places: list[_Place] = list(open_message(head, Kind.answer)[1].value())
+                return places
+    raise GroupTimeout("the other members have not all joined")

@@ -1,0 +1,168 @@
+"""A call that is known is told by one walk in C, which says what Python says."""
+
+from __future__ import annotations
+
+import gc
+import random
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.eager import nn, optim
+from mlvm.eager.tensor.context import current_arena
+from mlvm.machines.native.extension import EXTENSION
+
+pytestmark = [
+    pytest.mark.skipif(EXTENSION is None, reason="the extension is not here"),
+    pytest.mark.local(reason="it is of the caller alone"),
+]
+
+
+@pytest.fixture(autouse=True)
+def place() -> Iterator[None]:
+    with ml.Arena(ml.VM("known"), "known").allocating():
+        yield
+
+
+def told(captured: Any, *args: Any, **kwargs: Any) -> bool:
+    """Whether the call is known in C. Python finds the same program and the same tensors then."""
+    vm = current_arena().vm
+    for call in captured._calls:
+        found = call.match(vm, args, kwargs)
+        if found is not None:
+            feed, tensors, inputs = found
+            signature, key = captured._signature(vm, args, kwargs)
+            known, same_feed = captured._find(key, signature)
+            assert known is call.known
+            assert same_feed is feed
+            assert list(map(id, tensors)) == list(map(id, signature.tensors))
+            assert list(map(id, inputs)) == list(map(id, signature.inputs))
+            return True
+    return False
+
+
+def known(fn: Any, *args: Any, **kwargs: Any) -> Any:
+    captured = ml.capture(fn)
+    for _ in range(2):
+        captured(*args, **kwargs)
+    assert told(captured, *args, **kwargs)
+    return captured
+
+
+def some(draw: random.Random, pool: list[Any], depth: int = 2) -> Any:
+    kind = draw.choice(["leaf", "leaf", "list", "tuple", "dict"] if depth else ["leaf"])
+    if kind == "leaf":
+        return draw.choice(pool)
+    items = [some(draw, pool, depth - 1) for _ in range(draw.randrange(4))]
+    if kind == "dict":
+        return dict(zip(draw.sample(["a", "b", "c", 1], len(items)), items, strict=True))
+    return items if kind == "list" else tuple(items)
+
+
+@pytest.mark.filterwarnings("ignore::mlvm.eager.capture.guards.changing.RecompilationWarning")
+def test_random_calls_are_told_as_python_tells_them() -> None:
+    draw = random.Random(5)
+    x, y = ml.ones(2), ml.ones(2)
+    view = ml.reshape(x, (2, 1))
+    objects = [object(), nn.Linear(2, 2, key=ml.random.key(0))]
+    pool = [x, y, view, ml.zeros(3), 1, 2, 1.5, True, "s", None, *objects]
+    reached = ml.ones(4)
+    captured = ml.capture(lambda *args: ml.sum(reached))
+    pool.append(reached)
+    hits = 0
+    calls = [tuple(some(draw, pool) for _ in range(draw.randrange(1, 3))) for _ in range(120)]
+    for args in calls:
+        captured(*args)
+        captured(*args)
+        hits += told(captured, *args)
+        for other in draw.sample(calls, 4):
+            told(captured, *other)
+    assert hits > 60
+
+
+def test_what_decides_is_seen_each_time() -> None:
+    x, y = ml.ones(2), ml.ones(2)
+    captured = known(lambda x, y: x + y, x, y)
+    assert told(captured, y, x)
+    assert not told(captured, x, x)
+    assert not told(captured, x, ml.ones(3))
+    assert not told(captured, x)
+    assert not told(captured, x, y=y)
+    assert not told(captured, x, ml.reshape(x, (2, 1)))
+    assert not told(captured, x, [y])
+    captured = known(lambda tree, how: tree["a"] * 2.0, {"a": x, "b": y}, how="sum")
+    assert told(captured, {"a": y, "b": x}, how="sum")
+    assert not told(captured, {"b": y, "a": x}, how="sum")
+    assert not told(captured, {"a": x, "b": y}, how="mean")
+    assert not told(captured, {"a": x, "b": y, "c": x}, how="sum")
+
+
+def test_numbers_and_fields_are_seen_each_time() -> None:
+    x, rate = ml.ones(2), 0.5
+    captured = known(lambda x, by: x * by, x, rate)
+    assert not told(captured, x, 0.25)
+    assert captured(x, 0.25).tolist() == [0.25, 0.25]
+    model = nn.Linear(2, 2, key=ml.random.key(1))
+    optimizer = optim.SGD(model, 0.5)
+    captured = known(lambda x: optimizer.update(ml.grad(lambda m: ml.sum(m(x)))(model)), x)
+    optimizer.learning_rate = 0.25
+    assert not told(captured, x)
+    scale = [2.0]
+    captured = known(lambda x: x * scale[0], x)
+    scale[0] = 3.0
+    assert not told(captured, x)
+    assert captured(x).tolist() == [3.0, 3.0]
+
+
+def test_what_is_updated_moves_where_somebody_needs_the_old_value() -> None:
+    x, total = ml.ones(2), ml.zeros(2)
+
+    def step(x: ml.Tensor) -> None:
+        nonlocal total
+        total += x
+
+    captured = known(step, x)
+    seen = ml.reshape(total, (2, 1))
+    assert not told(captured, x)
+    captured(x)
+    assert (total.tolist(), seen.tolist()) == ([3.0, 3.0], [[2.0], [2.0]])
+
+
+def test_a_known_call_keeps_no_arguments_alive() -> None:
+    gc.disable()
+    try:
+        x, y = ml.ones(2), ml.ones(2)
+        captured = known(lambda x, y: x + y, x, y)
+        references = weakref.ref(x), weakref.ref(captured)
+        del x
+        assert references[0]() is None
+        del captured
+        assert references[1]() is None
+    finally:
+        gc.enable()
+
+
+def test_nothing_is_known_on_another_vm_or_inside_a_capture() -> None:
+    x = ml.ones(2)
+    captured = known(lambda x: x * 2.0, x)
+    with ml.use(ml.VM("another")), ml.Arena(ml.VM("other"), "other").allocating():
+        assert not told(captured, x)
+    outer = ml.capture(lambda x: captured(x) + 1.0)
+    assert outer(x).tolist() == [3.0, 3.0]
+    with pytest.raises(ml.errors.GradientError):
+        ml.grad(lambda x: ml.sum(captured(x)))(x)
+
+
+def test_reads_that_are_none_are_refused() -> None:
+    assert EXTENSION is not None
+    wrong: list[Any] = [
+        (("item", [], "x", 1),),
+        (("nothing", {}, "x", 1),),
+        (("keys", {}, "x", 1),),
+    ]
+    for reads in wrong:
+        with pytest.raises(TypeError):
+            EXTENSION.Checklist(object(), reads)

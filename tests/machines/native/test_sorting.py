@@ -1,0 +1,55 @@
+"""Native order: the reference kernel's, to the bit, on any number of threads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mlvm.core.types import Array, DType, bool_
+from tests.machines.native.planners import native, planned, reference
+from tests.machines.native.test_elementwise import REAL, special
+
+SHAPES: list[tuple[tuple[int, ...], int]] = [
+    ((7, 1), -1),
+    ((3, 2), -1),
+    ((2, 64), 1),
+    ((2, 65), 1),
+    ((5, 300), -1),
+    ((70_000,), 0),
+    ((64, 5), 0),
+    ((2, 90, 3), 1),
+]
+
+
+def _values(dtype: DType, shape: tuple[int, ...]) -> Array:
+    """Of all sizes, with nans, zeros of both signs and many that are equal."""
+    rng, common = np.random.default_rng(shape), special(dtype)
+    size = int(np.prod(shape))
+    noise = rng.integers(0, 256, size * dtype.itemsize, np.uint8).view(dtype.numpy)
+    x: Array = np.where(rng.random(size) < 0.5, rng.choice(common, size), noise)
+    return x.reshape(shape)
+
+
+@pytest.mark.parametrize("name", ["sort", "argsort"])
+@pytest.mark.parametrize("dtype", [dtype for dtype in REAL if dtype is not bool_], ids=str)
+@pytest.mark.parametrize("descending", [False, True])
+def test_is_that_of_the_reference(name: str, dtype: DType, descending: bool) -> None:
+    for shape, axis in SHAPES:
+        x, how = _values(dtype, shape), {"axis": axis, "descending": descending}
+        assert planned(name, x, **how)
+        expected = reference(name, x, **how).tobytes()
+        for threads in (1, 3):
+            assert native(name, x, threads=threads, **how).tobytes() == expected
+
+
+def test_what_is_equal_keeps_its_order() -> None:
+    x = np.array([[0.0, -0.0, np.nan, 1.0, 0.0, -np.nan, 1.0]])
+    assert native("argsort", x).tolist() == [[0, 1, 4, 3, 6, 2, 5]]
+    assert native("argsort", x, descending=True).tolist() == [[2, 5, 3, 6, 0, 1, 4]]
+    assert np.signbit(native("sort", x)[0]).tolist() == [False, True, *[False] * 4, True]
+
+
+def test_others_are_left_to_numpy() -> None:
+    assert not planned("sort", np.ones((2, 3), complex))
+    assert not planned("sort", np.ones((1 << 20) + 1, np.uint8))
+    assert not planned("argsort", np.ones((3, 0)))

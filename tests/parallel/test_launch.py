@@ -1,0 +1,100 @@
+"""`python -m mlvm launch`: members that are started together, and again; and groups of Ray."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import GroupError, MissingExtra
+from mlvm.parallel.launch import launch
+from tests.brief import cases, refuses
+from tests.parallel import places
+
+ROOT = Path(__file__).resolve().parents[2]
+
+SCRIPT = """
+import os, sys
+rank, attempt = os.environ["RANK"], os.environ["MLVM_RESTARTS"]
+told = rank, os.environ["WORLD_SIZE"], attempt, len(os.environ["MLVM_SECRET"]) > 16
+os.write(1, (" ".join(map(str, told)) + "\\n").encode())  # at once, beside the others
+if attempt == sys.argv[1]:
+    sys.exit(0)
+if rank == "1":
+    os.kill(os.getpid(), 9) if attempt == "0" else sys.exit(7)
+import time; time.sleep(60)
+"""
+
+
+def launched(tmp_path: Path, restarts: int, argument: str) -> subprocess.CompletedProcess[str]:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    command = ["launch", "--members", "2", "--restarts", str(restarts), "--", str(script), argument]
+    return subprocess.run(
+        [sys.executable, "-m", "mlvm", *command],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "MLVM_SECRET": "", "MLVM_SECRET_FILE": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
+    done = launched(tmp_path, 2, "2")
+    assert done.returncode == 0
+    tried = [f"{rank} 2 {attempt} True" for attempt in range(3) for rank in range(2)]
+    assert sorted(done.stdout.splitlines()) == sorted(tried)
+    assert done.stderr.splitlines() == [
+        "launch: member 1 was killed by SIGKILL; all members are started again, 1 of 2 times",
+        "launch: member 1 has ended with status 7; all members are started again, 2 of 2 times",
+    ]
+
+
+def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:
+    assert launched(tmp_path, 0, "never").returncode == 128 + 9
+
+
+@cases(
+    "call, text",
+    (partial(launch, 0, ["x"]), "1 or more members"),
+    (partial(launch, 1, ["x"], nodes=2, node=2), "on node 0 .. nodes - 1, not of 1 on node 2 of 2"),
+    (partial(launch, 1, ["x"], nodes=2), "give --address HOST:PORT"),
+    (partial(launch, 1, ["x"], nodes=2, address="one:7"), "set MLVM_SECRET or MLVM_SECRET_FILE"),
+    (partial(launch, 1, ["x"], address="unix:x"), "members meet at HOST:PORT, not at unix:x"),
+)
+def test_impossible_launches_are_refused(
+    call: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("MLVM_SECRET", "MLVM_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    refuses(GroupError, text, call)
+
+
+# --- Ray -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="ray is installed")
+def test_without_ray_the_error_names_the_extra() -> None:
+    refuses(MissingExtra, r'pip install "mlvm\[ray\]"', ml.parallel.group, "ray:2")
+
+
+def test_actors_of_ray_do_what_threads_do() -> None:
+    pytest.importorskip("ray")
+    with ml.parallel.RayGroup(2, num_cpus=0.5, timeout=30) as members:
+        assert members.run(places.everything) == places.expected_of_everything(2)
+        kept = members.keep(places.Counting)
+        assert [kept([1, 2]), kept([3, 4], factor=10)] == [[(0, 1), (1, 2)], [(0, 31), (1, 42)]]
+        for name, (fn, texts) in places.WRONG.items():
+            told = places.outcome(members, fn)
+            assert all(text in told for text in texts), (name, told)
+        assert members.run(places.reduce) == [[2.0] * 4] * 2
+        refuses(GroupError, r"member 1 \(vm1\) has died", members.run, places.is_killed)
+        assert members.closed

@@ -1,0 +1,391 @@
+"""Groups over TCP: the same bits as threads, who may join, what passes, and how many messages."""
+
+from __future__ import annotations
+
+import ast
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlvm.core.errors import (
+    AccessRefused,
+    AddressError,
+    EncodingError,
+    GroupError,
+    GroupTimeout,
+    ShapeError,
+)
+from mlvm.core.ops.half import cast
+from mlvm.core.types import DType
+from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel import messages, tcp
+from mlvm.parallel.group import Group
+from mlvm.parallel.launched import first_host, launched
+from mlvm.parallel.meeting import SMALL
+from mlvm.parallel.plain import packed, packed_failure, unpacked
+from mlvm.parallel.tcp import Link, TcpGroup
+from tests.brief import cases, refuses
+from tests.fuzz import groups
+from tests.parallel import places
+from tests.parallel.joined import SECRET, Joined, free_address
+from tests.parallel.members import Step, call
+from tests.parallel.test_group import CANNOT_MEET, reduce
+
+pytest.importorskip("threadpoolctl")
+
+
+@pytest.fixture(scope="module")
+def three() -> Iterator[Joined]:
+    with Joined(3) as members:
+        yield members
+
+
+# --- the same bits -------------------------------------------------------------------
+
+
+def every_type(rank: int, vm: VM) -> list[str]:
+    """The digests of what all collectives leave, in all dtypes, small and round the ring."""
+    found = []
+    for dtype in DType.all:
+        rng = np.random.default_rng(rank)
+        for length in (0, 3, 9, 3 * SMALL // DType.named(dtype).itemsize):
+            with np.errstate(invalid="ignore"):
+                x = cast(np.asarray(9 * rng.standard_normal((length, 1))), DType.named(dtype))
+            ops = {
+                "bool": ["max"],
+                "c64": ["sum"],
+                "c128": ["sum"],
+                "f16": ["sum", "mean"],
+                "bf16": ["mean"],
+            }
+            for op in ops.get(dtype, ["sum", "min"]):
+                found.append(places.digest(call(vm, "all_reduce", x, op=op)))
+                found.append(places.digest(call(vm, "reduce_scatter", x, op=op)))
+            found.append(places.digest(call(vm, "all_gather", x)))
+            found.append(places.digest(call(vm, "broadcast", x, x[:1], root=length % 3)))
+    return found
+
+
+def test_every_dtype_and_length_has_the_bits_of_threads(three: Joined) -> None:
+    with Group(3) as threads:
+        assert three.run(every_type) == threads.run(every_type)
+
+
+def test_a_member_sends_as_many_messages_as_the_logarithm(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    told = messages.Post.tell_round
+
+    def counted(self: Any, rank: int, run: int, *rest: Any) -> None:
+        sent.append((self.rank, rank))
+        told(self, rank, run, *rest)
+
+    monkeypatch.setattr(messages.Post, "tell_round", counted)
+    for size, rounds in ((2, 1), (5, 3), (8, 3)):
+        with Joined(size) as members:
+            sent.clear()
+            members.run(places.reduce)
+            assert len(sent) == rounds * size
+            assert {len([1 for each in sent if each[0] == rank]) for rank in range(size)} == {
+                rounds
+            }
+
+
+# --- what goes wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steps", "texts"), CANNOT_MEET)
+def test_members_that_cannot_meet_raise(
+    steps: tuple[Step, ...],
+    texts: list[str] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "_PATIENCE", 0.02)
+    with Joined(len(steps)) as members:
+        fn = partial(_step_of, steps)
+        if texts is None:
+            members.run(fn)
+        else:
+            caught = refuses(GroupError, "", members.run, fn)
+            if "different things" in str(caught):  # of two who send to each other, say
+                texts = [text for text in texts if text != "no member can go on"]
+            for text in texts:
+                assert text in str(caught)
+        assert members.run(reduce) == [[float(len(steps))] * 4] * len(steps)
+
+
+def _step_of(steps: tuple[Step, ...], rank: int, vm: VM) -> Any:
+    steps[rank](rank, vm)
+
+
+def late(rank: int, vm: VM) -> None:
+    if rank == 1:
+        time.sleep(0.6)
+    with suppress(GroupTimeout):
+        call(vm, "barrier", timeout=5.0)
+    if rank != 1:
+        call(vm, "barrier", timeout=0.2)
+    else:
+        time.sleep(0.6)
+
+
+def test_who_is_late_is_named_also_where_others_wait_for_others() -> None:
+    with Joined(5) as members:
+        text = r"has waited 0\.2 s in barrier\(\) for member 1 \(vm1\)\n"
+        refuses(GroupTimeout, text, members.run, late)
+        assert members.run(places.reduce) == [[5.0] * 4] * 5  # it came within a second
+
+
+def test_a_run_whose_last_member_is_late_ends() -> None:
+    with Joined(2, timeout=0.1) as members:
+        text = r"has waited 0\.1 s for the end of member 1 \(vm1\)"
+        refuses(GroupTimeout, text, members.run, lambda rank, vm: time.sleep(0.5 * rank))
+
+
+def test_members_struck_at_random_moments_are_named() -> None:
+    told, wrong = groups.fuzz(3, 1, seed=0, tcp=True)
+    assert not wrong
+    assert told.startswith("3 members killed")
+
+
+# --- who may join --------------------------------------------------------------------
+
+
+def both(*makes: Any) -> list[BaseException | None]:
+    """What comes of making members at the same time."""
+    with ThreadPoolExecutor(len(makes)) as pool:
+        done = [pool.submit(each) for each in makes]
+        errors = [each.exception(10) for each in done]
+        for each, error in zip(done, errors, strict=True):
+            if error is None:
+                each.result().close()
+    return errors
+
+
+def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
+    address = free_address()
+    first = partial(TcpGroup, 0, 2, address, secret=SECRET, start=0.4)
+    for other, text in (
+        (partial(TcpGroup, 1, 2, address, secret="another secret of them"), "the secret is anoth"),
+        (partial(TcpGroup, 1, 3, address, secret=SECRET), "this group has 2 members, not 3"),
+    ):
+        waits, refused = both(first, other)
+        assert isinstance(refused, AccessRefused)
+        assert text in str(refused)
+        assert isinstance(waits, GroupTimeout)
+        assert str(waits) == "member 0 (vm0) waits for member 1 (vm1), who did not join"
+
+
+def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
+    address = free_address()
+    host, _, port = address.partition(":")
+    strangers: list[socket.socket] = []
+
+    def stranger(said: bytes) -> Any:
+        while True:
+            with suppress(ConnectionRefusedError):
+                strangers.append(socket.create_connection((host, int(port))))
+                strangers[-1].sendall(said)
+                return TcpGroup(0, 1, address)
+
+    def last() -> TcpGroup:
+        while len(strangers) < 2:
+            time.sleep(0.01)
+        return TcpGroup(1, 2, address, secret=SECRET)
+
+    first = partial(TcpGroup, 0, 2, address, secret=SECRET)
+    assert both(first, partial(stranger, b""), partial(stranger, bytes(99)), last) == [None] * 4
+    for each in strangers:
+        each.close()
+
+
+@cases(
+    "make, error, text",
+    (partial(TcpGroup, 0, 2, ":1"), AccessRefused, "MLVM_SECRET or MLVM_SECRET_FILE"),
+    (partial(TcpGroup, 0, 2, ":1", secret="short"), AccessRefused, "at least 16 bytes"),
+    (partial(TcpGroup, 2, 2, ":1"), GroupError, "a rank is 0 .. size - 1, not 2 of 2"),
+    (partial(TcpGroup, 0, 2, "unix:x"), AddressError, "members meet at HOST:PORT"),
+    (partial(TcpGroup, 0, 1, ":1", timeout=0), GroupError, "a timeout is a number of seconds > 0"),
+)
+def test_impossible_members_are_refused(
+    make: Any, error: Any, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("MLVM_SECRET", raising=False)
+    monkeypatch.delenv("MLVM_SECRET_FILE", raising=False)
+    refuses(error, text, make)
+
+
+def test_a_secret_comes_from_the_environment_or_a_file(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "secret"
+    file.touch(mode=0o600)
+    file.write_text(SECRET)
+    monkeypatch.setenv("MLVM_SECRET", SECRET)
+    address = free_address()
+    made = partial(TcpGroup, 1, 2, address, secret_file=file)
+    assert both(partial(TcpGroup, 0, 2, address), made) == [None, None]
+
+
+# --- messages ------------------------------------------------------------------------
+
+
+def linked() -> tuple[Link, Link, socket.socket, socket.socket]:
+    """Two ends of a connection, and what lies between them."""
+    ours, near = socket.socketpair()
+    far, theirs = socket.socketpair()
+    keys = b"one" * 8, b"two" * 8
+    return Link(ours, *keys), Link(theirs, *keys[::-1]), near, far
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 90), st.integers(0, 99_999)), min_size=1, max_size=5),
+    st.lists(st.integers(1, 70_000), min_size=1, max_size=5),
+)
+def test_messages_arrive_whole_however_they_are_cut(
+    sizes: list[tuple[int, int]], cuts: list[int]
+) -> None:
+    one, other, near, far = linked()
+    rng = np.random.default_rng(0)
+    for head, body in sizes:
+        one.send(rng.bytes(head), np.frombuffer(rng.bytes(body), np.uint8))
+    near.setblocking(False)
+    turn = 0
+    while len(other.inbox) < len(sizes):
+        one.flush()
+        with suppress(BlockingIOError):
+            far.sendall(near.recv(cuts[turn % len(cuts)]))
+        turn += 1
+        other.receive()
+    rng = np.random.default_rng(0)
+    for (head, body), (got_head, got_body) in zip(sizes, other.inbox, strict=True):
+        assert got_head == rng.bytes(head)
+        assert got_body.tobytes() == rng.bytes(body)
+    for each in (one.socket, other.socket, near, far):
+        each.close()
+
+
+@pytest.mark.parametrize("what", ["changed", "repeated", "dropped", "nonsense"])
+def test_what_is_changed_on_its_way_is_refused(what: str) -> None:
+    one, other, near, far = linked()
+    for i in range(2):
+        one.send(b"head", np.full(9, i, np.uint8))
+    data = near.recv(1 << 16)
+    half = len(data) // 2
+    data = {
+        "changed": data[: half - 1] + b"\7" + data[half:],
+        "repeated": data[:half] + data[:half],
+        "dropped": data[half:],
+        "nonsense": bytes(len(data)),
+    }[what]
+    far.sendall(data)
+    refuses(EncodingError, "changed on its way|no message", other.receive)
+    assert len(other.inbox) == (what == "repeated")
+    for each in (one.socket, other.socket, near, far):
+        each.close()
+
+
+VALUES: list[Any] = [
+    *(None, True, 7, -0.5, "text", b"bytes", [1, (2, "x")], {"a": [b"", {3: None}]}, 2**70),
+    [np.arange(6, dtype=np.int16).reshape(2, 3), {"x": np.zeros((), np.float32)}],
+]
+
+
+def test_values_and_errors_pass_as_plain_data() -> None:
+    assert repr(unpacked(packed(VALUES)).value) == repr(VALUES)
+    refuses(GroupError, "a function is no plain data", packed, [1, {"x": both}])
+    error = ShapeError("too wide")
+    failure = unpacked(packed_failure(error, first=True)).failure
+    assert failure is not None
+    told = failure.error("member 1", GroupError)
+    assert (type(told), str(told)) == (ShapeError, "too wide")
+    assert "in member 1:\n" in told.__notes__[-1]
+
+
+def test_nothing_that_arrives_is_unpickled() -> None:
+    for module in (tcp, messages):
+        assert module.__file__ is not None
+        tree = ast.parse(Path(module.__file__).read_text())
+        names = {
+            name
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.Import, ast.ImportFrom))
+            for name in (getattr(node, "module", None), *[each.name for each in node.names])
+        }
+        assert not any(name and "pickl" in name for name in names)
+
+
+def test_what_is_no_plain_data_is_refused_by_all(three: Joined) -> None:
+    refuses(GroupError, "is no plain data", three.run, lambda rank, vm: threading.Lock())
+    assert three.run(places.reduce) == [[3.0] * 4] * 3
+
+
+# --- what schedulers tell ------------------------------------------------------------
+
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "one", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_PROCID": "3",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "rack1node[07-09,12],other",
+    "SLURM_JOB_ID": "4242",
+    "SLURM_STEP_ID": "1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "PMIX_NAMESPACE": "prterun-one-77@1",
+}
+
+
+@cases(
+    "variables, rank, size, address",
+    (TORCHRUN, 1, 4, "one:29500"),
+    ({**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "True"}, 1, 4, "one:29501"),
+    ({**SLURM, **TORCHRUN}, 1, 4, "one:29500"),
+    (SLURM, 3, 8, f"rack1node07:{61440 + 4243 % 4095}"),
+    ({**SLURM, "MASTER_ADDR": "two", "MASTER_PORT": "7"}, 3, 8, "two:7"),
+    ({**OPEN_MPI, "MASTER_PORT": "7"}, 0, 2, "127.0.0.1:7"),
+    ({**SLURM, **OPEN_MPI, "MASTER_PORT": "7"}, 0, 2, "127.0.0.1:7"),
+)
+def test_schedulers_tell_who_one_is(
+    variables: dict[str, str], rank: int, size: int, address: str
+) -> None:
+    found = launched(variables)
+    assert (found.rank, found.size, str(found.address)) == (rank, size, address)
+
+
+@cases(
+    "variables, text",
+    ({}, "no scheduler has started this process: start it by `python -m mlvm launch`"),
+    ({"SLURM_PROCID": "0", "SLURM_JOB_ID": "1"}, "no scheduler has started"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "so must MASTER_ADDR and MASTER_PORT be"),
+    ({**TORCHRUN, "RANK": "4"}, "a rank is 0 .. size - 1, not 4 of 4"),
+    ({**TORCHRUN, "RANK": "x"}, "RANK is a whole number, not 'x'"),
+    ({**OPEN_MPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "set MASTER_ADDR"),
+)
+def test_what_schedulers_leave_out_is_asked_for(variables: dict[str, str], text: str) -> None:
+    refuses(GroupError, text, launched, variables)
+
+
+@cases(
+    "nodes, first",
+    ("one", "one"),
+    ("one,two", "one"),
+    ("n[01-04,7],m", "n01"),
+    ("r[2,3]n[5-6]", "r2n5"),
+    ("n[3]-x", "n3-x"),
+)
+def test_the_first_of_slurms_hosts(nodes: str, first: str) -> None:
+    assert first_host(nodes) == first
