@@ -260,6 +260,8 @@ static int widen(int64_t **of, int64_t room)
 
 static int make_frames(LanesObject *self, int64_t count)
 {
+    if (!count)
+        return 0;
     if (self->n + count > self->room) {
         int64_t room = 2 * self->room > self->n + count ? 2 * self->room : self->n + count + 64;
         if (widen(&self->regs, room * self->width) || widen(&self->parent, room) ||
@@ -740,7 +742,8 @@ static PyObject *lanes_run(LanesObject *self, PyObject *args)
     self->helper = helper;
     self->pool = (PoolObject *)pool;
     if (!make_frames(self, count)) {
-        memcpy(self->regs, regs, sizeof *regs * (size_t)nregs);
+        if (nregs)
+            memcpy(self->regs, regs, sizeof *regs * (size_t)nregs);
         if (!go(self, count)) {
             PyObject *lanes = bytes_of(self->regs, nregs), *sums = said(self);
             PyObject *callers = bytes_of(self->parent, self->nsites ? self->n : 0);
