@@ -53,7 +53,7 @@ _GROUPS: Final = {
     ),
     "transformations": (
         "Gradients, capture, control flow",
-        "grad host_call captured branches checking checkpoint functions loops lanes",
+        "grad host_call captured branches checking checkpoint functions loops batch",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

@@ -55,7 +55,7 @@ SANITIZERS: Final = {
             "tests/machines/native",
             "tests/core/machine",
             "tests/eager/test_threads.py",
-            "tests/eager/transform/test_lanes.py",
+            "tests/eager/transform/test_batch.py",
         ),
         (
             ("tests.fuzz", "--machines", "--programs", "1000", "--memory", "0"),

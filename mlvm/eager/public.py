@@ -98,7 +98,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
-    "mlvm.eager.transform.lanes": "batch",
+    "mlvm.eager.transform.batch": "batch",
     "mlvm.input.batches": "Transform",
     "mlvm.input.datasets": "Dataset",
     "mlvm.input.pipeline": "PipelineState PipelineStats",
