@@ -620,11 +620,11 @@ class Run:
                 self.records.append(self.regs[frames][:, registers])
                 self.starts.append(start)
                 self.nrecords += len(frames)
-                numbers = np.arange(start, self.nrecords)
+                numbers = np.arange(start, self.nrecords) + 1
                 self.regs[frames, number] = lanes.of(8).put(numbers.view(np.uint8).reshape(-1, 8))
             elif kind == "read":
                 outs, number = rest
-                self._read(frames, outs, lanes.of(8).of(self.regs[frames, number], np.int64))
+                self._read(frames, outs, lanes.of(8).of(self.regs[frames, number], np.int64) - 1)
             elif kind == "add":
                 number, registers = rest
                 self.said[number].append((frames, [self.regs[frames, r] for r in registers]))

@@ -460,8 +460,8 @@ static int go_on(LanesObject *self, int64_t pc, List *frames, char **stays, int6
             if (first < 0 || reserve(&self->records, count * s[2]) || reserve(&self->record_at, count))
                 return -1;
             for (int64_t i = 0; i < count; i++) {
-                *(int64_t *)row(self, s[1], first + i) = self->record_at.count;
                 self->record_at.of[self->record_at.count++] = self->records.count;
+                *(int64_t *)row(self, s[1], first + i) = self->record_at.count; /* from 1 on */
                 for (int64_t k = 0; k < s[2]; k++)
                     self->records.of[self->records.count++] = *reg(self, of[i], s[3 + k]);
                 *reg(self, of[i], s[0]) = first + i;
@@ -470,7 +470,7 @@ static int go_on(LanesObject *self, int64_t pc, List *frames, char **stays, int6
         }
         case STEP_read: /* number, its size, how many, registers */
             for (int64_t i = 0; i < count; i++) {
-                int64_t number = *(int64_t *)row(self, s[1], *reg(self, of[i], s[0]));
+                int64_t number = *(int64_t *)row(self, s[1], *reg(self, of[i], s[0])) - 1;
                 if (number < 0 || number >= self->record_at.count ||
                     self->record_at.of[number] + s[2] > self->records.count)
                     return refuse(self, "record", number, 0);
