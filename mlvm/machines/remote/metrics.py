@@ -85,11 +85,10 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# TYPE mlvm_{name} {kind}"
 
 
-class Told(Protocol):
-    """What a page tells of: a server."""
+class Watched(Protocol):
+    """A server, as its page sees it."""
 
-    def status(self) -> dict[str, Any]: ...
-
+    def status(self) -> Mapping[str, Any]: ...
     def lets_in(self) -> bool: ...
 
 
@@ -101,7 +100,7 @@ class MetricsPage:
     `AddressError`.
     """
 
-    def __init__(self, server: Told, address: str, *, public: bool = False) -> None:
+    def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # are slow to import
 
         class Handler(BaseHTTPRequestHandler):
