@@ -434,9 +434,8 @@ class _Meet(NamedTuple):
                     return {"nonce": nonce.hex()}
 
                 until = min(self.until, time.monotonic() + _SHAKE)
-                known = {"": self.secret}
                 try:
-                    admit(sock, known, trusted=False, decide=decide, deadline=until)
+                    admit(sock, {"": self.secret}, trusted=False, decide=decide, deadline=until)
                     [(rank, port, theirs)] = told
                     host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                     host = "" if ipaddress.ip_address(host).is_loopback else host
