@@ -91,6 +91,10 @@ class TcpGroup(MessageGroup):
     Raises `GroupError` for an impossible rank or size, and for members that do not come,
     `AccessRefused` without a secret or with another one, `AddressError`, `MissingExtra` without
     threadpoolctl.
+
+        >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:29500") as group:
+        ...     group.run(lambda rank, vm: (rank, ml.parallel.size()))
+        [(0, 1)]
     """
 
     def __init__(
