@@ -86,9 +86,9 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
 
 
 class Watched(Protocol):
-    """A server, as far as its page tells of it."""
+    """A server, as its page sees it."""
 
-    def status(self) -> dict[str, Any]: ...
+    def status(self) -> Mapping[str, Any]: ...
     def lets_in(self) -> bool: ...
 
 
