@@ -137,17 +137,14 @@ def _dot_general(params: Any, x: Any, y: Any) -> Any:
 
 
 def _pad(params: Any, x: Any, value: Any) -> Any:
-    config = params["padding_config"]
-    spread = [n + max(n - 1, 0) * inner for n, (_, _, inner) in zip(x.shape, config, strict=True)]
-    made = np.full([n + max(lo, 0) + max(hi, 0) for n, (lo, hi, _) in zip(spread, config)], value)
-    made[
-        tuple(
-            slice(max(lo, 0), max(lo, 0) + n, inner + 1)
-            for n, (lo, _, inner) in zip(spread, config)
-        )
-    ] = x
-    cut = [slice(max(-lo, 0), m - max(-hi, 0)) for m, (lo, hi, _) in zip(made.shape, config)]
-    return made[tuple(cut)]
+    """Elements between others and at both ends; fewer than none are cut off there."""
+    config = [*zip(x.shape, params["padding_config"], strict=True)]
+    spread = np.full([n + max(n - 1, 0) * inner for n, (_, _, inner) in config], value)
+    spread[tuple(slice(None, None, inner + 1) for _, (_, _, inner) in config)] = x
+    ends = [(max(low, 0), max(high, 0)) for _, (low, high, _) in config]
+    made = np.pad(spread, ends, constant_values=value)
+    cut = zip(made.shape, config, strict=True)
+    return made[tuple(slice(max(-low, 0), m - max(-high, 0)) for m, (_, (low, high, _)) in cut)]
 
 
 def _slice(params: Any, x: Any) -> Any:
