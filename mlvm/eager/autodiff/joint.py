@@ -90,11 +90,11 @@ def leave(
     tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
     origins = (*closures, *[origin for _, origin in tracked])
     alone = {k: origin for k, origin in tracked if origins.count(origin) == 1}
-    own = [alone.get(k) for k in continued]
+    own = [alone.get(k, -1) for k in continued]
 
     def back(g: _Parts, saved: Saved, held: Held) -> Held:
         totals = dict(zip(origins, held, strict=True))
-        given = [None if origin is None else totals[origin] for origin in own]
+        given = [totals.get(origin) for origin in own]
         given = [h if isinstance(h, Tensor) else None for h in given]
         totals.update((o, None) for o, h in zip(own, given, strict=True) if h is not None)
         made = pull([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
