@@ -92,9 +92,9 @@ class TcpGroup(MessageGroup):
     `AccessRefused` without a secret or with another one, `AddressError`, `MissingExtra` without
     threadpoolctl.
 
-        >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:29500") as group:
-        ...     group.run(lambda rank, vm: (rank, ml.parallel.size()))
-        [(0, 1)]
+    >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
+    ...     group.run(lambda rank, vm: ml.parallel.size())
+    [1]
     """
 
     def __init__(
