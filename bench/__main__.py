@@ -14,6 +14,7 @@ from bench.environment import describe, environment
 from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
+    "batches": "bench.batches",
     "calls": "bench.calls",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",

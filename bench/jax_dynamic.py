@@ -110,8 +110,11 @@ def in_order(tree: Tree) -> tuple[Array, Array]:
 
 
 def _root(params: Params, tree: tuple[Any, Any]) -> Any:
+    return _states(params, *tree)[0][-1]
+
+
+def _states(params: Params, words: Any, children: Any) -> Any:
     """All leaves are one product; then a loop goes over the inner nodes."""
-    words, children = tree
     i, o, u = jnp.split(_dense(params, "leaf", words), 3, axis=-1)
     c = jax.nn.sigmoid(i) * jnp.tanh(u)
     h = jax.nn.sigmoid(o) * jnp.tanh(c)
@@ -129,7 +132,43 @@ def _root(params: Params, tree: tuple[Any, Any]) -> Any:
         row = len(words) + k
         return hs.at[row].set(h), cs.at[row].set(c)
 
-    return lax.fori_loop(0, len(children), merge, (hs, cs))[0][-1]
+    return lax.fori_loop(0, len(children), merge, (hs, cs))
+
+
+def padded_together(size: Any) -> Run:
+    """All inputs at once, by `vmap`, padded to the longest."""
+    params = jax.tree.map(jnp.asarray, weights_of(size))
+    inputs = inputs_of(size)
+
+    def stacked(rows: list[Array]) -> Any:
+        longest = max(map(len, rows))
+        pads = [((0, longest - len(x)), *[(0, 0)] * (x.ndim - 1)) for x in rows]
+        return jnp.asarray(np.stack([np.pad(x, pad) for x, pad in zip(rows, pads, strict=True)]))
+
+    if isinstance(size, LstmSize):
+        given = [stacked(inputs), jnp.asarray(size.lengths)]
+        forward: Callable[..., Any] = _padded_last_state
+    else:
+        words, children = zip(*[in_order(tree) for tree in inputs], strict=True)
+        most = max(map(len, words))
+        # The states of inner nodes come after those of the most words that there are.
+        moved = [
+            np.where(each < len(leaves), each, each - len(leaves) + most)
+            for leaves, each in zip(words, children, strict=True)
+        ]
+        given = [stacked(list(words)), stacked(moved), jnp.asarray(list(map(len, children)))]
+        forward = _padded_root
+    compiled = jax.jit(jax.vmap(forward, in_axes=(None, *[0] * len(given))))
+    return lambda: list(np.asarray(compiled(params, *given)))
+
+
+def _padded_last_state(params: Params, words: Any, length: Any) -> Any:
+    return _lstm(params, "lstm_0", words)[length - 1]
+
+
+def _padded_root(params: Params, words: Any, children: Any, count: Any) -> Any:
+    hs, _ = _states(params, words, children)
+    return hs[jnp.where(count > 0, len(words) + count - 1, 0)]
 
 
 # --- transformers ----------------------------------------------------------------------

@@ -120,6 +120,64 @@ def _first(length: int) -> Callable[[Array], Array]:
     return lambda result: result[:length]
 
 
+def batched(size: TreeSize | LstmSize) -> Run:
+    """What a round runs that computes all inputs of a family as one batch."""
+    vm = ml.VM("bench")
+    weights, memory = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+    make = _trees if isinstance(size, TreeSize) else _sentences
+    with weights.allocating():
+        fn, arguments = make(size)
+        given = list(map(ml.asarray, arguments))
+    captured = ml.capture(fn)
+
+    def run() -> Outputs:
+        with memory:
+            return list(captured(*given).numpy())
+
+    return run
+
+
+Batched = tuple[Callable[[Tensor, Tensor], Tensor], list[Array]]
+"""A function of all inputs at once, and its arguments."""
+
+
+def _trees(size: Any) -> Batched:
+    encoder, trees = tree_lstm_of(size), inputs_of(size)
+    most, first = 2 * max(size.leaves), np.cumsum([0, *size.leaves])
+    words = np.concatenate([tree.words for tree in trees])
+    # The words of all trees are one list, in which a node finds its own by another number.
+    nodes = [tree.nodes + np.array([k, 0, 0]) for tree, k in zip(trees, first, strict=False)]
+
+    def roots(words: Tensor, trees: Tensor) -> Tensor:
+        return encoder.at_roots(encoder.at_leaf(words), trees)[0]
+
+    return roots, [words, np.stack([_padded(each, most) for each in nodes])]
+
+
+def _sentences(size: Any) -> Batched:
+    cell = cell_of(weights_of(size), 0, size.features, size.hidden)
+    longest = max(size.lengths)
+
+    def last(sentence: tuple[Tensor, Tensor]) -> Tensor:
+        words, length = sentence
+
+        def turn(state: Any, x: Tensor) -> tuple[Any, None]:
+            return cell.step(cell.project(ml.expand_dims(x, axis=0)), state), None
+
+        state: Any = ml.scan(turn, cell.initial_state(1), words, length)[0]
+        h: Tensor = state[0][0]
+        return h
+
+    def lasts(words: Tensor, lengths: Tensor) -> Tensor:
+        found: Tensor = ml.batch(last)((words, lengths))
+        return found
+
+    return lasts, [
+        np.stack([_padded(xs, longest) for xs in inputs_of(size)]),
+        np.array(size.lengths),
+    ]
+
+
 # --- the models, with the weights of all contenders ------------------------------------
 
 

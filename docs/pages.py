@@ -54,7 +54,7 @@ _GROUPS: Final = {
     "transformations": (
         "Gradients, capture, control flow",
         "grad vmap jvp jacobians custom host_call captured branches checking checkpoint "
-        "functions loops",
+        "functions loops batch",
     ),
     "machines": ("Memory, machines, files", "context connect checkpoints listing assembly record"),
 }

@@ -36,26 +36,28 @@ class TreeLstm(nn.Module):
 
     def at_root(self, known: State, nodes: Tensor) -> State:
         """The state at the root, given those of all words."""
-        root = ml.zeros((), dtype=ml.int64)
-        state: State = self.state(known, ml.unstack(nodes, axis=1), root)
-        return state
 
-    @ml.function
-    def state(self, known: State, nodes: tuple[Tensor, ...], node: Tensor) -> State:
-        """The state at a node, given those of all words, and the columns of `nodes`."""
-        word, left, right = nodes
+        @ml.function
+        def state(nodes: tuple[Tensor, ...], node: Tensor) -> State:
+            word, left, right = nodes
 
-        def at_word() -> State:
-            (h, c), i = known, word[node]
-            return h[i], c[i]
+            def at_word() -> State:
+                (h, c), i = known, word[node]
+                return h[i], c[i]
 
-        def at_children() -> State:
-            return self.at_node(
-                self.state(known, nodes, left[node]), self.state(known, nodes, right[node])
-            )
+            def at_children() -> State:
+                return self.at_node(state(nodes, left[node]), state(nodes, right[node]))
 
-        found: State = ml.cond(left[node] < 0, at_word, at_children)
-        return found
+            found: State = ml.cond(left[node] < 0, at_word, at_children)
+            return found
+
+        return state(ml.unstack(nodes, axis=1), ml.zeros((), dtype=ml.int64))
+
+    def at_roots(self, known: State, trees: Tensor) -> State:
+        """The states at the roots of trees i64[N,n,3], f[N, hidden] each: all nodes whose children
+        are known, of whichever trees, are one product."""
+        roots: State = ml.batch(lambda nodes: self.at_root(known, nodes))(trees)
+        return roots
 
     def at_leaf(self, words: Tensor) -> State:
         """The states of words: f[n, features] -> f[n, hidden] each."""
@@ -95,4 +97,4 @@ class TreeClassifier(nn.Module):
 
     def __call__(self, trees: Tensor) -> Tensor:
         known = self.encoder.at_leaf(self.embedding.embedding)  # of every symbol
-        return self.head(ml.map(lambda nodes: self.encoder.at_root(known, nodes)[0], trees))
+        return self.head(self.encoder.at_roots(known, trees)[0])

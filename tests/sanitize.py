@@ -51,7 +51,12 @@ SANITIZERS: Final = {
             "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
             "PYTHONMALLOC": "malloc",  # each object is a block of its own
         },
-        ("tests/machines/native", "tests/core/machine", "tests/eager/test_threads.py"),
+        (
+            "tests/machines/native",
+            "tests/core/machine",
+            "tests/eager/test_threads.py",
+            "tests/eager/transform/test_batch.py",
+        ),
         (
             ("tests.fuzz", "--machines", "--programs", "1000", "--memory", "0"),
             ("tests.fuzz", "--language", "--programs", "20", "--memory", "0"),

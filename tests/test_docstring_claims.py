@@ -322,6 +322,12 @@ ShapeError ml.asarray([[1.0], [1.0, 2.0]])
 AttributeRefused ml.avg_pool1d(sequences, 0)
 AttributeRefused ml.avg_pool2d(images, 0)
 AttributeRefused ml.avg_pool3d(volumes, 0)
+AttributeRefused ml.batch(ml.sin)([v], 1)
+CaptureError batch: ml.batch(lambda x: float(x))([ml.ones(())])
+DTypeError batch: ml.batch(ml.sin)([v, ml.arange(3)])
+GradientError batch: ml.grad(lambda v: ml.grad(lambda v: ml.batch(ml.sin)([v[0]])[0])(v)[0])(v)
+LimitExceeded batch: ml.batch(deeper)([ml.ones(())])
+ShapeError batch: ml.batch(ml.sin)([ml.ones((1, 2)), ml.ones((1, 3))])
 AttributeRefused ml.binary_cross_entropy_with_logits(x, half, reduction="most")
 ShapeError ml.broadcast_shapes((2,), (3,))
 AttributeRefused ml.bincount(ints, minlength=-1)
@@ -786,6 +792,11 @@ def prepared() -> dict[str, Any]:
     stays = (busy.__enter__, inside.set, Event().wait)
     Thread(target=lambda: [each() for each in stays], daemon=True).start()
     inside.wait()
+
+    @ml.function
+    def deeper(x: ml.Tensor) -> ml.Tensor:
+        found: ml.Tensor = ml.cond(x < 0.0, lambda: x, lambda: deeper(x + 1.0))
+        return found
 
     def leaky(x: ml.Tensor) -> ml.Tensor:
         leaked.append(x * 2.0)

@@ -61,31 +61,32 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 5_580,
-    "mlvm/machines": 2_170,
-    "mlvm/machines/native": 1_820,
-    "mlvm/machines/remote": 2_120,
-    "mlvm/arena": 1_120,
+    "mlvm/core": 5_840,
+    "mlvm/machines": 2_950,
+    "mlvm/machines/native": 2_040,
+    "mlvm/machines/remote": 3_850,
+    "mlvm/arena": 1_130,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
-    "mlvm/step": 1_310,
-    "mlvm/parallel": 1_800,
-    "mlvm/eager": 780,
-    "mlvm/eager/tensor": 1_540,
-    "mlvm/eager/functions": 4_560,
-    "mlvm/eager/recording": 810,
-    "mlvm/eager/autodiff": 1_490,
-    "mlvm/eager/control": 1_030,
+    "mlvm/step": 1_970,
+    "mlvm/parallel": 3_120,
+    "mlvm/eager": 810,
+    "mlvm/eager/tensor": 1_560,
+    "mlvm/eager/functions": 4_610,
+    "mlvm/eager/recording": 900,
+    "mlvm/eager/autodiff": 2_120,
+    "mlvm/eager/control": 1_380,
+    "mlvm/eager/transform": 2_010,
     "mlvm/eager/nn": 1_940,
-    "mlvm/eager/parallel": 510,
-    "mlvm/eager/optim": 1_210,
-    "mlvm/eager/files": 580,
+    "mlvm/eager/parallel": 630,
+    "mlvm/eager/optim": 1_220,
+    "mlvm/eager/files": 610,
     "mlvm/eager/interop": 1_050,
-    "mlvm/eager/capture": 1_730,
-    "mlvm": 380,
-    "models": 2_960,
-    "bench": 2_990,
-    "tests": 57_970,
+    "mlvm/eager/capture": 1_850,
+    "mlvm": 400,
+    "models": 2_980,
+    "bench": 3_530,
+    "tests": 63_290,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -247,7 +248,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 4585
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 4950
 
 
 def lines_without_examples(source: str) -> int:

@@ -98,6 +98,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.nn.ctc": "ctc",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
+    "mlvm.eager.transform.batch": "batch",
     "mlvm.eager.transform.custom": "custom_jvp custom_vjp",
     "mlvm.eager.transform.jacobians": "hessian hvp jacfwd jacrev",
     "mlvm.eager.transform.jvp": "jvp linearize",

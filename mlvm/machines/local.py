@@ -14,7 +14,7 @@ from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
 from mlvm.core.vm import VM
-from mlvm.machines import checks, residuals
+from mlvm.machines import checks, lanes, residuals
 from mlvm.machines.native import extension
 from mlvm.machines.wire import NATIVE
 
@@ -119,6 +119,7 @@ class LocalVM(VM):
         self.fast_path = None
         self._pool = None
         residuals.register(self, native=native)
+        lanes.register(self)
         checks.register(self)
         said = np.asarray(self.native, np.int64)
         self.register(NATIVE, lambda frame: frame.push(said), nparams=0, nresults=1)

@@ -56,6 +56,11 @@ def _alive(calls: Sequence[Call], wanted: Iterable[Value], *, inside: bool = Tru
     return kept[::-1]
 
 
+def without_dead_calls_in(block: Block) -> Block:
+    """The block of a function without the calls whose results nobody reads."""
+    return _kept(block, None)
+
+
 def _pruned(call: Call, needed: Sequence[Use]) -> Call:
     """The control flow, without what only serves results that are not needed."""
     if call.callee is not None:

@@ -24,7 +24,7 @@ from mlvm.eager.tensor.apply import untracked
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
-from mlvm.step.flow import Block, Procedure
+from mlvm.step.flow import Block, Procedure, Use
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -93,6 +93,31 @@ def _spelled(tree: Any) -> Any:
 
 
 # --- recorded ------------------------------------------------------------------------
+
+
+class Recorded(NamedTuple):
+    """A function that was recorded and not called: what it is, what it calls, and what it makes."""
+
+    procedure: Procedure
+    callees: list[Procedure]
+    results: list[Use]
+
+
+def recorded(name: str, types: Sequence[TensorType], run: Callable[[Tensors], Tensors]) -> Recorded:
+    """A function of tensors of these types, recorded with all functions that it calls. As those, it
+    may read what lies outside of it."""
+    record, opened = blocks.recorder(), _Open(object(), name)
+    before = len(record.callees)
+    token = _opened.set((*_opened.get(), opened))
+    try:
+        with record.function(opened.procedure):
+            places = [record.parameter(type) for type in types]
+            results = [record.use(y) for y in run(places)]
+            opened.procedure.params = [record.home_of(x) for x in places]
+        return Recorded(opened.procedure, record.callees[before:], results)
+    finally:
+        _opened.reset(token)
+        del record.callees[before:]
 
 
 class _Open:

@@ -10,7 +10,7 @@ from typing import Any, Final, NoReturn, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.types import bool_, f32, i64
+from mlvm.core.types import TensorType, bool_, f32, i64
 from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
@@ -42,10 +42,15 @@ def tensors(tree: Tree) -> list[Tensor]:
     return [x for _, x in named_leaves(tree, buffers=True)]
 
 
-def as_like(before: Tree, after: Tree, what: str) -> Tree:
+def as_like(
+    before: Tree,
+    after: Tree,
+    what: str,
+    fits: Callable[[TensorType, TensorType], bool] = operator.is_,
+) -> Tree:
     """The second tree, in the order of the first. Raise `DTypeError` or `ShapeError` if it has
-    another structure, or other types. `what` says what has made it, out of what: "a body makes
-    another state than it is given"."""
+    another structure, or types that do not fit. `what` says what has made it, out of what: "a body
+    makes another state than it is given"."""
 
     def differ(path: str, was: Tree, now: Tree) -> NoReturn:
         raise DTypeError(f"{what}: {_listed(path, now)}, not {_listed(path, was)}")
@@ -55,7 +60,7 @@ def as_like(before: Tree, after: Tree, what: str) -> Tree:
     for (path, x), y in zip(found, beside, strict=True):
         if not isinstance(y, Tensor):
             differ(path, x, y)
-        if y.type is not x.type:
+        if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
             raise refused(f"{what}: {y.type}{where}, not {x.type}")

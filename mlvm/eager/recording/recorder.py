@@ -537,10 +537,15 @@ class Recorder:
         return number
 
     def _called(self, name: str, types: Sequence[TensorType], xs: Sequence[Tensor]) -> list[Tensor]:
+        return self.host_call(name, NO_ATTRIBUTES, types, [self.use(x) for x in xs])
+
+    def host_call(
+        self, name: str, attributes: Attributes, types: Sequence[TensorType], ins: list[Use]
+    ) -> list[Tensor]:
+        """Call a host function that only writes results of these types, and only reads `ins`."""
         made = [self._made(type) for type in types]
         outs = [Use(self._new_value(reference, x.type), x.type) for x, reference in made]
-        ins = [self.use(x) for x in xs]
-        self.calls.append(Call(name, None, NO_ATTRIBUTES, outs, ins, user_line(), orderly=True))
+        self.calls.append(Call(name, None, attributes, outs, ins, user_line(), orderly=True))
         return [x for x, _ in made]
 
     def check(self, condition: Tensor, message: str) -> None:
@@ -564,6 +569,13 @@ class Recorder:
         self._values[id(new)] = self._values[id(old)]
         self._values[id(old)] = _ENDED
         return other
+
+    def holder_of(self, value: Value) -> Tensor:
+        """The tensor that holds the value now."""
+        key = next(key for key, each in self._values.items() if each is value)
+        x = self._references[key]()
+        assert isinstance(x, Tensor)  # somebody has just read it
+        return x
 
     def is_inside(self, x: Tensor) -> bool:
         """Whether the tensor was made in the block that is open, or has been updated there."""

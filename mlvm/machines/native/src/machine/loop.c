@@ -23,6 +23,7 @@
 #include "value.h"
 
 #include <limits.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -1101,6 +1102,29 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     self->running--;
     Py_DECREF(self);
     return result;
+}
+
+int program_is_straight(PyObject *object)
+{
+    if (!PyObject_TypeCheck(object, program_type))
+        return 0;
+    const ProgramObject *program = (const ProgramObject *)object;
+    return program->straight && program->functions[0].steps[program->nbound].code == HALT;
+}
+
+int program_run_straight(PyObject *object, PoolObject *pool)
+{
+    ProgramObject *program = (ProgramObject *)object;
+    Machine m = {.program = program, .pool = pool, .left = -1, .version = *program->version};
+    if (pool_reserve(pool->pool, program->scratch, program->shared))
+        return PyErr_NoMemory(), -1;
+    m.releases = program->work >= WORTH_RELEASING;
+    release(&m);
+    int next = 0;
+    double most = HUGE_VAL;
+    int refused = run_bound(pool->pool, program->bound, program->nbound, &next, &most);
+    hold(&m);
+    return refused != 0;
 }
 
 static PyMethodDef program_methods[] = {

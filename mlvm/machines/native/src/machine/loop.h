@@ -4,6 +4,15 @@
 
 #include "../limited_api.h"
 
+#include "call.h"
+
 int loop_init(PyObject *module);
+
+/* Whether the object is a Program of kernels alone, on parameters whose addresses are known. */
+int program_is_straight(PyObject *object);
+
+/* Run such a program once. Returns 0; 1 if the reference loop is to say why not; or -1 with an
+ * exception set. */
+int program_run_straight(PyObject *program, PoolObject *pool);
 
 #endif

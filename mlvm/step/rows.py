@@ -1,0 +1,159 @@
+"""Rows: how an op runs for many lanes at once, with a row of its operands for each.
+
+The result is one op again, over operands with an axis of lanes in front. Operands that all lanes
+share have none. A lane's row has the bits that the op makes of the lane alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.op import Attributes, Op
+from mlvm.core.rules import normalize_axis
+from mlvm.core.types import TensorType
+
+Types: TypeAlias = Sequence[TensorType]
+
+
+class Lane(NamedTuple):
+    """A call in one lane: the types of its operands, and which of these have a row for each lane.
+    It is to run for so many lanes, in `total`."""
+
+    attributes: Mapping[str, Any]
+    types: Types
+    which: Sequence[bool]
+    total: int
+
+    def rows(self, i: int, rank: int = 0) -> TensorType:
+        """The type of an operand with its lanes, of so many axes in a lane or more."""
+        type = self.types[i]
+        if not self.which[i]:
+            return type
+        ahead = (1,) * (rank - type.ndim)
+        return type.with_shape((self.total, *ahead, *type.shape))
+
+    def all_rows(self, rank: int = 0) -> list[TensorType]:
+        return [self.rows(i, rank) for i in range(len(self.types))]
+
+    def given(self, **attributes: Any) -> dict[str, Any]:
+        return {**self.attributes, **attributes}
+
+
+Made: TypeAlias = "tuple[str, Attributes, Types] | None"
+"""The op's name, its attributes, and the types it sees its operands as; None for no such op."""
+
+
+def over_lanes(
+    op: Op, attributes: Attributes, types: Types, which: Sequence[bool], count: int
+) -> Made:
+    """The op over so many lanes, or None where it has to run lane by lane."""
+    if not any(which):
+        return None
+    lane = Lane(attributes, types, which, count)
+    rule = _RULES.get(op.name)
+    if rule is not None:
+        return rule(op.name, lane)
+    if op.elementwise:
+        return op.name, attributes, lane.all_rows(max((x.ndim for x in types), default=0))
+    return None
+
+
+def _matmul(name: str, lane: Lane) -> Made:
+    x, y = lane.types
+    many_x, many_y = lane.which
+    transposes = lane.attributes["transpose_x"], lane.attributes["transpose_y"]
+    if not many_y and y.ndim == 2 and many_x and (x.ndim == 1 or not transposes[0]):
+        merged = (math.prod((lane.total, *x.shape[:-1])), x.shape[-1])
+        return name, lane.given(transpose_x=False), (x.with_shape(merged), y)
+    if x.ndim < 2 or y.ndim < 2:
+        return None
+    rank = max(x.ndim, y.ndim)
+    return name, lane.attributes, lane.all_rows(rank)
+
+
+def _all_many(rule: Callable[[str, Lane], Made]) -> Callable[[str, Lane], Made]:
+    """A rule for operands that all have rows."""
+    return lambda name, lane: rule(name, lane) if all(lane.which) else None
+
+
+def _first_many(rule: Callable[[str, Lane], Made]) -> Callable[[str, Lane], Made]:
+    """A rule for a first operand that has rows, beside others that have none."""
+
+    def of_first(name: str, lane: Lane) -> Made:
+        return rule(name, lane) if lane.which[0] and not any(lane.which[1:]) else None
+
+    return of_first
+
+
+def _same(name: str, lane: Lane) -> Made:
+    return name, lane.attributes, lane.all_rows()
+
+
+def _along(name: str, lane: Lane) -> Made:
+    """An op along an axis of its first operand."""
+    axis = lane.attributes["axis"]
+    if axis is None:
+        return None
+    return name, lane.given(axis=normalize_axis(axis, lane.types[0].ndim) + 1), lane.all_rows()
+
+
+def _reduced(name: str, lane: Lane) -> Made:
+    axis, rank = lane.attributes["axis"], lane.types[0].ndim
+    if axis is None:
+        axes = tuple(range(rank))
+    else:
+        axes = tuple(
+            [normalize_axis(a, rank) for a in (axis if isinstance(axis, tuple) else [axis])]
+        )
+    return name, lane.given(axis=tuple([a + 1 for a in axes])), lane.all_rows()
+
+
+def _shaped(name: str, lane: Lane) -> Made:
+    """An op that makes a given shape of its operand."""
+    shape = lane.attributes["shape"]
+    rank = 0 if name == "reshape" else len(shape)
+    return name, {"shape": (lane.total, *shape)}, lane.all_rows(rank)
+
+
+def _full(name: str, lane: Lane) -> Made:
+    return _shaped("broadcast_to", lane)
+
+
+def _sliced(name: str, lane: Lane) -> Made:
+    """A slice, or something in the place of one."""
+    whole = {"start": 0, "step": 1, "length": lane.total, "shape": lane.total}
+    changed = {key: (whole[key], *value) for key, value in lane.attributes.items()}
+    return name, changed, lane.all_rows()
+
+
+def _permuted(name: str, lane: Lane) -> Made:
+    rank = lane.types[0].ndim
+    axes = [normalize_axis(a, rank) + 1 for a in lane.attributes["axes"]]
+    return name, {"axes": (0, *axes)}, lane.all_rows()
+
+
+def _taken(name: str, lane: Lane) -> Made:
+    """Rows of a table that all lanes share, or the same ones of each lane's own."""
+    axis = normalize_axis(lane.attributes["axis"], lane.types[0].ndim)
+    if lane.which[0]:
+        return None if lane.which[1] else (name, {"axis": axis + 1}, lane.all_rows())
+    return (name, {"axis": 0}, lane.all_rows()) if axis == 0 else None
+
+
+_RULES: Final[Mapping[str, Callable[[str, Lane], Made]]] = {
+    "matmul": _matmul,
+    **dict.fromkeys(("sum", "mean", "prod", "max", "min", "all", "any"), _reduced),
+    **dict.fromkeys(("logsumexp", "var"), _reduced),
+    **dict.fromkeys(("softmax", "log_softmax", "argmax", "argmin"), _along),
+    **dict.fromkeys(("cumulative_sum", "sort", "argsort"), _along),
+    "concat": _all_many(_along),
+    **dict.fromkeys(("reshape", "broadcast_to"), _shaped),
+    "full": _full,
+    **dict.fromkeys(("slice", "embed", "slice_add", "slice_set"), _all_many(_sliced)),
+    "permute_dims": _permuted,
+    "take": _taken,
+    "layer_norm": _first_many(_same),
+    **dict.fromkeys(("one_hot", "gelu", "gelu_vjp", "layer_norm_normalize"), _all_many(_same)),
+}

@@ -1,0 +1,442 @@
+"""Batches of recursions: each result has the bits of its input alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    CaptureError,
+    CheckFailed,
+    DTypeError,
+    GradientError,
+    LimitExceeded,
+    MachineError,
+    OperandValueError,
+    ShapeError,
+)
+from mlvm.core.program.program import Program
+from mlvm.eager import nn
+from mlvm.machines import lanes
+from mlvm.machines.native.extension import EXTENSION
+from models.tree_lstm import TreeLstm
+from tests.brief import cases, refuses
+
+RANDOM = np.random.default_rng(7)
+
+
+def noise(*shape: int) -> ml.Tensor:
+    return ml.asarray(RANDOM.standard_normal(shape, np.float32))
+
+
+def equal(xs: Any, ys: Any) -> bool:
+    """Whether two trees have the same bits. numpy's products, where there are no native ones, have
+    other bits beside other rows."""
+    left, right = ([x.numpy() for x in ml.tree.leaves(each)] for each in (xs, ys))
+    if EXTENSION is None:
+        return all(np.allclose(x, y, atol=1e-5) for x, y in zip(left, right, strict=True))
+    return len(left) == len(right) and all(
+        x.tobytes() == y.tobytes() for x, y in zip(left, right, strict=True)
+    )
+
+
+def tree(leaves: int) -> ml.Tensor:
+    """Nodes i64[2 leaves - 1, 3] of a random tree, as `TreeLstm` takes them."""
+    rows: list[list[int]] = []
+
+    def add(first: int, last: int) -> int:
+        here = len(rows)
+        rows.append([first, -1, -1])
+        if last - first > 1:
+            middle = int(RANDOM.integers(first + 1, last))
+            rows[here] = [0, add(first, middle), add(middle, last)]
+        return here
+
+    add(0, leaves)
+    return ml.asarray(np.array(rows, np.int64))
+
+
+@ml.function
+def halvings(x: ml.Tensor) -> Any:
+    return ml.cond(x < 1.0, lambda: ml.zeros(()), lambda: 1.0 + halvings(x / 2))
+
+
+@ml.function
+def fibonacci(n: ml.Tensor) -> Any:
+    return ml.cond(n < 2, lambda: n, lambda: fibonacci(n - 1) + fibonacci(n - 2))
+
+
+def collatz(n: ml.Tensor) -> Any:
+    def turn(state: Any) -> Any:
+        n, turns = state
+        return ml.cond(n % 2 == 0, lambda: n // 2, lambda: 3 * n + 1), turns + 1
+
+    return ml.while_loop(lambda state: state[0] != 1, turn, (n, 0))[1]
+
+
+def swapped(x: ml.Tensor) -> Any:
+    """Loops that swap their state, keep rows, and read them again."""
+    (a, b), rows = ml.scan(lambda s, row: ((s[1], s[0] + row), s[0] * row), (x[0], x[1]), x)
+    return ml.sum(rows, axis=0) * 2.0 + a - b + rows[1]
+
+
+def many_ops(x: dict[str, Any]) -> Any:
+    """Ops with rules of several kinds, and some without, which run lane by lane."""
+    a, b = x["a"], x["deep"][0]
+    weight = ml.reshape(ml.arange(12, dtype=ml.float32), (3, 4))
+    return {
+        "matmul": [a @ weight, ml.matrix_transpose(a) @ b, b @ weight, a[0] @ weight],
+        "reduced": [ml.sum(a), ml.max(a, axis=1), ml.mean(b, axis=(0,), keepdims=True)],
+        "moved": [ml.concat([a, b]), ml.flip(a), a[1:, ::2], ml.pad(b, ((1, 0), (0, 2)))],
+        "rows": [ml.softmax(a, axis=0), ml.sort(b, axis=1), ml.argmax(a), ml.linalg.det(a @ a.T)],
+        "taken": [weight[x["i"]], a[x["i"]], ml.take(b, ml.asarray([1, 0]), axis=1)],
+        "chosen": ml.where(a > 0, a, 2.0) + ml.switch(x["i"], [lambda: 1.0, lambda: 2.0]),
+        "own": 3.0,
+    }
+
+
+def in_place(x: ml.Tensor) -> Any:
+    y = x * 2.0
+    z = y + 1.0
+    y[1] = 5.0
+    y += z
+    return y * z
+
+
+@cases(
+    "fn, inputs",
+    (halvings, [ml.asarray(v) for v in (0.5, 1.0, 1000.0, 3e8)]),
+    (fibonacci, [ml.asarray(n) for n in (0, 7, 3, 10, 1)]),
+    (collatz, [ml.asarray(n) for n in (1, 27, 6, 7)]),
+    (swapped, [noise(4, 3) for _ in range(3)]),
+    (many_ops, [{"a": noise(2, 3), "deep": (noise(2, 3),), "i": i % 2} for i in range(5)]),
+    (in_place, [noise(3) for _ in range(2)]),
+    (lambda x: (x, x.shape[0], ml.zeros((0, 2)), ml.zeros((0,)) @ ml.zeros((0, 3))), [noise(2)]),
+)
+def test_a_batch_has_the_bits_of_each_input_alone(
+    fn: Callable[..., Any], inputs: list[Any]
+) -> None:
+    alone = [fn(x) for x in inputs]
+    captured = ml.capture(lambda xs: ml.batch(fn)(xs))
+    assert equal(ml.batch(fn)(inputs), [ml.tree.map(ml.asarray, each) for each in alone])
+    assert equal(captured(inputs), ml.batch(fn)(inputs))
+    assert equal(ml.batch(fn)(inputs[:1]), ml.batch(fn)(inputs)[:1])
+
+
+W, V, T = noise(4, 3), noise(4), noise(7, 4)
+FLOATS: list[tuple[Callable[[Any], Any], tuple[int, ...]]] = [
+    (lambda x: x @ W, (2, 5, 4)),
+    (lambda x: W @ x, (3,)),
+    (lambda x: V @ x, (4, 3)),
+    (lambda x: x @ V, (3, 4)),
+    (lambda x: x @ x, (5,)),
+    (lambda x: x @ x, (2, 3, 3)),
+    (lambda x: ml.matrix_transpose(x) @ x, (2, 3)),
+    (lambda x: ml.ones((2, 3, 4)) @ x, (2, 4, 2)),
+    (lambda x: (W @ ml.matrix_transpose(W))[:3, :3] @ x, (3,)),
+    (lambda x: ml.scaled_dot_product_attention(x, x, x), (2, 5, 4)),
+    (lambda x: ml.conv1d(x, ml.ones((3, 4, 2))), (1, 6, 4)),
+    (lambda x: ml.log_softmax(x, axis=0), (3, 4)),
+    (lambda x: nn.LayerNorm(4)(x), (2, 4)),
+    (lambda x: ml.gelu(x), (2, 4)),
+    (lambda x: ml.var(x, axis=1) + ml.std(x), (2, 6)),
+    (lambda x: ml.sum(x, axis=0, keepdims=True) * ml.prod(x, axis=-1), (3, 3)),
+    (lambda x: ml.softmax_cross_entropy(x, ml.asarray([1, 0])), (2, 4)),
+    (lambda x: ml.concat([x, V]), (4,)),
+    (lambda x: ml.stack([x, x + 1], axis=1), (3,)),
+    (lambda x: x[:, None] * x[None] + ml.flip(x), (3,)),
+    (lambda x: ml.where(x > 0, x, V) + ml.clip(x, -0.5, 0.5), (4,)),
+    (lambda x: x * V, ()),
+    (lambda x: ml.permute_dims(x, (2, 0, 1)), (2, 3, 4)),
+    (lambda x: ml.roll(ml.reshape(x, (6,)), 1), (2, 3)),
+    (lambda x: x.at[0].set(1.0), (3, 2)),
+    (lambda x: ml.cumulative_sum(x, axis=0), (3,)),
+    (lambda x: ml.take_along_axis(x, ml.argsort(x), axis=-1), (2, 3)),
+    (lambda x: T[ml.astype(ml.abs(x) * 2, ml.int64) % 7] * x[:, None], (3,)),
+    (lambda x: ml.segment_sum(x, ml.asarray([0, 1, 0]), num_segments=2), (3, 2)),
+    (lambda x: ml.tril(x) + ml.linalg.inv(x + 5 * ml.eye(3)), (3, 3)),
+    (lambda x: ml.astype(x, ml.float64) * 2, (2,)),
+]
+
+
+def test_each_op_has_the_bits_and_the_gradient_of_one_lane() -> None:
+    def loss(y: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.cos(ml.astype(y, ml.float32)))
+
+    def total(run: Callable[[list[ml.Tensor]], list[ml.Tensor]]) -> Callable[[Any], ml.Tensor]:
+        return lambda xs: ml.sum(ml.stack([loss(y) for y in run(xs)]))
+
+    for i, (fn, shape) in enumerate(FLOATS):
+        xs = [noise(*shape) for _ in range(3)]
+        assert equal(ml.batch(fn)(xs), [fn(x) for x in xs]), i
+        each = ml.grad(total(lambda xs, fn=fn: [fn(x) for x in xs]))(xs)  # type: ignore[misc]
+        for x, y in zip(ml.grad(total(ml.batch(fn)))(xs), each, strict=True):
+            np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5, err_msg=str(i))
+
+
+def test_gradients_go_to_weights_that_meet_the_inputs_themselves() -> None:
+    xs, tables = [noise(4) for _ in range(70)], (W, V, T)
+
+    def loss(tables: Any, run: Callable[[Any], Any]) -> Any:
+        w, v, t = tables
+        fn = lambda x: ml.sum((x * v + t[2]) @ ml.tanh(w) - x @ w * 2.0)  # noqa: E731
+        return ml.sum(ml.stack(run(fn)))
+
+    found = ml.grad(lambda tables: loss(tables, lambda fn: ml.batch(fn)(xs)))(tables)
+    expected = ml.grad(lambda tables: loss(tables, lambda fn: [fn(x) for x in xs]))(tables)
+    for x, y in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_gradients_go_to_the_rows_of_a_table_that_the_inputs_say() -> None:
+    table, inputs = noise(5, 3), [ml.asarray(i) for i in (4, 0, 4, 2)]
+    expected = np.zeros((5, 3), np.float32)
+    np.add.at(expected, [4, 0, 4, 2], 1.0)
+
+    def loss(table: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.stack(ml.batch(lambda i: table[i])(inputs)))
+
+    assert np.array_equal(ml.grad(loss)(table).numpy(), expected)
+
+
+def test_a_batch_of_none_is_none() -> None:
+    assert ml.batch(halvings)([]) == []
+    assert ml.batch(halvings)(ml.zeros((0,))).shape == (0,)
+
+
+def test_sentences_of_any_length_go_their_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No turn is computed of a padding."""
+    cell = nn.LSTMCell(5, 20, key=ml.random.key(0))
+
+    def last(sentence: Any) -> Any:
+        words, length = sentence
+        turn = lambda state, x: (cell.step(cell.project(x[None]), state), None)  # noqa: E731
+        return ml.scan(turn, cell.initial_state(1), words, length)[0]
+
+    lengths = [3, 9, 1, 0, 6, 9, 2]
+    sentences = [(noise(n, 5), n) for n in lengths]
+    alone = [last((x, ml.asarray(n))) for x, n in sentences]
+    assert equal(ml.batch(last)(sentences), alone)
+    rows: dict[int, int] = {}
+    run = lanes.Lanes.run_segment
+
+    def counting(self: Any, segment: Any, operands: Any, outs: Any, total: int) -> Any:
+        rows[id(segment)] = rows.get(id(segment), 0) + total
+        return run(self, segment, operands, outs, total)
+
+    monkeypatch.setattr(lanes.Lanes, "run_segment", counting)
+    with ml.use(ml.VM(native=False)):
+        cell = nn.LSTMCell(5, 20, key=ml.random.key(0))
+        ml.batch(last)([(ml.asarray(x.numpy()), n) for x, n in sentences])
+    turns = sum(lengths)
+    assert set(rows.values()) == {turns, turns + len(lengths)}  # a condition is met once more
+
+
+class Rooted(TreeLstm):
+    """A Tree-LSTM whose leaves are computed where they are met."""
+
+    def root(self, tree: Any) -> Any:
+        words, nodes = tree
+
+        @ml.function
+        def state(words: Any, nodes: Any, node: ml.Tensor) -> Any:
+            word, left, right = nodes[node]
+
+            def at_children() -> Any:
+                return self.at_node(state(words, nodes, left), state(words, nodes, right))
+
+            return ml.cond(left < 0, lambda: self.at_leaf(words[word]), at_children)
+
+        return state(words, nodes, ml.zeros((), dtype=ml.int64))[0]
+
+
+SIZES = [5, 2, 1, 9, 6, 14]
+
+
+def trees() -> list[Any]:
+    return [(noise(n, 6), tree(n)) for n in SIZES]
+
+
+def loss_of(root: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.sin(root) * ml.arange(7, dtype=ml.float32))
+
+
+def test_gradients_of_trees_are_those_of_each_tree() -> None:
+    model, inputs = Rooted(6, 7, key=ml.random.key(1)), trees()
+
+    def one_by_one(model: Any, inputs: Any) -> Any:
+        return sum((loss_of(model.root(x)) for x in inputs), ml.zeros(()))
+
+    def at_once(model: Any, inputs: Any) -> Any:
+        return sum((loss_of(y) for y in ml.batch(model.root)(inputs)), ml.zeros(()))
+
+    assert equal(ml.batch(model.root)(inputs), [model.root(x) for x in inputs])
+    given = model, [(words, nodes) for words, nodes in inputs]
+    wanted, expected = ml.value_and_grad(one_by_one)(*given)
+    loss, grads = ml.value_and_grad(at_once)(*given)
+    assert equal(loss, wanted)
+    for x, y in zip(ml.tree.leaves(grads), ml.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    step = ml.capture(ml.value_and_grad(at_once))
+    assert equal(step(*given), (loss, grads))
+
+
+def test_no_schedule_changes_a_bit_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    def grads() -> Any:
+        with ml.use(ml.VM(native=False)):
+            model = Rooted(6, 7, key=ml.random.key(1))
+            each = [(ml.asarray(x.numpy()), ml.asarray(nodes.numpy())) for x, nodes in inputs]
+            batch = ml.batch(model.root)
+            found = ml.grad(lambda model: loss_of(ml.stack(batch(each))))(model)
+            return [x.numpy().tobytes() for x in ml.tree.leaves(found)]
+
+    inputs, run = trees(), lanes.Run
+    expected, orders = grads(), [list[int](), list[int]()]
+    for choose, order in zip((min, max), orders, strict=True):
+
+        def choice(self: Any, choose: Any = choose, order: list[int] = order) -> int:
+            order.append(choose(self.ready))
+            return order[-1]
+
+        monkeypatch.setattr(run, "choice", choice)
+        assert grads() == expected
+    assert orders[0] != orders[1]
+
+
+def test_one_program_is_for_any_trees_and_any_number_of_them() -> None:
+    model = Rooted(6, 7, key=ml.random.key(1))
+    step = ml.capture(lambda words, nodes, n: ml.batch(model.root)((words, nodes), n))
+    for count in (8, 3, 0):
+        each = [(noise(n, 6), tree(n)) for n in RANDOM.integers(1, 12, size=count)]
+        words, nodes = np.zeros((8, 11, 6), np.float32), np.zeros((8, 21, 3), np.int64)
+        for i, (some, rows) in enumerate(each):
+            words[i, : len(some)], nodes[i, : len(rows)] = some.numpy(), rows.numpy()
+        made = step(ml.asarray(words), ml.asarray(nodes), ml.asarray(count))
+        assert equal([made[i] for i in range(count)], [model.root(x) for x in each])
+        assert not made[count:].numpy().any()
+    assert step.signatures == 1
+
+
+def test_gradients_of_loops_of_a_tables_rows_and_of_branches() -> None:
+    table, weight = noise(10, 4), noise(4, 4)
+
+    def of(params: Any, lane: Any) -> Any:
+        table, weight = params
+        symbols, n = lane
+        turn = lambda h, s: (ml.tanh(table[s] + h @ weight), h)  # noqa: E731
+        h, rows = ml.scan(turn, ml.ones(4), symbols, n)
+        return ml.sum(ml.cond(n > 2, lambda: h * rows[0], lambda: ml.exp(h)))
+
+    inputs = [(ml.asarray(RANDOM.integers(10, size=n)), n) for n in (3, 1, 5, 2)]
+
+    def alone(params: Any) -> Any:
+        return sum((of(params, (s, ml.asarray(n))) for s, n in inputs), ml.zeros(()))
+
+    def together(params: Any) -> Any:
+        lanes = ml.batch(lambda lane: of(params, lane))(inputs)
+        return sum(lanes, ml.zeros(()))
+
+    expected = ml.value_and_grad(alone)((table, weight))
+    found = ml.value_and_grad(together)((table, weight))
+    for x, y in zip(ml.tree.leaves(found), ml.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(x.numpy(), y.numpy(), rtol=1e-4, atol=1e-5)
+    assert equal(ml.capture(ml.value_and_grad(together))((table, weight)), found)
+
+
+def test_a_batch_in_a_lane_goes_row_by_row() -> None:
+    rows = [noise(3, 2), noise(3, 2)]
+    inner: Any = ml.batch(lambda row: ml.tanh(row) @ row)
+    assert equal(ml.batch(inner)(rows), [inner(x) for x in rows])
+
+
+def endless(x: ml.Tensor) -> Any:
+    return forever(x)
+
+
+@ml.function
+def forever(x: ml.Tensor) -> Any:
+    return ml.cond(x > 1e30, lambda: x, lambda: forever(x + 0.0))
+
+
+def updating(x: ml.Tensor) -> Any:
+    global STATE
+    STATE += x
+    return x
+
+
+STATE = ml.zeros(())
+ONE = ml.asarray(1.0)
+
+
+@cases(
+    "error, text, call",
+    (LimitExceeded, "10000 calls lie within each other", lambda: ml.batch(endless)([ONE])),
+    (
+        ShapeError,
+        r"f32\[1,3\].*not f32\[1,2\]",
+        lambda: ml.batch(sum)([[noise(1, 2)], [noise(1, 3)]]),
+    ),
+    (DTypeError, "i64.*not f32", lambda: ml.batch(ml.abs)([ONE, ml.asarray(1)])),
+    (DTypeError, "dict", lambda: ml.batch(ml.abs)([ONE, {"x": ONE}])),
+    (DTypeError, "batch takes a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
+    (ShapeError, "as many rows", lambda: ml.batch(ml.abs)(ONE)),
+    (ShapeError, "as many rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
+    (AttributeRefused, "leave count out", lambda: ml.batch(ml.abs)([ONE], 1)),
+    (OperandValueError, "as many as 3 lanes", lambda: ml.batch(ml.abs)(noise(2), 3)),
+    (OperandValueError, "out of range", lambda: ml.batch(lambda x: x[0][x[1]])([(noise(2), 2)])),
+    (CaptureError, "updated in place", lambda: ml.batch(updating)([ONE])),
+    (CaptureError, "random", lambda: ml.batch(lambda x: ml.random.normal((2,)) + x)([ONE])),
+    (CaptureError, "read", lambda: ml.batch(lambda x: float(x))([ONE])),
+    (CheckFailed, "positive", lambda: ml.batch(lambda x: ml.check(x > 1.0, "positive"))([ONE])),
+)
+def test_errors_say_what_was_given(error: type[Exception], text: str, call: Any) -> None:
+    refuses(error, text, call)
+
+
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    squares = lambda x: ml.sum(ml.stack(ml.batch(lambda y: y * y)([x])))  # noqa: E731
+    refuses(GradientError, "gradient of ml.batch", ml.grad(lambda x: ml.grad(squares)(x)), ONE)
+
+
+def test_no_code_of_lanes_is_refused() -> None:
+    vm = ml.VM()
+    handle = vm.alloc_tensor(ml.TensorType("i64", ()))
+    for code in ("{}", "", '{"results":0}'):
+        program = Program.of_op(lanes.RUN, 1, {"code": code}, 0)
+        refuses(MachineError, "no code of lanes", vm.launch, program, (handle,))
+
+
+@cases(
+    "steps, text",
+    ([["return"]], ""),
+    ([["move", 0, 0]], "no end"),
+    ([["move", 0, 5], ["return"]], "out of range"),
+    ([["jump", 7]], "out of range"),
+    ([["run", 3, [], []], ["return"]], "out of range"),
+    ([["const", 0, 2, 8], ["return"]], "out of range"),
+    ([["take", 0, 0, 0, 2, 4, "<f4"], ["return"]], "index of float32"),
+    ([["read", [0], 0], ["return"]], "no such record"),
+    ([["leap"], ["return"]], "no code of lanes"),
+)
+def test_code_of_anybody_reaches_no_memory_but_its_own(steps: Any, text: str) -> None:
+    code: dict[str, Any] = dict.fromkeys(("results", "args", "width"), 1)
+    code |= dict.fromkeys(("shared", "sums"), 0)
+    code |= {name: [] for name in ("heavy", "segments", "sites", "hoisted")}
+    code |= {name: [[0, 8]] for name in ("params", "returned")} | {"first": None, "steps": steps}
+    vm = ml.VM()
+    x, y = (vm.alloc_tensor(ml.TensorType("i64", (2,))) for _ in range(2))
+    count = vm.alloc_tensor(ml.TensorType("i64", ()))
+    vm.write(count, np.array(2))
+    vm.write(x, np.array([7, 8]))
+    program = Program.of_op(lanes.RUN, 3, {"code": json.dumps(code)}, 0)
+    if text:
+        refuses(MachineError, f"{text}|no code of lanes", vm.launch, program, (y, count, x))
+    else:
+        vm.launch(program, (y, count, x))
+        assert vm.read(y).tolist() == [7, 8]
