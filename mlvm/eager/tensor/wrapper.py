@@ -107,8 +107,14 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 def names_of(space: Mapping[str, Any]) -> list[str]:
     """The public names that a module defines itself: functions that are `public`, and classes."""
     own = {name: x for name, x in space.items() if getattr(x, "__module__", 0) == space["__name__"]}
-    found = [name for name, x in own.items() if inspect.isclass(x) or hasattr(x, "__wrapped__")]
+    found = [name for name, x in own.items() if inspect.isclass(x) or _is_public(x)]
     return sorted(name for name in found if name[0] != "_")
+
+
+def _is_public(x: Any) -> bool:
+    """Whether it is wrapped by `public`, and not by `contextmanager`."""
+    inner = getattr(x, "__wrapped__", None)
+    return inner is not None and not inspect.isgeneratorfunction(inner)
 
 
 def _is(annotation: str, parameter: inspect.Parameter) -> bool:
