@@ -76,7 +76,7 @@ BUDGET = {
     "mlvm/eager/recording": 900,
     "mlvm/eager/autodiff": 2_120,
     "mlvm/eager/control": 1_380,
-    "mlvm/eager/transform": 2_010,
+    "mlvm/eager/transform": 2_020,
     "mlvm/eager/nn": 1_940,
     "mlvm/eager/parallel": 630,
     "mlvm/eager/optim": 1_220,
