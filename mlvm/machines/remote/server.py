@@ -505,6 +505,7 @@ class Server:
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
+            client.end()
             vm.client.is_gone = lambda: False  # what follows has to be done
             self._clear_up(vm, session)
 
@@ -709,11 +710,20 @@ class _Client:
     def comes_again(self) -> bool:
         """Wait for another connection; whether one has come in time."""
         with self._change:
+            if not self._draining:  # a client that is there, and was silent for too long, hears it
+                _shut(self.socket, socket.SHUT_RDWR)
             self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
             self._over = self._fresh is None
             if self._fresh is not None:
                 self._take(self._fresh)
             return not self._over
+
+    def end(self) -> None:
+        """Its connection has ended for good: use no other one."""
+        with self._change:
+            self._over = True
+            if self._fresh is not None:
+                self._fresh.close()
 
     def interrupt(self, last: int) -> None:
         """End the launches of its messages up to that one."""
@@ -852,6 +862,7 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
             hand(theirs)
         with contextlib.suppress(ValueError):  # another connection has taken the place of this
             relay(sock, ours)
+            _shut(sock, socket.SHUT_WR)  # what the process said last has gone
 
 
 def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:
