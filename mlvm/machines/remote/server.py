@@ -364,7 +364,7 @@ class Server:
         if hello.wants == "interrupt":
             return self._interrupt(hello)
         if hello.wants == "resume":
-            client.resumes = self._number_of(hello.vm)
+            client.resumes = self._number_of(hello)
             self._strangers.leave(client.socket)
             return self._about
         if hello.wants not in ("vm", "lease"):
@@ -402,13 +402,14 @@ class Server:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
             raise AccessRefused(f"the number of a message is wanted, not {hello.name[:50]!r}")
-        self.interrupt(self._number_of(hello.vm), int(hello.name))
+        self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
-    def _number_of(self, key: str) -> int:
-        """The client that has the key. Raises `AccessRefused`."""
+    def _number_of(self, hello: handshake.Hello) -> int:
+        """The client of this user's that has the key `hello.vm`. Raises `AccessRefused`."""
+        whose = hello.user, hello.vm
         with self._lock:
-            found = [each.number for each in self._clients.values() if each.key == key]
+            found = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
         if not found:
             raise AccessRefused("no client has that key (any more)")
         return found[0]
@@ -599,6 +600,8 @@ class Server:
             held: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
+                    if each["client"] not in self._clients:  # all that it took is counted
+                        continue
                     held[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
                         each["user"], each["client"], each["launches"], each["cpu_seconds"]
