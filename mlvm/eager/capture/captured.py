@@ -27,7 +27,14 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
-from mlvm.core.errors import CaptureError, GradientError, HandleError, OpError, ShutDown
+from mlvm.core.errors import (
+    CaptureError,
+    GradientError,
+    HandleError,
+    MlvmError,
+    OpError,
+    ShutDown,
+)
 from mlvm.core.locks import new_lock
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -690,7 +697,11 @@ class Captured(Generic[P, R]):
                 if debug.is_watched(vm):
                     updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
                     saved = partial(known.saved, *given)
-                    debug.launch_watched(vm, programs, handles, updated, saved)
+                    try:
+                        debug.launch_watched(vm, programs, handles, updated, saved)
+                    except MlvmError as error:
+                        error.late = False  # each call of it is waited for
+                        raise
                     return
                 for program in programs:
                     vm.launch(program, handles)

@@ -9,12 +9,9 @@ import threading
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from mlvm.machines.remote import address as addresses
-
-if TYPE_CHECKING:
-    from mlvm.machines.remote.server import Server
 
 BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
 """The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
@@ -88,6 +85,13 @@ def _head(name: str, kind: str, text: str) -> Iterator[str]:
     yield f"# TYPE mlvm_{name} {kind}"
 
 
+class Watched(Protocol):
+    """A server, as its page sees it."""
+
+    def status(self) -> Mapping[str, Any]: ...
+    def lets_in(self) -> bool: ...
+
+
 class MetricsPage:
     """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
 
@@ -96,7 +100,7 @@ class MetricsPage:
     `AddressError`.
     """
 
-    def __init__(self, server: Server, address: str, *, public: bool = False) -> None:
+    def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # are slow to import
 
         class Handler(BaseHTTPRequestHandler):
