@@ -147,4 +147,5 @@ SUITE = Suite(
     },
     rounds=11,
     timeout=600,  # torch.compile takes its time
+    quick_rounds=1,
 )

@@ -206,4 +206,5 @@ SUITE = Suite(
     },
     rounds=15,
     timeout=300,
+    quick_rounds=1,
 )

@@ -169,4 +169,5 @@ SUITE = Suite(
     ),
     rounds=11,
     timeout=600,  # torch.compile takes its time
+    quick_rounds=1,
 )

@@ -762,8 +762,6 @@ NEVER = {
     "random.next_key": "it takes nothing",
     "random.state": "it takes nothing",
     "parallel.barrier": "what the other members do is told by `Group.run`",
-    "parallel.rank": "it takes nothing",
-    "parallel.size": "it takes nothing",
 }
 """Functions and classes whose docstrings name no error, and why."""
 

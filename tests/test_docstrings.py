@@ -100,5 +100,6 @@ WITHOUT = {
     "errors.HostFunctionError": "it takes a function in C that was compiled",
     "parallel.MpiGroup": "it takes processes that mpiexec has started, see tests/parallel",
     "parallel.ProcessGroup": "it starts processes, which takes a second, see tests/parallel",
+    "parallel.RayGroup": "it takes Ray, see examples/ray_actors.py",
 }
 """Public names whose docstring has no example that runs here, and why."""

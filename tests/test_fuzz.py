@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mlvm.eager as ml
 from mlvm.arena.arena import Arena
 from mlvm.core.machine.functions import Binding
 from mlvm.core.program.program import Program
@@ -23,7 +24,7 @@ from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
 from tests.brief import cases
-from tests.fuzz import remote, threads, transformations
+from tests.fuzz import directions, remote, threads, transformations
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -186,3 +187,20 @@ def test_random_transformations(
     monkeypatch.setitem(BATCHING, "sum", lambda *args: rule(*args) * 2.0)
     assert transformations.main(command) == 1
     assert re.search(r"^program \d+: .*vmap", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_random_directions(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Captured, and beside finite differences; and a wrong tangent is found."""
+    command = ["--slopes", "--programs", "8", "--seed", "0"]
+    assert directions.main(command) == 0
+    jvp = ml.jvp
+
+    def doubled(*args: Any) -> Any:
+        value, tangents = jvp(*args)
+        return value, ml.tree.map(lambda t: t * 2.0, tangents)
+
+    monkeypatch.setattr(ml, "jvp", doubled)
+    assert directions.main(command) == 1
+    assert re.search(r"^program \d+: ", capsys.readouterr().out, re.MULTILINE)

@@ -41,6 +41,7 @@
     ├── GradientMismatch        (AssertionError) a gradient is not the slope that values show
     ├── CaptureError            (RuntimeError) a function does what a replay could not do again
     ├── GroupError              (RuntimeError) members of a group of VMs that cannot go on together
+    │   └── GroupTimeout        (TimeoutError) a member has waited for others as long as it may
     ├── ConnectionLost          (ConnectionError) the way to a VM elsewhere has ended
     ├── CallTimeout             (TimeoutError) a call to a VM elsewhere took longer than it may
     ├── PipelineError           (ValueError)  an option, a data set or a transform is impossible

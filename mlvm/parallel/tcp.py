@@ -93,6 +93,10 @@ class TcpGroup(MessageGroup):
     Raises `GroupError` for an impossible rank or size, and for members that do not come,
     `AccessRefused` without a secret or with another one, `AddressError`, `MissingExtra` without
     threadpoolctl.
+
+    >>> with ml.parallel.TcpGroup(0, 1, "127.0.0.1:0", secret="between you and me") as group:
+    ...     group.run(lambda rank, vm: ml.parallel.size())
+    [1]
     """
 
     def __init__(

@@ -4,9 +4,10 @@
 
 A program is a function of a few tensors, of steps that both libraries have: arithmetic, reductions,
 products, indexing, `cond`, `while_loop`, `scan`. A stack of transformations goes over it: `vmap`
-along any axes, `grad`, and `capture` (`jit`). Where JAX is installed its results are expected; the
-same program without it has its lanes computed one by one, and put together. A program that differs
-is printed with the number that makes it again, and the exit status is 1.
+along any axes, `grad`, and `capture` (`jit`). Where JAX is installed, what it makes of the program
+is expected, computed by NumPy (see `jaxprs`); the same program without it has its lanes computed
+one by one, and put together. A program that differs is printed with the number that makes it again,
+and the exit status is 1.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.types import Array
+from tests.fuzz import jaxprs
 
 Fn = Callable[..., Any]
 
@@ -49,6 +51,7 @@ class Library(NamedTuple):
     grad: Fn
     jit: Fn
     as_int: Fn
+    computed: Fn  # the arrays that a function makes of arrays
 
 
 HERE = Library(
@@ -71,6 +74,7 @@ HERE = Library(
     ml.grad,
     ml.capture,
     lambda x: ml.astype(x, ml.int64),
+    lambda fn, args: leaves(fn(*map(ml.asarray, args))),
 )
 
 
@@ -102,6 +106,7 @@ def jax_library() -> Library | None:
         jax.grad,
         jax.jit,
         lambda x: x.astype(jnp.int64),
+        jaxprs.computed,
     )
 
 
@@ -315,9 +320,9 @@ def leaves(made: Any) -> list[Array]:
 def differs(program: Program, other: Library) -> str | None:
     """What the program makes otherwise here than there."""
     args, axes = arguments(program)
-    found = transformed(HERE, program, axes)(*map(ml.asarray, args))
-    expected = transformed(other, program, axes)(*map(other.asarray, args))
-    for ours, theirs in zip(leaves(found), leaves(expected), strict=True):
+    found = HERE.computed(transformed(HERE, program, axes), args)
+    expected = other.computed(transformed(other, program, axes), args)
+    for ours, theirs in zip(found, expected, strict=True):
         if ours.shape != theirs.shape:
             return f"shape {ours.shape}, not {theirs.shape}"
         if not np.allclose(ours, theirs, rtol=1e-7, atol=1e-9, equal_nan=True):

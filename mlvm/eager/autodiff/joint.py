@@ -42,8 +42,9 @@ def closures_of(
 
 
 def seed(pending: Pending, tape: Tape, results: Saved, parts: Cotangents) -> None:
-    """Begin a way back with cotangents of results, where these are tracked and there is one."""
-    for y, part in zip(results, parts, strict=True):
+    """Begin a way back with cotangents of results, where these are tracked and there is one: with
+    that of the last one, as a way back does."""
+    for y, part in reversed([*zip(results, parts, strict=True)]):
         if part is not None and y.tape is tape:
             held = pending.get(y.node)
             pending[y.node] = part if held is None else plus(held, part)
@@ -72,6 +73,7 @@ def leave(
     closures: Closures,
     saved: Sequence[Tensor],
     pull: Callable[..., Sequence[Any]],
+    continued: Sequence[int] = (),
     *,
     effect: bool = False,
 ) -> None:
@@ -81,17 +83,23 @@ def leave(
     besides.
 
     `pull(cotangents, saved, held)` makes a cotangent for each operand, and for each of the
-    closures, of which so much is held before.
+    closures, of which so much is held before. So it does for operands that are `continued`, by
+    their numbers: held has theirs after that of the closures, or None, which then is added here.
     """
     nresults, noperands, nclosures = len(results), len(operands), len(closures)
     tracked = [(k, x.node) for k, x in enumerate(operands) if x.tape is tape]
     origins = (*closures, *[origin for _, origin in tracked])
+    alone = {k: origin for k, origin in tracked if origins.count(origin) == 1}
+    own = [alone.get(k) for k in continued]
 
     def back(g: _Parts, saved: Saved, held: Held) -> Held:
         totals = dict(zip(origins, held, strict=True))
-        made = pull([g.get(i) for i in range(nresults)], saved, held[:nclosures])
+        given = [None if origin is None else totals[origin] for origin in own]
+        given = [h if isinstance(h, Tensor) else None for h in given]
+        totals.update((o, None) for o, h in zip(own, given, strict=True) if h is not None)
+        made = pull([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
         totals.update(zip(origins, made[noperands:], strict=False))
-        for k, origin in tracked:
+        for k, origin in reversed(tracked):
             part, before = made[k], totals[origin]
             if part is not None:
                 totals[origin] = part if before is None else plus(before, part)

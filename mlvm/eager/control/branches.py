@@ -17,7 +17,6 @@ from mlvm.eager.control import blocks
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import (
     Body,
-    aliased,
     as_like,
     as_tree,
     copied,
@@ -82,7 +81,7 @@ def _ways(name: str, branches: Sequence[Body], operands: Sequence[Tree]) -> list
     given = [as_tree(each) for each in operands]
 
     def way(branch: Body) -> Any:
-        return branch(*[aliased(each) for each in given])
+        return branch(*[with_leaves(x, iter(blocks.aliases(tensors(x)))) for x in given])
 
     return [partial(way, branch) for branch in branches]
 

@@ -77,7 +77,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         def turn(_: Tensor, xs: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
             return tensors(next_state(state, body_fun(with_leaves(state, iter(xs))))), []
 
-        final, _ = _loop(more, turn, tensors(state), [], constant(0, i64), stacked=False)
+        final, _ = _loop(more, turn, tensors(state), [], constant(0, i64))
         return with_leaves(state, iter(final))
     state = copied(state)
 
@@ -86,7 +86,7 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
             return bool(_condition(cond_fun(aliased(state))))
 
     while goes_on():
-        state = next_state(state, body_fun(state))
+        state = next_state(state, body_fun(_apart(state)))
     return copied(state)
 
 
@@ -129,7 +129,7 @@ def fori_loop(
         return with_leaves(state, iter(final))
     state = copied(state)
     for i in range(integer("lower", lower), integer("upper", upper)):
-        state = next_state(state, body_fun(asarray(i), state))
+        state = next_state(state, body_fun(asarray(i), _apart(state)))
     return copied(state)
 
 
@@ -171,11 +171,11 @@ def scan(
         turns = max(integer("length", length), 0)
         if total is not None and turns > total:
             raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
-    state, made = copied(state), list[Tree]()
     rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
+    state, made = copied(state), list[Tree]()
     for i in reversed(range(turns)) if reverse else range(turns):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        state, y = _turn(f, state, row)
+        state, y = _turn(f, _apart(state), row)
         made.append(copied(as_like(made[0], y, "a turn makes another row") if made else y))
     if reverse:
         made.reverse()
@@ -224,7 +224,11 @@ def counted(
     """So many turns `body(i, state, rows)`: the last state, and what they make in stacks of `total`
     rows."""
     if blocks.is_recorded():
-        return _scan(body, init, xs, turns, total, reverse=reverse, stacked=total is not None)
+        stacked, continued = total is not None, len(xs)
+        xs = tensors(aliased(xs))  # whose gradient is added up by itself, as it is outside of one
+        return _scan(
+            body, init, xs, turns, total, reverse=reverse, stacked=stacked, continued=continued
+        )
     if total is None:
         count = integer("length", turns)
 
@@ -243,6 +247,11 @@ def next_state(before: Tree, after: Any) -> Tree:
     """What a turn has made of the state. Raises `ShapeError` or `DTypeError` if it is of another
     structure, or other types."""
     return as_like(before, as_tree(after), "a body makes another state than it is given")
+
+
+def _apart(state: Tree) -> Tree:
+    """The state for a turn. Its gradient is added up by itself, as it is in a captured function."""
+    return state if taping() is None else aliased(state)
 
 
 def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:
@@ -303,7 +312,7 @@ def _recorded_scan(
         return tensors(after), tensors(y)
 
     turns = as_index(length) if isinstance(length, Tensor) else total or 0
-    final, rows = _scan(turn, tensors(state), tensors(xs), turns, total, reverse=reverse)
+    final, rows = counted(turn, tensors(state), tensors(xs), turns, total, reverse=reverse)
     return with_leaves(state, iter(final)), with_leaves(made[0], iter(rows))
 
 
@@ -316,10 +325,12 @@ def _scan(
     *,
     reverse: bool = False,
     stacked: bool = True,
+    continued: int = 0,
 ) -> tuple[Tensors, Tensors]:
     """So many turns with a state, through the rows of `xs`. Results have `total` rows, if that is
     known, and there are no more turns. Turns and rows are those that there are at first, whatever a
-    body does to `xs` and `turns`."""
+    body does to `xs` and `turns`. The way back adds to the cotangents of so many of `xs` row by
+    row, as the turns do outside of a captured function; to the others it adds what it makes."""
     xs = blocks.aliases(xs)
     turns = untracked(turns) if isinstance(turns, Tensor) else turns
     count = turns if isinstance(turns, Tensor) else constant(turns, i64)  # an i64[]
@@ -329,7 +340,7 @@ def _scan(
     def more(i: Tensor, _: Tensors) -> Tensor:
         return i >= 0 if reverse else i < count
 
-    return _loop(more, body, init, xs, first, turns, total, reverse=reverse, stacked=stacked)
+    return _loop(more, body, init, xs, first, turns, total, reverse, stacked, continued)
 
 
 def _loop(
@@ -340,15 +351,16 @@ def _loop(
     first: Tensor,
     turns: Tensor | int | None = None,
     total: int | None = None,
-    *,
     reverse: bool = False,
-    stacked: bool,
+    stacked: bool = False,
+    continued: int = 0,
 ) -> tuple[Tensors, Tensors]:
     """Turns numbered from `first` on for as long as there are `more`. Without `turns` it counts
     them itself. A body that is not `stacked` makes no rows."""
     tape = taping()
     tracked = [tape is not None and x.tape is tape for x in init]
-    return _recorded_loop(tracked, [], more, body, init, xs, first, turns, total, reverse, stacked)
+    rest = (first, turns, total, reverse, stacked, continued)
+    return _recorded_loop(tracked, [], more, body, init, xs, *rest)
 
 
 @blocks.recorded_again
@@ -364,6 +376,7 @@ def _recorded_loop(
     total: int | None,
     reverse: bool,
     stacked: bool,
+    continued: int,
 ) -> tuple[Tensors, Tensors]:
     """The loop. `tracked` are the parts of the state that are tracked in some turn, as far as that
     is known: those that are so at first, and in a later recording those that a turn makes. What is
@@ -440,6 +453,7 @@ def _recorded_loop(
     if tape is not None and segment is not None:
         count = record.released(i) if turns is None else turns
         number = [] if last is None else [record.released(last)]
+        ncontinued = 0 if isinstance(count, Tensor) else continued  # a turn for each row
         way = _Way(segment, params, rows, i, after, made, kept, set(), count, total, reverse)
         saved = [*xs, *stacks, *number, *segment.outside]
         if isinstance(count, Tensor):
@@ -450,7 +464,8 @@ def _recorded_loop(
         else:
             outs += number if any(x.tape is tape for x in kept) else [None]
         pull, effect = partial(_pull, way), segment.has_effect
-        leave(tape, outs, [*init, *xs], segment.closures, saved, pull, effect=effect)
+        rows_of = range(len(init), len(init) + ncontinued)
+        leave(tape, outs, [*init, *xs], segment.closures, saved, pull, rows_of, effect=effect)
     blocks.assign(carried, finals[nown:])
     return finals[:nown], results
 
@@ -476,8 +491,9 @@ class _Way(NamedTuple):
 
 def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     """The cotangents of a loop's initial state, its xs, and what its body reaches besides. Of the
-    latter so much is `held` before."""
+    latter so much is `held` before; after that, of the xs that are continued (see `_scan`)."""
     segment, turns = way.segment, way.turns
+    held, so_far = blocks.split(held, len(segment.closures))
     if isinstance(turns, Tensor):
         *saved, turns = saved
     nstate, nrows = len(way.params), len(way.rows)
@@ -491,13 +507,14 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         stacks = []
     else:
         numbers, of_record = [], []
-    given = [(y, g) for y, g in zip([*way.made, *way.kept], [*of_made, *of_kept], strict=False)]
-    given = [(y, g) for y, g in given if g is not None]
+    made = [y for y, g in zip(way.made, of_made, strict=True) if g is not None]
+    stacked = [y for y, g in zip(way.kept, of_kept, strict=False) if g is not None]
     are_tracked = [x.tape is tape for x in way.kept]
     recorded = [(k, x) for k, x in enumerate(way.kept, 1) if x.tape is tape and of_record]
-    ends = [y for y, _ in given] + [x for k, x in recorded if k in way.used]
+    ends = [*made, *stacked, *[x for k, x in recorded if k in way.used]]
     active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], ends)
     tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
+    continued = {k: g for k, g in enumerate(so_far) if g is not None and k in tracked}
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
     cells, closures = blocks.parted(segment.closures, held)
     closures = {n: h for n, h in closures.items() if h is not None or n in reached}
@@ -505,7 +522,9 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     init += numbers
 
     def turn(i: Tensor, state: Tensors, rows: Tensors) -> tuple[Tensors, Tensors]:
-        xrows, kept, seeds = blocks.split(rows, nrows, len(stacks))
+        xrows, kept, of_made, of_stacked, before = blocks.split(
+            rows, nrows, len(stacks), len(made), len(stacked)
+        )
         parts, totals, places = blocks.split(state, len(active), len(closures))
         of_recorded: Tensors = []
         if places:
@@ -520,19 +539,20 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         pending = Pending()
         pending.update(cells)
         pending.update(zip(closures, totals, strict=True))
-        seed(pending, segment.tape, [way.after[k] for k in active], parts)
-        seed(pending, segment.tape, [y for y, _ in given], seeds)
-        for (k, x), g in zip(recorded, of_recorded, strict=True):
-            seed(pending, segment.tape, [x], [g if k in way.used else None])
+        pending.update((way.rows[k].node, g) for k, g in zip(continued, before, strict=True))
+        ends = [*made, *[way.after[k] for k in active], *stacked, *[x for _, x in recorded]]
+        gs = [g if k in way.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)]
+        seed(pending, segment.tape, ends, [*of_made, *parts, *of_stacked, *gs])
         segment.walk(pending, inside, outside)
         after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
         after += [pending[number] for number in closures]
         of_rows = [or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked]
         return [*after, *places], of_rows
 
-    seeds = [g for _, g in given]
     reverse = not way.reverse
-    finals, of_xs = _scan(turn, init, [*xs, *stacks, *seeds], turns, way.total, reverse=reverse)
+    rows = [*xs, *stacks, *[g for g in (*of_made, *of_kept) if g is not None], *continued.values()]
+    nown = nrows + len(stacks)
+    finals, of_xs = _scan(turn, init, rows, turns, way.total, reverse=reverse, continued=nown)
     parts: list[Tensor | None] = [None] * (nstate + nrows)
     for k, g in zip(active, finals, strict=False):
         parts[k] = g

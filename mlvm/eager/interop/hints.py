@@ -428,7 +428,6 @@ _OTHER_NAMES: Final = {
     "triplet_margin": "triplet_margin_loss",
     "trunc": "fix",
     "unstack": "unbind",
-    "vmap": "pmap",
 }
 """The name here, and what it is called elsewhere."""
 
@@ -565,7 +564,12 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "tree_util": "use ml.tree.map, ml.tree.leaves",
         "use_deterministic_algorithms": "a program gives the same bits each time: leave it out",
         "utils": "a DataLoader is ml.Pipeline, see docs/pipelines.md; see also ml.checkpoint",
-        "vectorize": "use ml.map(fn, x), or give fn tensors",
+        "vectorize": "use ml.vmap(fn), or give fn tensors",
+        "functional_call": "fn takes the Module: ml.grad(lambda model: ...)(model)",
+        "jacobian": "use ml.jacrev(fn) or ml.jacfwd(fn)",
+        "pmap": "use ml.parallel.data_parallel, see docs/parallel.md; lanes of one VM are ml.vmap",
+        "psum": 'use ml.parallel.all_reduce(x, axis_name="i"), in place',
+        "stack_module_state": "use ml.vmap(make)(keys); see docs/transformations.md",
     },
     "mlvm.eager.fft": {
         "fft2": "use ml.fft.fftn(x, axes=(-2, -1))",

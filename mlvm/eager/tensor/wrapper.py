@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, OpError, brief
 from mlvm.eager.tensor.operands import NUMBERS, as_operand, is_array, is_whole, widest_of
@@ -18,6 +18,8 @@ from mlvm.eager.tensor.values import kind_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+_PUBLIC: Final = "is_public"  # what marks a function that is
 
 
 def _no_hint(*_: object) -> None:
@@ -101,13 +103,14 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
                 raise TypeError(text) from None
             raise
 
+    vars(function)[_PUBLIC] = True
     return function
 
 
 def names_of(space: Mapping[str, Any]) -> list[str]:
     """The public names that a module defines itself: functions that are `public`, and classes."""
     own = {name: x for name, x in space.items() if getattr(x, "__module__", 0) == space["__name__"]}
-    found = [name for name, x in own.items() if inspect.isclass(x) or hasattr(x, "__wrapped__")]
+    found = [name for name, x in own.items() if inspect.isclass(x) or hasattr(x, _PUBLIC)]
     return sorted(name for name in found if name[0] != "_")
 
 

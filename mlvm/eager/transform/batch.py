@@ -76,14 +76,17 @@ class Batch:
 
     def _of_rows(self, inputs: Tree, count: Tensor | int | None) -> Tree:
         """What the function makes of each row of the inputs, stacked."""
+        if count is not None:
+            require_integer("batch takes one tree of inputs; count, beside it,", count)
         args = tensors(inputs)
         lengths = {x.shape[:1] for x in args} or {()}
         if len(lengths) > 1 or () in lengths:
             given = ", ".join(str(x.type) for x in args) or "no tensors"
-            raise ShapeError(f"inputs have as many rows as there are lanes, not {given}")
+            raise ShapeError(
+                f"inputs have as many rows as there are lanes, not {given}; a list has an input in "
+                "each item"
+            )
         [(total,)] = lengths
-        if count is not None:
-            require_integer("count", count)
         if _inside.get():
             return scan(lambda _, x: (None, self.fn(x)), None, inputs, count)[1]
         trees: list[Tree] = []

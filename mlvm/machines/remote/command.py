@@ -79,7 +79,6 @@ def _add_serve(commands: Commands) -> None:
     add("--native", action=argparse.BooleanOptionalAction, default=None, help=text)
     text = "a VM that several clients may use, ml.connect(..., vm=NAME); may be repeated"
     add("--shared", **REPEATED, metavar="NAME", help=text)
-    text = "a shared library with functions in C for all VMs; may be repeated"
     text = "a process for each client, N at most, and for each shared VM: none can take another's "
     text += "memory or time; 0 is one process for all. As many as --connections if not given, and "
     text += "0 at a unix socket, whose clients are all yours"
@@ -87,6 +86,7 @@ def _add_serve(commands: Commands) -> None:
     text = "an address for HTTP: /metrics for Prometheus, and /healthz; of this host alone unless "
     text += "--insecure, since it asks for no secret"
     add("--metrics", metavar="ADDRESS", help=text)
+    text = "a shared library with functions in C for all VMs; may be repeated"
     add("--library", **REPEATED, metavar="SO", help=text)
     add("--log", choices=STYLES, default="text", help="events on stderr, a line each")
     text = "seconds that launches have to finish when the server is told to stop"

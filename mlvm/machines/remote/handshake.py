@@ -152,7 +152,8 @@ def check_secret(secret: str | bytes) -> bytes:
         raise AccessRefused(f"a secret has at least {LEAST_SECRET} bytes; this one has {len(data)}")
     if len(data.strip(b" \t\r\n\v\f\0")) < LEAST_SECRET or len(set(data)) < _LEAST_DIFFERENT:
         raise AccessRefused(
-            f"this is no secret: it has blanks, or hardly {LEAST_SECRET} other bytes"
+            f"this is no secret: without the blanks at its ends it has fewer than {LEAST_SECRET} "
+            f"bytes, or it has fewer than {_LEAST_DIFFERENT} different ones"
         )
     return data
 

@@ -126,6 +126,37 @@ def test_values_and_gradients_are_the_eager_ones_to_the_bit(name: str) -> None:
     assert plain.signatures == fused.signatures == 1
 
 
+# Functions of x and w (f64[3] each) whose second gradient adds several cotangents to one tensor: of
+# an operand, of a turn's state, of one that is a result as well, of rows.
+SUMS: dict[str, Callable[[ml.Tensor, ml.Tensor], Any]] = {
+    "operand": lambda x, w: ml.cond(ml.sum(x) < 9.0, lambda y: y * y, ml.sin, x * w),
+    "fori": lambda x, w: ml.fori_loop(0, 3, lambda i, s: ml.tanh(s * s + ml.sin(s) * w), x),
+    "while": lambda x, w: ml.while_loop(
+        lambda s: s[0] < 3.0,
+        lambda s: (s[0] + 1.0, ml.tanh(s[1] * s[1] + ml.sin(s[1]) * w)),
+        (ml.sum(x) * 0.0, x),
+    )[1],
+    "result": lambda x, w: ml.scan(lambda s, r: (ml.tanh(s * r + ml.sin(s) * w),) * 2, x, w)[1],
+    "states": lambda x, w: ml.scan(
+        lambda s, r: ((ml.tanh(s[0] * r + s[1] * s[1]), ml.sin(s[0] * w)), s[0]), (x, x), w
+    )[1],
+    "rows": lambda x, w: ml.scan(lambda s, r: (s * r * r, ml.sin(r) * s), x, x)[1] * w,
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_second_gradients_are_added_up_in_the_eager_order(name: str) -> None:
+    def slope(x: ml.Tensor, w: ml.Tensor) -> Any:
+        found = ml.grad(lambda *args: ml.sum(ml.sin(SUMS[name](*args))), (0, 1))(x, w)
+        return ml.sum(ml.sin(found[0])) + ml.sum(ml.sin(found[1]))
+
+    second = ml.grad(slope, (0, 1))
+    captured = ml.capture(second)
+    for seed in range(7):
+        args = [ml.asarray(x) for x in np.random.default_rng(seed).normal(size=(2, 3))]
+        assert bits(captured(*args)) == bits(second(*args))
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_gradients_are_slopes(name: str) -> None:
     _, loss = LOSSES[name]

@@ -189,6 +189,7 @@ def test_every_limit_is_an_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for name in Limits.__dataclass_fields__:
         assert f"--{name.replace('_', '-')} " in text
+    assert "--library SO a shared library with functions in C" in " ".join(text.split())
     assert command._count("64M") == 64 << 20
     assert command._count("3") == 3
     assert command._with_unit(1 << 31) == "2G"
