@@ -230,8 +230,10 @@ def test_strangers_take_a_few_places_and_no_more(monkeypatch: pytest.MonkeyPatch
             while each.recv(1 << 12):
                 pass
         last = pool.submit(TcpGroup, 1, 2, address, secret=SECRET)
-        for each in [*strangers, last.result(10), first.result(10)]:
+        for each in strangers:
             each.close()
+        for member in (last.result(10), first.result(10)):
+            member.close()
 
 
 def test_members_may_have_many_open_files() -> None:

@@ -387,7 +387,7 @@ ONE = ml.asarray(1.0)
     (DTypeError, "batch takes a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
     (ShapeError, "as many rows", lambda: ml.batch(ml.abs)(ONE)),
     (ShapeError, "as many rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
-    (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),
+    (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),  # type: ignore[arg-type]
     (ShapeError, "a list has an input", lambda: ml.batch(sum)((ONE, ONE))),
     (AttributeRefused, "leave count out", lambda: ml.batch(ml.abs)([ONE], 1)),
     (OperandValueError, "as many as 3 lanes", lambda: ml.batch(ml.abs)(noise(2), 3)),
