@@ -139,14 +139,19 @@ def _dot_general(params: Any, x: Any, y: Any) -> Any:
 def _pad(params: Any, x: Any, value: Any) -> Any:
     config = params["padding_config"]
     spread = [n + max(n - 1, 0) * inner for n, (_, _, inner) in zip(x.shape, config, strict=True)]
-    made = np.full([n + max(lo, 0) + max(hi, 0) for n, (lo, hi, _) in zip(spread, config)], value)
+    made = np.full(
+        [n + max(lo, 0) + max(hi, 0) for n, (lo, hi, _) in zip(spread, config, strict=True)], value
+    )
     made[
         tuple(
             slice(max(lo, 0), max(lo, 0) + n, inner + 1)
-            for n, (lo, _, inner) in zip(spread, config)
+            for n, (lo, _, inner) in zip(spread, config, strict=True)
         )
     ] = x
-    cut = [slice(max(-lo, 0), m - max(-hi, 0)) for m, (lo, hi, _) in zip(made.shape, config)]
+    cut = [
+        slice(max(-lo, 0), m - max(-hi, 0))
+        for m, (lo, hi, _) in zip(made.shape, config, strict=True)
+    ]
     return made[tuple(cut)]
 
 
