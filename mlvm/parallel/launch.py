@@ -8,9 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from mlvm.core.errors import GroupError
 from mlvm.machines.remote.address import TcpAddress, parse_address
@@ -82,6 +83,7 @@ def _run(
     """Run the members until all have ended, or one has failed: its exit status, and what was."""
     processes: dict[int, subprocess.Popen[bytes]] = {}
     running: dict[int, subprocess.Popen[bytes]] = {}
+    before = _heed_signals()
     try:
         for local in range(members):
             own = {"RANK": str(first + local), "LOCAL_RANK": str(local)}
@@ -99,7 +101,28 @@ def _run(
             time.sleep(_LOOK)
         return 0, ""
     finally:
-        _end(list(processes.values()))
+        try:
+            _end(list(processes.values()))
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _heed_signals() -> dict[signal.Signals, Any]:
+    """Have what ends this process, as a scheduler does, raise `SystemExit`, so that no member is
+    left. What was done with each signal before, if this is the thread that may say so."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    heard = (getattr(signal, name, None) for name in ("SIGTERM", "SIGHUP"))
+    return {
+        number: signal.signal(number, end)
+        for number in filter(None, heard)
+        if signal.getsignal(number) is signal.SIG_DFL  # as nohup ignores SIGHUP
+    }
 
 
 def _status(code: int) -> int:

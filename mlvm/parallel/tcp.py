@@ -48,7 +48,9 @@ from mlvm.core.errors import (
 from mlvm.core.program.encoding import Kind, Writer, open_message
 from mlvm.core.types import Array
 from mlvm.machines.remote.address import TcpAddress, connect, kept, listen, parse_address, tune
-from mlvm.machines.remote.handshake import Hello, admit, check_secret, greet
+from mlvm.machines.remote.admission import Admission
+from mlvm.machines.remote.handshake import BUSY, Hello, admit, check_secret, greet
+from mlvm.machines.remote.log import Log
 from mlvm.machines.remote.secret import VARIABLE, find_secret
 from mlvm.parallel.blas import one_blas_thread
 from mlvm.parallel.group import checked_timeout, name_of
@@ -403,7 +405,7 @@ class _Meet(NamedTuple):
                     about = greet(sock, self.secret, hello, time.monotonic() + min(left, _SHAKE))
                     return _link(sock, self.secret, nonce, bytes.fromhex(about["nonce"]), True)
             except (OSError, AddressError) as error:
-                if isinstance(error, AccessRefused):
+                if isinstance(error, AccessRefused) and str(error) != BUSY:
                     raise
                 why = str(error)
                 time.sleep(_AGAIN)
@@ -418,6 +420,7 @@ class _Meet(NamedTuple):
         wanted, places = set(ranks), []
         found: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
         lock, taken = threading.Lock(), set[int]()
+        strangers = Admission(Log("none"), plain=True)
 
         def admitted(sock: socket.socket) -> None:
             """Who comes has a thread, so that nobody waits for one who says nothing."""
@@ -448,6 +451,8 @@ class _Meet(NamedTuple):
                     with lock:
                         taken.difference_update(each[0] for each in told)
                     raise
+                finally:
+                    strangers.leave(sock)
                 found.put(((rank, host, port), link))
 
         while wanted:
@@ -455,15 +460,22 @@ class _Meet(NamedTuple):
             if left <= 0:
                 late = ", ".join(map(self._name, sorted(wanted)))
                 raise GroupTimeout(f"{self._name(self.rank)} waits for {late}, who did not join")
-            if select.select([listener], [], [], min(left, _AGAIN))[0]:
-                sock, _ = listener.accept()
-                threading.Thread(target=admitted, args=(sock,), daemon=True).start()
+            strangers.sweep()
+            if _has_come(listener, min(left, _AGAIN)):
+                try:
+                    sock, _ = listener.accept()
+                except OSError:  # it has gone, or there are too many open files
+                    time.sleep(_AGAIN)
+                    continue
+                if strangers.enter(sock):
+                    threading.Thread(target=admitted, args=(sock,), daemon=True).start()
             with suppress(Empty):
                 while True:
                     place, link = found.get_nowait()
                     wanted.discard(place[0])
                     links[place[0]] = link
                     places.append(place)
+        strangers.sweep(last=True)
         return places
 
     def _name(self, rank: int) -> str:
@@ -477,6 +489,13 @@ def _link(sock: socket.socket, secret: bytes, asked: bytes, answered: bytes, ask
     return Link(sock, ours, theirs) if asks else Link(sock, theirs, ours)
 
 
+def _has_come(sock: socket.socket, seconds: float) -> bool:
+    """Wait so long for something to receive; whether there is anything."""
+    poll = select.poll()  # select.select takes no number of a file above 1023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(seconds * 1e3))
+
+
 def _tell_places(link: Link, places: Sequence[_Place]) -> None:
     writer = Writer()
     writer.value(tuple(places))
@@ -486,7 +505,7 @@ def _tell_places(link: Link, places: Sequence[_Place]) -> None:
 def _told_places(link: Link, until: float) -> list[_Place]:
     """Where all the others listen, when the first member knows of all."""
     while (left := until - time.monotonic()) > 0:
-        if select.select([link.socket], [], [], left)[0]:
+        if _has_come(link.socket, left):
             link.receive()
             if link.inbox:
                 head, _ = link.inbox.popleft()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from functools import partial
@@ -56,6 +57,28 @@ def test_members_are_started_again_until_all_end_well(tmp_path: Path) -> None:
         "launch: member 1 was killed by SIGKILL; all members are started again, 1 of 2 times",
         "launch: member 1 has ended with status 7; all members are started again, 2 of 2 times",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import os, time\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)\n")
+    started = subprocess.Popen(
+        [sys.executable, "-m", "mlvm", "launch", "--members", "2", "--", str(script)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert started.stdout is not None
+    members = [int(started.stdout.readline()) for _ in range(2)]
+    started.send_signal(number)
+    started.stdout.read()  # which ends when nobody is left to write
+    assert started.wait(20) == 128 + number
+    for member in members:
+        with pytest.raises(ProcessLookupError):
+            os.kill(member, 0)
+    started.stdout.close()
 
 
 def test_the_status_is_that_of_the_member_which_failed(tmp_path: Path) -> None:

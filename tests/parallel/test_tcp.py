@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import os
+import resource
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -212,6 +214,37 @@ def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:
     assert both(first, partial(stranger, b""), partial(stranger, bytes(99)), last) == [None] * 4
     for each in strangers:
         each.close()
+
+
+def test_strangers_take_a_few_places_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mlvm.machines.remote.admission.MOST_OF_PEER", 4)
+    address = free_address()
+    host, _, port = address.partition(":")
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(TcpGroup, 0, 2, address, secret=SECRET, start=20)
+        strangers: list[socket.socket] = []
+        while len(strangers) < 40:
+            with suppress(ConnectionRefusedError):
+                strangers.append(socket.create_connection((host, int(port)), 10))
+        for each in strangers[4:]:  # which find no place, and are told
+            while each.recv(1 << 12):
+                pass
+        last = pool.submit(TcpGroup, 1, 2, address, secret=SECRET)
+        for each in strangers:
+            each.close()
+        for member in (last.result(10), first.result(10)):
+            member.close()
+
+
+def test_members_may_have_many_open_files() -> None:
+    if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < 1100:
+        pytest.skip("this process may not have as many")
+    address = free_address()
+    members = [partial(TcpGroup, rank, 3, address, secret=SECRET, start=20) for rank in range(3)]
+    with ExitStack() as files:
+        while files.enter_context(open(os.devnull)).fileno() < 1030:
+            pass
+        assert both(*members) == [None] * 3
 
 
 @cases(

@@ -96,7 +96,9 @@ def leave(
         totals = dict(zip(origins, held, strict=True))
         given = [totals.get(origin) for origin in own]
         given = [h if isinstance(h, Tensor) else None for h in given]
-        totals.update((o, None) for o, h in zip(own, given, strict=True) if h is not None)
+        for origin, h in zip(own, given, strict=True):
+            if origin is not None and h is not None:
+                totals[origin] = None
         made = pull([g.get(i) for i in range(nresults)], saved, [*held[:nclosures], *given])
         totals.update(zip(origins, made[noperands:], strict=False))
         for k, origin in reversed(tracked):

@@ -93,7 +93,8 @@ class Batch:
 
         def run(params: Tensors) -> Tensors:
             trees.append(as_tree(self.fn(with_leaves(inputs, iter(params)))))
-            return tensors(trees[-1])
+            inside = blocks.recorder().is_inside
+            return [y if inside(y) else op.copy(y) for y in tensors(trees[-1])]
 
         number = constant(total, i64) if count is None else as_index(count)
         made = _run(self.__name__, number, args, run)

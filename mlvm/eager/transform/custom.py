@@ -21,7 +21,7 @@ from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros
 from mlvm.eager.autodiff.tape import Tape, taping
 from mlvm.eager.control import functions
 from mlvm.eager.control.state import as_tree
-from mlvm.eager.tensor.apply import untracked
+from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.trace import Tracer
@@ -220,6 +220,11 @@ class _Arguments:
         return found
 
 
+def _own(xs: Sequence[Any]) -> list[Any]:
+    """The tensors as a rule gets them, which may update them: others have them, too."""
+    return [None if x is None else alias_of(x) for x in xs]
+
+
 def _are_alike(tree: Tree, other: Tree) -> bool:
     return type(tree) is type(other) or (isinstance(tree, Node) and isinstance(other, dict))
 
@@ -320,13 +325,13 @@ class custom_vjp(_Owner[P, R]):
             raise self._undefined()
 
         def fwd(xs: Tensors) -> tuple[Tensors, Tensors]:
-            made = self._run(first, *given.all(xs))
+            made = self._run(first, *given.all(_own(xs)))
             out, res = _pair(made, f"{name}: fwd returns a pair of the result and what bwd needs")
             found, given.res = flatten(as_tree(res), None, ends=among_others)
             return given.result(out), [x for _, x in found]
 
         def bwd(res: Tensors, gs: Maybe) -> Maybe:
-            tree, kept = as_dicts(given.out, gs), unflatten(given.res, res)
+            tree, kept = as_dicts(given.out, _own(gs)), unflatten(given.res, _own(res))
             made = self._run(last, *given.nondiff, kept, tree)
             count = len(given.structures)
             if not isinstance(made, (tuple, list)) or len(made) != count:
@@ -408,9 +413,8 @@ class custom_jvp(_Owner[P, R]):
                 or_zeros(t, x.type) if x.dtype.is_inexact else None
                 for x, t in zip(xs, ts, strict=True)
             ]
-            made = self._run(
-                rule, *given.nondiff, tuple(given.trees(xs)), tuple(given.slopes(full))
-            )
+            primals, slopes = given.trees(_own(xs)), given.slopes(_own(full))
+            made = self._run(rule, *given.nondiff, tuple(primals), tuple(slopes))
             out, tangent = _pair(made, f"{name}: the rule returns a pair of result and tangent")
             ys = given.result(out)
             what = f"{name}: the tangent that the rule returns"

@@ -438,7 +438,7 @@ class Traced:
         for (module, name), each in zip(self._buffers, buffers, strict=True):
             setattr(module, name, Buffer(each))
         found, structure = flatten(value, buffers=True)
-        ts = [_tangent(d) if _moves(d.x) else None for d in made[: len(found)]]
+        ts = [alias_of(_tangent(d)) if _moves(d.x) else None for d in made[: len(found)]]
         return value, as_dicts(structure, ts), aux
 
 

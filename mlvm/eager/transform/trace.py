@@ -25,7 +25,7 @@ from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
-from mlvm.eager.tensor.apply import OneOp, Tensors, one_op, untracked
+from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -236,7 +236,8 @@ def run(trace: Trace, meaning: Meaning[V], args: Sequence[V]) -> list[V]:
 
 def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]:
     """Run those calls that depend on no parameter. The function that is returned runs the others,
-    and makes the results. What keeps residuals is run with what reads them."""
+    and makes the results. What keeps residuals is run with what reads them. Both take
+    tensors from outside as they are now."""
     later, rest, ready = set(trace.params), list[Call](), list[Call]()
     for call in trace.calls:
         keeps = any(each.name == PUSH for each in with_blocks([call]))
@@ -245,12 +246,16 @@ def begun(trace: Trace, meaning: Meaning[V]) -> Callable[[Sequence[V]], list[V]]
         else:
             later.update(use.value for use in call.outs)
             rest.append(call)
-    before = _Frame(trace, meaning, _given(trace, meaning), {})
+    lifts = {value: meaning.constant(alias_of(x)) for value, x in trace.lifts.items()}
+    before = _Frame(trace, meaning, {**_given(trace, meaning), **lifts}, {})
     before.run(ready)
     inner = [*with_blocks(rest)]
     needed = {use.value for call in inner for use in (*call.ins, *call.passed)}
     needed.update(use.value for use in trace.results)
     needed.update(b.result.value for call in inner for b in call.blocks if b.result is not None)
+    for value in needed.difference(before.values):
+        if value.home is not None and value.home.role == "state":
+            before.values[value] = before.held(value.home)
     kept = {value: x for value, x in before.values.items() if value in needed}
     homes, dying = before.homes, _last_uses(rest, [use.value for use in trace.results])
 

@@ -122,7 +122,7 @@ class _Given:
     ) -> None:
         tree = (args, dict(kwargs))
         found, self.structure = flatten(tree, ends=anywhere, buffers=True)
-        axes = in_axes if _is_axis(in_axes) else tuple(in_axes)
+        axes = tuple(in_axes) if isinstance(in_axes, list) else in_axes
         named = _axes_of(tree, (axes, 0), "in_axes", "the arguments")
         names = _names(fn, args)
         self.leaves: list[Any] = []

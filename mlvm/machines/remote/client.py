@@ -30,7 +30,6 @@ from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.outbox import PythonOutbox
 from mlvm.machines.remote.session import POSTED_AT, launch_struct
 from mlvm.machines.remote.stream import Buffer, Outgoing, Received, Stream
-from mlvm.machines.remote.watchdog import has_hung_up
 from mlvm.machines.wire import WireVM, read_answer, read_error, write_call
 
 if TYPE_CHECKING:
@@ -341,7 +340,7 @@ class RemoteVM(WireVM):
         """Have the server end the launches of all that was sent, if it owes an answer. Raises
         `ConnectionLost` if it does not hear."""
         sent: _Sent = self._stream.note
-        waits = self._stream.received < sent.calls and not has_hung_up(self._stream.socket)
+        waits = self._stream.received < sent.calls and not self._stream.is_lost
         if self._interrupt is not None and waits:
             try:
                 self._interrupt(sent.posts + sent.calls)

@@ -8,16 +8,19 @@ lost, and nobody above notices.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from socket import SHUT_RDWR, socket
+from socket import MSG_PEEK, SHUT_RDWR, socket
 from typing import Any, Final, NamedTuple, Protocol
 
 from mlvm.core.errors import AccessRefused, ConnectionLost, MlvmError
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
+from mlvm.machines.remote.address import kept as kept_open
 from mlvm.machines.remote.stream import Buffer, Incoming, Received, Sending, Stream
+from mlvm.machines.remote.watchdog import has_hung_up
 
 GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 """What ends a lease at once. A connection that ends without it may come again."""
@@ -25,6 +28,7 @@ GOODBYE: Final = HEADER.pack(MAGIC, VERSION, Kind.goodbye.value, 0)
 _MOST_KEPT: Final = 1 << 26  # bytes
 _PAUSES: Final = 0.02, 0.5
 """Seconds between two attempts: the first ones, and the most."""
+_LEAST: Final = 0.001  # seconds to wait for a server that has let the client in
 
 
 class Noted(Protocol):
@@ -34,6 +38,10 @@ class Noted(Protocol):
     def calls(self) -> int: ...
     @property
     def posts(self) -> int: ...
+
+
+class _Late(Exception):
+    """Nobody waits for another connection any longer."""
 
 
 class _Kept(NamedTuple):
@@ -95,6 +103,22 @@ class LeasedStream(Stream):
                 parts = data
             self._sending = _Leased([*before.rest(), *parts], note, kept)
 
+    @property
+    def is_lost(self) -> bool:
+        return self._closed
+
+    def is_coming(self, deadline: float) -> bool:
+        while super().is_coming(deadline):
+            connection = self._connection
+            if self.has_received() or not _is_over(self.socket):
+                return True
+            try:
+                self._resume(connection, ConnectionLost("the connection is lost"), deadline)
+                self.flush()
+            except _Late:
+                return False
+        return False
+
     def flush(self) -> None:
         with self._sends:
             while True:
@@ -124,15 +148,15 @@ class LeasedStream(Stream):
             self._at = self._at._replace(messages=count)
             raise
 
-    def _resume(self, connection: int, error: ConnectionLost) -> None:
+    def _resume(self, connection: int, error: ConnectionLost, until: float = math.inf) -> None:
         """Go on with another connection, unless another thread has seen to it. Raises
-        `ConnectionLost` if there is none."""
+        `ConnectionLost` if there is none, and `_Late` if there is none yet at the time `until`."""
         with suppress(OSError):
             self.socket.shutdown(SHUT_RDWR)  # wakes the other thread
         with self._sends, self._receives:
             if connection != self._connection:
                 return
-            fresh, arrived = self._again(error)
+            fresh, arrived = self._again(error, until)
             note, kept = self._sending.note, getattr(self._sending, "kept", [])
             rest = _Leased(_after(kept, arrived), note, kept)
             at = fresh._at._replace(messages=self.received, incoming=None)
@@ -142,29 +166,44 @@ class LeasedStream(Stream):
             self._at, self._sending, self._connection = at, rest, connection + 1
             before.close()
 
-    def _again(self, error: ConnectionLost) -> tuple[Stream, int]:
+    def _again(self, error: ConnectionLost, until: float) -> tuple[Stream, int]:
         """A stream on a new connection, which begins with the next answer, and how many messages
-        have come to the server. Raises `ConnectionLost`."""
+        have come to the server. Raises `ConnectionLost`, and `_Late` at the time `until`.
+
+        A server that is busy with a launch says nothing till that ends. So it is asked again and
+        again whether it knows this client still, each time for as long as a server is looked for.
+        """
         deadline = time.monotonic() + self._seconds
         pause, most = _PAUSES
-        while not self._closed and (left := deadline - time.monotonic()) > 0:
+        while not self._closed and (now := time.monotonic()) < deadline:
+            if now > until:
+                raise _Late
             try:
-                fresh = Stream(self._reconnect(left))
-                fresh.set_timeouts(*self._timeouts)
-                _, reader = fresh.receive()
-                arrived, answered = reader.integer(), reader.integer()
-                if 0 < answered <= self.received:  # what it repeats is here
-                    _, repeated = fresh.receive()
-                    if isinstance(repeated, Incoming):
-                        repeated.skip()
-                return fresh, arrived
+                with kept_open(self._reconnect(min(deadline, until) - now)) as sock:
+                    now = time.monotonic()
+                    waits = max(min(self._seconds, until - now), _LEAST)
+                    deadline = now + waits + self._seconds
+                    return self._greeted(sock, waits)
             except AccessRefused as refused:
                 raise ConnectionLost(f"{error}; it does not go on: {refused}") from None
             except (MlvmError, OSError):
-                time.sleep(min(pause, max(left, 0.0)))
+                time.sleep(max(min(pause, deadline - now, until - now), 0.0))
                 pause = min(2 * pause, most)
         self._closed = True
         raise error
+
+    def _greeted(self, sock: socket, seconds: float) -> tuple[Stream, int]:
+        """As `_again`, if the server says that much in so many seconds."""
+        fresh = Stream(sock)
+        fresh.set_timeouts(seconds, seconds)
+        _, reader = fresh.receive()
+        arrived, answered = reader.integer(), reader.integer()
+        if 0 < answered <= self.received:  # what it repeats is here
+            _, repeated = fresh.receive()
+            if isinstance(repeated, Incoming):
+                repeated.skip()
+        fresh.set_timeouts(*self._timeouts)
+        return fresh, arrived
 
     def renounce(self) -> None:
         self._closed = True
@@ -177,6 +216,14 @@ class LeasedStream(Stream):
                 self.socket.settimeout(1.0)
                 self.socket.sendall(GOODBYE)
         super().close()
+
+
+def _is_over(sock: socket) -> bool:
+    """Whether the other side has hung up, and all that it said was received."""
+    try:
+        return has_hung_up(sock) and not socket.recv(sock, 1, MSG_PEEK)  # also where it is TLS's
+    except OSError:
+        return True
 
 
 def _messages(note: Noted | None) -> int:

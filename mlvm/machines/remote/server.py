@@ -364,7 +364,7 @@ class Server:
         if hello.wants == "interrupt":
             return self._interrupt(hello)
         if hello.wants == "resume":
-            client.resumes = self._number_of(hello.vm)
+            client.resumes = self._number_of(hello)
             self._strangers.leave(client.socket)
             return self._about
         if hello.wants not in ("vm", "lease"):
@@ -402,13 +402,14 @@ class Server:
         """End the launches of the client with the key `hello.vm`, up to message `hello.name`."""
         if not hello.name.isdecimal():
             raise AccessRefused(f"the number of a message is wanted, not {hello.name[:50]!r}")
-        self.interrupt(self._number_of(hello.vm), int(hello.name))
+        self.interrupt(self._number_of(hello), int(hello.name))
         return self._about
 
-    def _number_of(self, key: str) -> int:
-        """The client that has the key. Raises `AccessRefused`."""
+    def _number_of(self, hello: handshake.Hello) -> int:
+        """The client of this user's that has the key `hello.vm`. Raises `AccessRefused`."""
+        whose = hello.user, hello.vm
         with self._lock:
-            found = [each.number for each in self._clients.values() if each.key == key]
+            found = [n for n, each in self._clients.items() if (each.user, each.key) == whose]
         if not found:
             raise AccessRefused("no client has that key (any more)")
         return found[0]
@@ -505,6 +506,7 @@ class Server:
                 stream.send([encode_error(error)])
             return _text(error)
         finally:
+            client.end()
             vm.client.is_gone = lambda: False  # what follows has to be done
             self._clear_up(vm, session)
 
@@ -598,6 +600,8 @@ class Server:
             held: Counter[str] = Counter()
             with self._lock:
                 for each in status["clients"]:
+                    if each["client"] not in self._clients:  # all that it took is counted
+                        continue
                     held[each["user"]] += each["bytes"] * (each["vm"] not in self._names)
                     self._accounts.spend(
                         each["user"], each["client"], each["launches"], each["cpu_seconds"]
@@ -709,11 +713,20 @@ class _Client:
     def comes_again(self) -> bool:
         """Wait for another connection; whether one has come in time."""
         with self._change:
+            if not self._draining:  # a client that is there, and was silent for too long, hears it
+                _shut(self.socket, socket.SHUT_RDWR)
             self._change.wait_for(lambda: self._fresh or self._draining, self._lease_seconds)
             self._over = self._fresh is None
             if self._fresh is not None:
                 self._take(self._fresh)
             return not self._over
+
+    def end(self) -> None:
+        """Its connection has ended for good: use no other one."""
+        with self._change:
+            self._over = True
+            if self._fresh is not None:
+                self._fresh.close()
 
     def interrupt(self, last: int) -> None:
         """End the launches of its messages up to that one."""
@@ -852,6 +865,7 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
             hand(theirs)
         with contextlib.suppress(ValueError):  # another connection has taken the place of this
             relay(sock, ours)
+            _shut(sock, socket.SHUT_WR)  # what the process said last has gone
 
 
 def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:

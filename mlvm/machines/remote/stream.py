@@ -26,6 +26,7 @@ import numpy as np
 from mlvm.core.errors import ConnectionLost, EncodingError, LimitExceeded
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind, Reader, Writer
 from mlvm.core.types import Array, TensorType
+from mlvm.machines.remote.watchdog import has_hung_up
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
@@ -96,6 +97,12 @@ class Stream:
         """Whether so much is kept to be sent again that the server should be asked what has come,
         as a `LeasedStream` keeps it."""
         return False
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether nothing will be received any more: the other side has hung up, and does not come
+        again, as that of a `LeasedStream` may."""
+        return has_hung_up(self.socket)
 
     def renounce(self) -> None:
         """Ask for no other connection when this one is lost, as a `LeasedStream` does."""

@@ -387,7 +387,7 @@ ONE = ml.asarray(1.0)
     (DTypeError, "batch takes a function", lambda: ml.batch(ONE)),  # type: ignore[arg-type]
     (ShapeError, "as many rows", lambda: ml.batch(ml.abs)(ONE)),
     (ShapeError, "as many rows", lambda: ml.batch(sum)((noise(2), noise(3)))),
-    (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),
+    (DTypeError, "one tree of inputs", lambda: ml.batch(sum)(noise(2), [ONE])),  # type: ignore[arg-type]
     (ShapeError, "a list has an input", lambda: ml.batch(sum)((ONE, ONE))),
     (AttributeRefused, "leave count out", lambda: ml.batch(ml.abs)([ONE], 1)),
     (OperandValueError, "as many as 3 lanes", lambda: ml.batch(ml.abs)(noise(2), 3)),
@@ -443,3 +443,17 @@ def test_code_of_anybody_reaches_no_memory_but_its_own(steps: Any, text: str) ->
     else:
         vm.launch(program, (y, count, x))
         assert vm.read(y).tolist() == [7, 8]
+
+
+def test_a_result_may_be_a_tensor_from_outside() -> None:
+    weight, rows = noise(2), [noise(2) for _ in range(3)]
+
+    def total(w: ml.Tensor) -> ml.Tensor:
+        parts = ml.batch(lambda x: (w, w * x))(rows)
+        return ml.sum(ml.stack([ml.sum(y) + ml.sum(z) for y, z in parts]))
+
+    made = ml.batch(lambda x: (weight, x, ml.reshape(weight, (2, 1))))(rows)
+    assert equal(made, [(weight, x, ml.reshape(weight, (2, 1))) for x in rows])
+    expected = 3.0 + np.sum([x.numpy() for x in rows], axis=0)
+    for gradient in (ml.grad(total), ml.capture(ml.grad(total))):
+        np.testing.assert_allclose(gradient(weight).numpy(), expected, rtol=1e-5)

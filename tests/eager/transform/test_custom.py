@@ -217,3 +217,31 @@ def test_a_rule_that_closes_over_what_is_transformed() -> None:
         refuses(GradientError, "from outside that is differentiated", ml.jvp, fn, (w,), (w,))
     lanes = ml.vmap(lambda w: ml.grad(lambda x: ml.sum(scaled(w, True)(x)))(X))
     assert lanes(w[None]).tolist() == [[2.0, 2.0, 2.0]]
+
+
+def test_what_a_rule_updates_is_its_own() -> None:
+    back: Any = ml.custom_vjp(lambda x: x * 2.0)
+
+    def bwd(kept: Tensor, g: Tensor) -> tuple[Tensor]:
+        kept *= 0.0
+        g *= 3.0
+        return (g,)
+
+    back.defvjp(lambda x: (x * 2.0, x), bwd)
+    forth: Any = ml.custom_jvp(lambda x: x * 2.0)
+
+    @forth.defjvp  # type: ignore[untyped-decorator]
+    def rule(xs: tuple[Tensor], ts: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+        (x,), (t,) = xs, ts
+        x *= 2.0
+        t *= 3.0
+        return x, t
+
+    x, v = ml.copy(X), ml.ones(3, dtype=ml.float64)
+    for fn in (back, forth):
+        total = ml.grad(lambda x, fn=fn: ml.sum(fn(x) + x))
+        for made in (total(x), ml.capture(total)(x), ml.vmap(total)(x[None])[0]):
+            assert made.tolist() == [4.0, 4.0, 4.0]
+    value, tangent = ml.jvp(lambda x: forth(x) + x, (x,), (v,))
+    assert (value.tolist(), tangent.tolist()) == ((X * 3.0).tolist(), [4.0, 4.0, 4.0])
+    assert (x.tolist(), v.tolist()) == (X.tolist(), [1.0, 1.0, 1.0])

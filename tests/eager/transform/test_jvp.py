@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -310,3 +311,32 @@ def test_a_holomorphic_jacobian_has_complex_derivatives() -> None:
     refuses(
         DTypeError, "an argument is a real float, not i64", ml.jacfwd(lambda n: n), ml.arange(2)
     )
+
+
+def test_a_tangent_of_a_result_is_none_of_an_argument() -> None:
+    for fn in (lambda x: x, lambda x: ml.cond(ml.sum(x) > 0.0, lambda x: x, ml.exp, x)):
+        v = ml.copy(V)
+        tangent = ml.jvp(fn, (X,), (v,))[1]
+        tangent *= 2.0
+        assert (v.tolist(), tangent.tolist()) == (V.tolist(), (V * 2.0).tolist())
+
+
+@cases("way", ["op", "loop", "branch", "function"])
+def test_linearize_is_of_the_values_that_there_were(way: str) -> None:
+    def run(w: Tensor, y: Tensor) -> Any:
+        if way == "loop":
+            return ml.fori_loop(0, 1, lambda i, y: y * y * w, y)
+        if way == "branch":
+            return ml.cond(ml.sum(y) > 0.0, lambda y: y * y * w, ml.exp, y)
+        return ml.function(lambda y: y * y * w)(y) if way == "function" else y * y * w
+
+    def after(w: Tensor) -> Tensor:
+        w, x = w * 1.0, ml.copy(X)
+        forward = ml.linearize(partial(run, w), x)[1]
+        w *= 2.0
+        x *= 3.0
+        return forward(V)  # type: ignore[no-any-return]
+
+    w = ml.ones(3, dtype=ml.float64)
+    for made in (after(w), ml.capture(after)(w), ml.grad(lambda w: ml.sum(after(w)))(w)):
+        np.testing.assert_allclose(made.numpy(), (X * V * 2.0).numpy())

@@ -469,3 +469,9 @@ def test_what_all_lanes_share_is_read_once() -> None:
 
 def _shared_and_own(x: Tensor, w: Tensor) -> Tensor:
     return ml.tanh((w @ w) @ x)
+
+
+def test_in_axes_that_are_none_are_refused() -> None:
+    for axes in (0.0, True, object(), {0}):
+        text = "in_axes has axes, as ints or None, in tuples, lists and dicts; not "
+        refuses(AttributeRefused, text, ml.vmap(ml.sin, in_axes=axes), ml.ones(2))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import ConnectionLost, MachineError, ShapeError
+from mlvm.core.errors import CallTimeout, ConnectionLost, MachineError, ShapeError
 from mlvm.core.program.encoding import Kind
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
@@ -23,6 +23,7 @@ from mlvm.machines.local import LocalVM
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, _Sent
 from mlvm.machines.remote.lease import LeasedStream, _after, _Kept
+from mlvm.machines.remote.server import _Client
 from mlvm.machines.remote.stream import Stream
 from tests.brief import refuses
 from tests.fuzz.remote import train
@@ -139,6 +140,67 @@ def test_who_says_goodbye_leaves_nothing_and_who_does_not_has_some_time(server: 
         time.sleep(0.1)
         assert server.status()["bytes"] == 1000
         vm.dealloc_storage(storage)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_who_was_silent_for_too_long_comes_again_at_once(kind: str) -> None:
+    certificate = CERTIFICATE if "tls" in kind else None
+    short = limits(idle_seconds=0.3, lease_seconds=30.0)
+    processes = 2 * ("processes" in kind)
+    served = Served(limits=short, processes=processes, certificate=certificate)
+    with served as server, client(server) as vm:
+        x = vm.alloc_tensor(F32X3)
+        vm.write(x, np.ones(3, np.float32))
+        vm.synchronize()
+        time.sleep(0.6)
+        begun = time.monotonic()
+        assert vm.read(x).tolist() == [1, 1, 1]
+        assert time.monotonic() - begun < 5
+
+
+def test_a_call_ends_in_time_though_its_connection_is_lost() -> None:
+    roomy = limits(launch_seconds=60.0, lease_seconds=20.0)
+    with Served(limits=roomy) as server, client(server, retry=3.0) as vm:
+        x = vm.alloc_tensor(F32X3)
+        vm.call_timeout = 0.5
+        begun = time.monotonic()
+        working = start(partial(vm.launch, FOR_EVER, max_steps=10**11))
+        wait_for(lambda: any(each["busy"] for each in server.status()["clients"]))
+        cut(vm)
+        with pytest.raises(CallTimeout):
+            working.result(PATIENCE)
+        assert time.monotonic() - begun < 2
+        vm.call_timeout = None
+        assert vm.read(x).tolist() == [0, 0, 0]
+
+
+def test_a_server_that_has_let_a_client_in_and_says_nothing_is_asked_again() -> None:
+    with Served(limits=limits(lease_seconds=20.0)) as server, client(server, retry=0.5) as vm:
+        ours, silent = socket.socketpair()
+        found = vm._stream._reconnect  # type: ignore[attr-defined]
+        places = [lambda left: ours, found]
+        vm._stream._reconnect = lambda left: places.pop(0)(left)  # type: ignore[attr-defined]
+        cut(vm)
+        assert start(vm.alloc_storage, 8).result(10) is not None
+        assert not places
+        assert ours.fileno() == -1
+        vm.dealloc_storage(next(iter(vm._live)))
+        silent.close()
+
+
+def test_who_has_ended_goes_on_with_no_connection() -> None:
+    for first in (True, False):
+        ours, theirs = socket.socketpair()
+        fresh, other = socket.socketpair()
+        ended = _Client("", ours, 20.0)
+        ended.leased = True
+        if first:
+            assert ended.go_on_with(fresh)
+        ended.end()
+        assert ended.go_on_with(other) is False
+        assert (fresh.fileno() == -1) == first
+        for each in (ours, theirs, fresh, other):
+            each.close()
 
 
 def test_a_lease_ends() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from typing import Any
 
@@ -11,10 +12,13 @@ import pytest
 from mlvm.core.errors import AccessRefused, LimitExceeded
 from mlvm.core.program.assembly import assemble
 from mlvm.machines.remote.client import RemoteVM
+from mlvm.machines.remote.connect import _Way
+from mlvm.machines.remote.handshake import Hello
 from mlvm.machines.remote.limits import Limits
 from mlvm.machines.remote.users import Accounts, niceness, own_secret, users_of
 from tests.brief import cases, refuses
 from tests.machines.remote.serving import FOR_EVER, Served, limits, wait_for
+from tests.threads import PATIENCE
 
 FILE = b"alice:the-secret-of-alice\n\n  bob:another-one-of-bobs \n"
 HALT = assemble(".func main 0 *\n    halt\n")
@@ -57,6 +61,37 @@ def test_each_user_proves_a_secret_of_its_own() -> None:
         refuses(AccessRefused, "the secret is another", of, server, "bob")
         server.vm(secret="carol:the-secret-of-carol")
         alices[0].synchronize()
+
+
+def test_a_users_lease_is_no_other_users() -> None:
+    with Served(secret=FILE, limits=limits(lease_seconds=20.0)) as server:
+        of(server, "alice", retry=5.0)
+        [lease] = server._clients.values()
+        way = _Way(str(server.address), users_of(FILE)["bob"], None, False)
+        for wants in ("resume", "interrupt"):
+            refuses(
+                AccessRefused, "no client has that key", way.open, Hello(wants, lease.key, "1"), 5
+            )
+
+
+def test_what_a_client_took_is_counted_once_though_it_goes_meanwhile() -> None:
+    with Served(limits=limits(user_launches=10**9)) as server:
+        vm, status, over = server.vm(), server.status, threading.Event()
+
+        def goes_meanwhile() -> dict[str, Any]:
+            seen = status()
+            if seen["clients"] and threading.current_thread().name == "mlvm quotas":
+                vm.close()
+                wait_for(lambda: not status()["clients"])
+                over.set()
+            return seen
+
+        vm.launch(HALT)
+        vm.synchronize()
+        server.status = goes_meanwhile  # type: ignore[method-assign]
+        assert over.wait(PATIENCE)
+        wait_for(lambda: not server._accounts._seen)
+        assert server._accounts._users[""].last_hour(time.monotonic())[0] == 1
 
 
 def test_a_users_second_process_gets_half_of_the_firsts_share() -> None:
