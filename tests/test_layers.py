@@ -64,7 +64,7 @@ BUDGET = {
     "mlvm/core": 5_840,
     "mlvm/machines": 2_950,
     "mlvm/machines/native": 2_040,
-    "mlvm/machines/remote": 3_900,
+    "mlvm/machines/remote": 3_910,
     "mlvm/arena": 1_130,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,

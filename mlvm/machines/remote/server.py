@@ -50,6 +50,7 @@ _QUOTAS: Final = "user_bytes", "user_launches", "user_seconds"
 _MAKING: Final = "alloc_tensor", "alloc_storage", "load_program", "launch", "write"
 _LOOK_AT_QUOTAS: Final = 0.5  # seconds between two looks
 
+_LAST_WORDS: Final = 0.2  # seconds after which a process that has ended is known to have
 _INTERRUPTED: Final = "the client has ended this launch"
 
 _MOST_OBJECTS: Final = 1 << 26
@@ -446,7 +447,13 @@ class Server:
         """Have the process serve the client, and wait till it has."""
         facts = {"peer": client.peer, "name": client.name, "leased": client.leased}
         _pass_on(client.socket, lambda sock: process.begin(client.number, sock, facts))
+        # What the process said last has gone. If it is there still, it waits for the client, who is
+        # to hear that; if not, the client is told why.
+        hears = threading.Timer(_LAST_WORDS, _shut, (client.socket, socket.SHUT_WR))
+        if isinstance(client.socket, ssl.SSLSocket):
+            hears.start()
         client.launches, client.seconds, ended = process.wait(client.number)
+        hears.cancel()
         if ended is not None:
             self._log.event("disconnected", client=client.number, reason=ended, left=0)
             client.socket.settimeout(self._limits.send_seconds)
@@ -461,6 +468,8 @@ class Server:
         elif found.process is not None:
             process = found.process
             _pass_on(sock, lambda given: process.tell("resume", given, client=client))
+            if isinstance(sock, ssl.SSLSocket):
+                _shut(sock, socket.SHUT_WR)
 
     def lend(
         self, sock: socket.socket, vm: BoundedVM, client: int, peer: str, name: str, leased: bool
@@ -865,7 +874,6 @@ def _pass_on(sock: socket.socket, hand: Callable[[socket.socket], object]) -> No
             hand(theirs)
         with contextlib.suppress(ValueError):  # another connection has taken the place of this
             relay(sock, ours)
-            _shut(sock, socket.SHUT_WR)  # what the process said last has gone
 
 
 def _thread(does: str, target: Callable[..., None], *args: object) -> threading.Thread:

@@ -244,6 +244,7 @@ def test_the_way_back_and_pure_products_tell_nothing() -> None:
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
 @pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.local(reason="calls of this process's kernels are counted")
 def test_a_mixed_product_is_that_of_f64(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlvm.machines.native.kernels")
     ran: list[str] = []
