@@ -73,9 +73,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; put VMs where the options say."""
     config.addinivalue_line("markers", "local(reason): needs a VM of this process")
-    # A fifth of hypothesis' examples: the suite is to take five minutes on two cores. Elsewhere
+    # An eighth of hypothesis' examples: the suite is to take five minutes on two cores. Elsewhere
     # the calls are to be seen once more, not all that they may be called with.
-    examples = 4 if _is_elsewhere(config) else 20
+    examples = 4 if _is_elsewhere(config) else 12
     settings.register_profile("untimed", deadline=None, max_examples=examples)
     settings.load_profile("untimed")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
