@@ -245,8 +245,7 @@ def collecting(
         numbers = among(asked, args)
         session = _Session([args[i] for i in numbers], where)
         try:
-            watched = dict(zip(numbers, session.arguments, strict=True))
-            given = [watched.get(i, arg) for i, arg in enumerate(args)]
+            given = with_given(args, numbers, session.arguments)
             result = session.run(fn, *given, **kwargs)
             value = _scalar(result, has_aux, holomorphic)
             if holomorphic:
@@ -436,6 +435,12 @@ def among(numbers: tuple[int, ...], args: Sequence[Any]) -> tuple[int, ...]:
     if len(set(found)) < len(found):
         raise GradientError(f"argnums names an argument twice: {numbers}")
     return found
+
+
+def with_given(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> list[Any]:
+    """The arguments, with these in place of those of the numbers."""
+    found = dict(zip(numbers, given, strict=True))
+    return [found.get(i, arg) for i, arg in enumerate(args)]
 
 
 def as_pair(result: object) -> tuple[Any, Any]:

@@ -16,7 +16,7 @@ from mlvm.core.errors import HandleError, OpError
 from mlvm.core.op import OPS, Attributes, Op
 from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
-from mlvm.eager.tensor.context import current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import current_arena, current_tape, lifted
 from mlvm.eager.tensor.number import plain
 from mlvm.eager.tensor.precision import warn_of_mixed
 from mlvm.eager.tensor.reading import explain, launch_for_values
@@ -111,9 +111,7 @@ def apply_in_python(call: OneOp, *operands: Tensor) -> Tensor:
     Raises an `OpError` for operands the op refuses, `StaleTensor` for one that has ended,
     `ArenaOverflow` when the result does not fit; nothing is allocated or recorded then.
     """
-    on = current_capture.get()
-    if on is not None and on.outer:
-        operands = on.lifted(operands)
+    operands = lifted(operands)
     pair = len(operands) == 2  # spelled out for speed, here and below
     if pair:
         x, y = operands
@@ -183,9 +181,7 @@ COPY: Final = one_op("copy")
 
 def alias(call: OneOp, x: Tensor, type: TensorType) -> Tensor:
     """The bytes of `x` under another type, recorded as the op `call`; nothing is copied."""
-    on = current_capture.get()
-    if on is not None and on.outer:
-        [x] = on.lifted((x,))
+    [x] = lifted((x,))
     out = x.arena.view(x, type, Tensor)
     out.tape = None
     tape = current_tape.get()

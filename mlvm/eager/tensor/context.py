@@ -85,6 +85,12 @@ def _make_default_vm() -> VMProtocol:
     return LocalVM("default", threads=default_threads())
 
 
+def lifted(xs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The tensors, or what the function that is recorded uses in their place."""
+    on = current_capture.get()
+    return xs if on is None or not on.outer else on.lifted(xs)
+
+
 _lock = new_lock()
 _made: list[VMProtocol] = []  # the VM of this process, once it is needed
 _in_use: ContextVar[tuple[VMProtocol, ...]] = ContextVar("in_use", default=())
@@ -162,10 +168,12 @@ def default_arena() -> Arena:
     >>> ml.default_arena().name
     'default'
     """
+    found = _in_use.get() or _made
+    if found and found[-1] is _default.vm:  # as `default_vm` says, sooner
+        return _default.arena
     vm = default_vm()
-    if _default.vm is not vm:
-        _default.arena = vm.attached(_Arenas).arena
-        _default.vm = vm
+    _default.arena = vm.attached(_Arenas).arena
+    _default.vm = vm
     return _default.arena
 
 

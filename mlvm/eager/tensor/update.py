@@ -8,7 +8,7 @@ from mlvm.arena.arena import STALE, Allocation, Arena, exchange
 from mlvm.core.errors import DTypeError, HandleError, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import COPY, OneOp, apply
-from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape
+from mlvm.eager.tensor.context import Tape, current_arena, current_capture, current_tape, lifted
 from mlvm.eager.tensor.reading import explain
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -25,9 +25,7 @@ def apply_into(out: Tensor, call: OneOp, *operands: Tensor) -> Tensor:
 
     Raises `ShapeError` or `DTypeError` for a result of another type, and what `apply` raises.
     """
-    on = current_capture.get()
-    if on is not None and on.outer:
-        operands = on.lifted(operands)
+    operands = lifted(operands)
     types = tuple([x.type for x in operands])
     type = call.types[types] if types in call.types else call.infer(types)
     if type is not out.type:
@@ -103,9 +101,7 @@ def make_exclusive(x: Allocation) -> None:
 
 def overwrite(out: Tensor, call: OneOp, *operands: Tensor) -> None:
     """`apply_into` for a result whose type fits, over bytes that nobody else needs."""
-    on = current_capture.get()
-    if on is not None and on.outer:
-        operands = on.lifted(operands)
+    operands = lifted(operands)
     used = (out, *operands)
     if len(used) not in call.into:
         call.infer(tuple([x.type for x in operands]))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlvm.core.errors import DTypeError
 from mlvm.core.types import TensorType
-from mlvm.eager.autodiff.grad import among, as_argnums, as_pair, grad, vjp
+from mlvm.eager.autodiff.grad import among, as_argnums, grad, vjp, with_given
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.shapes import moveaxis, reshape, split
 from mlvm.eager.tensor import primitives as op
@@ -69,8 +69,7 @@ def jacfwd(
         numbers = among(asked, args)
 
         def of(*given: Any) -> Any:
-            found = dict(zip(numbers, given, strict=True))
-            return fn(*[found.get(i, arg) for i, arg in enumerate(args)], **kwargs)
+            return fn(*with_given(args, numbers, given), **kwargs)
 
         made = Traced(of, [args[i] for i in numbers], "jacfwd", has_aux)
         types = [x.type for x in made.xs]
@@ -124,9 +123,8 @@ def jacrev(
         numbers = among(asked, args)
 
         def of(*given: Any) -> Any:
-            found = dict(zip(numbers, given, strict=True))
-            result = fn(*[found.get(i, arg) for i, arg in enumerate(args)], **kwargs)
-            return as_pair(result) if has_aux else (result, None)
+            result = fn(*with_given(args, numbers, given), **kwargs)
+            return result if has_aux else (result, None)
 
         value, pull, aux = vjp(of, *[args[i] for i in numbers], has_aux=True)
         ys, structure = flatten(value)
