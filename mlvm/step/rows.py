@@ -92,22 +92,22 @@ def _same(name: str, lane: Lane) -> Made:
 
 
 def _along(name: str, lane: Lane) -> Made:
-    """An op along an axis of its first operand."""
-    axis = lane.attributes["axis"]
+    """An op along an axis of its first operand, or several."""
+    key, rank = "axes" if "axes" in lane.attributes else "axis", lane.types[0].ndim
+    axis = lane.attributes[key]
     if axis is None:
         return None
-    return name, lane.given(axis=normalize_axis(axis, lane.types[0].ndim) + 1), lane.all_rows()
+    axes = axis if isinstance(axis, tuple) else (axis,)
+    behind = tuple([normalize_axis(i, rank) + 1 for i in axes])
+    changed = lane.given(**{key: behind if isinstance(axis, tuple) else behind[0]})
+    return name, changed, lane.all_rows()
 
 
-def _reduced(name: str, lane: Lane) -> Made:
-    axis, rank = lane.attributes["axis"], lane.types[0].ndim
-    if axis is None:
-        axes = tuple(range(rank))
-    else:
-        axes = tuple(
-            [normalize_axis(a, rank) for a in (axis if isinstance(axis, tuple) else [axis])]
-        )
-    return name, lane.given(axis=tuple([a + 1 for a in axes])), lane.all_rows()
+def _along_all(name: str, lane: Lane) -> Made:
+    """`_along`, where no axis stands for all of them."""
+    if lane.attributes["axis"] is None:
+        lane = lane._replace(attributes=lane.given(axis=tuple(range(lane.types[0].ndim))))
+    return _along(name, lane)
 
 
 def _shaped(name: str, lane: Lane) -> Made:
@@ -123,9 +123,13 @@ def _full(name: str, lane: Lane) -> Made:
 
 def _sliced(name: str, lane: Lane) -> Made:
     """A slice, or something in the place of one."""
-    whole = {"start": 0, "step": 1, "length": lane.total, "shape": lane.total}
-    changed = {key: (whole[key], *value) for key, value in lane.attributes.items()}
-    return name, changed, lane.all_rows()
+    n = lane.total
+    whole = {"start": 0, "step": 1, "widths": (0, 0), "length": n, "shape": n}
+    changed = {
+        key: (whole[key], *value) if key in whole else value
+        for key, value in lane.attributes.items()
+    }
+    return name, changed, lane.all_rows(max([type.ndim for type in lane.types]))
 
 
 def _permuted(name: str, lane: Lane) -> Made:
@@ -142,18 +146,24 @@ def _taken(name: str, lane: Lane) -> Made:
     return (name, {"axis": 0}, lane.all_rows()) if axis == 0 else None
 
 
+def _each(names: str, rule: Callable[[str, Lane], Made]) -> Mapping[str, Any]:
+    return dict.fromkeys(names.split(), rule)
+
+
 _RULES: Final[Mapping[str, Callable[[str, Lane], Made]]] = {
     "matmul": _matmul,
-    **dict.fromkeys(("sum", "mean", "prod", "max", "min", "all", "any"), _reduced),
-    **dict.fromkeys(("logsumexp", "var"), _reduced),
-    **dict.fromkeys(("softmax", "log_softmax", "argmax", "argmin"), _along),
-    **dict.fromkeys(("cumulative_sum", "sort", "argsort"), _along),
-    "concat": _all_many(_along),
-    **dict.fromkeys(("reshape", "broadcast_to"), _shaped),
+    **_each("sum mean prod max min all any logsumexp var flip", _along_all),
+    **_each("softmax log_softmax argmax argmin cumulative_sum sort argsort roll", _along),
+    **_each("fft ifft rfft irfft", _along),
+    **_each("concat take_along_axis scatter_add_along_axis", _all_many(_along)),
+    **_each("reshape broadcast_to", _shaped),
     "full": _full,
-    **dict.fromkeys(("slice", "embed", "slice_add", "slice_set"), _all_many(_sliced)),
+    **_each("pad slice embed slice_add slice_set", _all_many(_sliced)),
     "permute_dims": _permuted,
     "take": _taken,
     "layer_norm": _first_many(_same),
-    **dict.fromkeys(("one_hot", "gelu", "gelu_vjp", "layer_norm_normalize"), _all_many(_same)),
+    **_each("one_hot gelu gelu_vjp layer_norm_normalize polygamma tril triu", _all_many(_same)),
+    **_each("softmax_cross_entropy softmax_cross_entropy_vjp sum_lanes", _all_many(_same)),
+    **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh", _all_many(_same)),
+    **_each("eig eigvals qr svd svdvals", _all_many(_same)),
 }

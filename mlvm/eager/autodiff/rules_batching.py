@@ -6,9 +6,8 @@ elementwise: those broadcast, once the axes behind the lanes are aligned. A rule
 the number of lanes and the operands, of which one at least has lanes, and makes a tensor with
 lanes. Most are one of a few kinds:
 
-    _along      the attribute `axis` counts one axis more
-    _trailing   the op takes any axes before those that it works on
-    _prefixed   attributes that list the axes list the lanes first
+    _rows       the same op again, with other attributes, as `ml.batch` runs it (`mlvm.step.rows`)
+    _flattened  so, or along all axes as one
     _images     lanes and images are one axis
 
 So one call serves all lanes. What a lane does not change is read once: `_product` makes one product
@@ -32,6 +31,7 @@ from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.step.rows import over_lanes
 
 
 class Lanes(NamedTuple):
@@ -52,10 +52,6 @@ class Lanes(NamedTuple):
 
 
 Rule: TypeAlias = Callable[..., Tensor]
-
-_LANES: Final[dict[str, Any]] = {"start": 0, "step": 1, "widths": (0, 0)}
-"""What a list of attributes has for the axis of the lanes, where it is not their number."""
-
 
 # --- operands ------------------------------------------------------------------------
 
@@ -109,27 +105,29 @@ def elementwise(call: OneOp, n: int, *xs: Lanes) -> Tensor:
     return apply(call, *[aligned(v, ndim) for v in xs])
 
 
-def _trailing(call: OneOp, n: int, *xs: Lanes) -> Tensor:
-    return apply(call, *[whole(v, n) for v in xs])
-
-
-def _along(call: OneOp, n: int, *xs: Lanes) -> Tensor:
-    ndim = xs[0].ndim
-    name = "axes" if "axes" in call.attributes else "axis"
-    axis: Any = call.attributes[name]
-    if axis is None:
-        axis = tuple(range(1, ndim + 1))
-    elif isinstance(axis, int):
-        axis = normalize_axis(axis, ndim) + 1
-    else:
-        axis = tuple([normalize_axis(i, ndim) + 1 for i in axis])
-    return _called(call, [whole(v, n) for v in xs], **{name: axis})
+def _rows(call: OneOp, n: int, *xs: Lanes) -> Tensor:
+    """One call of the same op, as `mlvm.step.rows` has it for these operands, or for operands that
+    all have lanes."""
+    types = [v.x.type.with_shape(v.shape) for v in xs]
+    which = [v.batched for v in xs]
+    made = over_lanes(call.op, call.attributes, types, which, n)
+    if made is None:
+        which = [True] * len(xs)
+        made = over_lanes(call.op, call.attributes, types, which, n)
+        assert made is not None  # the table is for ops that have such a rule
+    name, attributes, seen = made
+    given = [whole(v, n) if many else v.x for v, many in zip(xs, which, strict=True)]
+    operands = [
+        x if x.shape == type.shape else reshape(x, type.shape)
+        for x, type in zip(given, seen, strict=True)
+    ]
+    return apply(one_op(name, **attributes), *operands)
 
 
 def _flattened(call: OneOp, n: int, x: Lanes) -> Tensor:
     """`_along`, where no axis stands for all of them in row-major order."""
     if call.attributes["axis"] is not None:
-        return _along(call, n, x)
+        return _rows(call, n, x)
     rows = reshape(x.x, (n, math.prod(x.shape)))
     made = _called(call, [rows], axis=1)
     if made.shape == rows.shape:
@@ -138,32 +136,12 @@ def _flattened(call: OneOp, n: int, x: Lanes) -> Tensor:
     return reshape(made, (n, *[1] * x.ndim)) if keepdims else made
 
 
-def _prefixed(call: OneOp, n: int, *xs: Lanes) -> Tensor:
-    ndim = max([v.ndim for v in xs])
-    lists = {k: a for k, a in call.attributes.items() if isinstance(a, tuple)}
-    others = {name: (_LANES.get(name, n), *items) for name, items in lists.items()}
-    return _called(call, [aligned(Lanes(whole(v, n), True), ndim) for v in xs], **others)
-
-
 def _images(call: OneOp, n: int, x: Lanes) -> Tensor:
     others = {}
     if "shape" in call.attributes:
         count, *image = call.attributes["shape"]
         others["shape"] = (n * count, *image)
     return _parted(_called(call, [_joined(x.x)], **others), n)
-
-
-# --- layout --------------------------------------------------------------------------
-
-
-def _broadcast_to(call: OneOp, n: int, x: Lanes) -> Tensor:
-    shape = call.attributes["shape"]
-    return broadcast_to(aligned(x, len(shape)), (n, *shape))
-
-
-def _permute_dims(call: OneOp, n: int, x: Lanes) -> Tensor:
-    axes = [normalize_axis(i, x.ndim) + 1 for i in call.attributes["axes"]]
-    return permute_dims(x.x, (0, *axes))
 
 
 # --- products ------------------------------------------------------------------------
@@ -414,45 +392,40 @@ def _each(names: str, rule: Rule) -> dict[str, Rule]:
 
 BATCHING: Final[dict[str, Rule]] = {
     # --- reduction ---
-    **_each("sum mean prod var logsumexp max min all any", _along),
+    **_each("sum mean prod var logsumexp max min all any", _rows),
     **_each("argmax argmin cumulative_sum", _flattened),
     # --- linalg ---
     "matmul": _matmul,
     "batch_contract": _batch_contract,
     # --- decompositions ---
-    **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _trailing),
-    **_each("qr svd svdvals", _trailing),
+    **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),
+    **_each("qr svd svdvals", _rows),
     **_each("solve solve_triangular", _solve),
     "pinv": _pinv,
     # --- fft ---
-    **_each("fft ifft rfft irfft", _along),
+    **_each("fft ifft rfft irfft", _rows),
     # --- lanes ---
-    "sum_lanes": elementwise,
+    "sum_lanes": _rows,
     "gather_lanes": _gather_lanes,
     # --- layout ---
-    **_each("reshape pad slice embed slice_add slice_set", _prefixed),
-    **_each("concat flip sort argsort", _along),
-    **_each("tril triu", _trailing),
-    "broadcast_to": _broadcast_to,
-    "permute_dims": _permute_dims,
+    **_each("reshape broadcast_to permute_dims concat pad slice embed slice_add slice_set", _rows),
+    **_each("flip sort argsort tril triu", _rows),
     "roll": _flattened,
     # --- creation ---
-    "full": _broadcast_to,
+    "full": _rows,
     # --- indexing ---
     "take": _take,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
     "index_set": _index_set,
-    **_each("take_along_axis scatter_add_along_axis", _along),
-    "one_hot": _trailing,
+    **_each("take_along_axis scatter_add_along_axis", _rows),
+    "one_hot": _rows,
     "dynamic_update": _dynamic_update,
     "mask_scatter": _mask_scatter,
     "mask_set": _mask_set,
     # --- neural ---
-    **_each("gelu polygamma", elementwise),
-    **_each("gelu_vjp softmax_cross_entropy softmax_cross_entropy_vjp", _trailing),
-    "layer_norm_normalize": _trailing,
-    **_each("softmax log_softmax", _along),
+    **_each("gelu gelu_vjp polygamma softmax_cross_entropy softmax_cross_entropy_vjp", _rows),
+    **_each("layer_norm_normalize softmax log_softmax", _rows),
     "dropout": _dropout,
     "layer_norm": _layer_norm,
     "layer_norm_vjp": _layer_norm_vjp,
