@@ -68,7 +68,7 @@ BUDGET = {
     "mlvm/arena": 1_130,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
-    "mlvm/step": 1_980,
+    "mlvm/step": 1_970,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 810,
     "mlvm/eager/tensor": 1_550,
@@ -86,7 +86,7 @@ BUDGET = {
     "mlvm": 400,
     "models": 2_980,
     "bench": 3_530,
-    "tests": 63_710,
+    "tests": 63_700,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -63,31 +63,20 @@ def lanes_of(
     if text is None:
         if len(_written) >= _MOST_WRITTEN:
             del _written[next(iter(_written))]
-        text = _text(main, procedures, results, shared, sums, policy)
+        writer = _Writer(shared, sums, policy)
+        last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
+        wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
+        calls = without_dead_calls(Flow(main.block.calls, wanted))
+        returned = writer.procedure(main, calls, results)
+        for each in procedures:
+            writer.procedure(each, without_dead_calls_in(each.block).calls)
+        text = writer.text(main, returned)
     _written[key] = text  # the last one used is the last
     return text
 
 
 _MOST_WRITTEN: Final = 256
 _written: Final[dict[Any, str]] = {}  # by how the functions are spelled
-
-
-def _text(
-    main: Procedure,
-    procedures: Sequence[Procedure],
-    results: Sequence[Use],
-    shared: Sequence[Use],
-    sums: Mapping[Home, int],
-    policy: FusionPolicy,
-) -> str:
-    writer = _Writer(shared, sums, policy)
-    last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
-    wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
-    calls = without_dead_calls(Flow(main.block.calls, wanted))
-    returned = writer.procedure(main, calls, results)
-    for each in procedures:
-        writer.procedure(each, without_dead_calls_in(each.block).calls)
-    return writer.text(main, returned)
 
 
 def _spelled(

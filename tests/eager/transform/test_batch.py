@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from bench.dynamic_sizes import random_tree
 from mlvm.core.errors import (
     AttributeRefused,
     CaptureError,
@@ -48,18 +49,7 @@ def equal(xs: Any, ys: Any) -> bool:
 
 def tree(leaves: int) -> ml.Tensor:
     """Nodes i64[2 leaves - 1, 3] of a random tree, as `TreeLstm` takes them."""
-    rows: list[list[int]] = []
-
-    def add(first: int, last: int) -> int:
-        here = len(rows)
-        rows.append([first, -1, -1])
-        if last - first > 1:
-            middle = int(RANDOM.integers(first + 1, last))
-            rows[here] = [0, add(first, middle), add(middle, last)]
-        return here
-
-    add(0, leaves)
-    return ml.asarray(np.array(rows, np.int64))
+    return ml.asarray(random_tree(leaves, RANDOM))
 
 
 @ml.function
