@@ -148,7 +148,7 @@ class use:
 class _Default(threading.local):
     """A thread's own arena on the default VM: an arena serves one thread at a time."""
 
-    vm: VMProtocol | None = None
+    chosen: tuple[VMProtocol, ...] | None = None  # what was in use then
     arena: Arena
 
 
@@ -168,12 +168,10 @@ def default_arena() -> Arena:
     >>> ml.default_arena().name
     'default'
     """
-    found = _in_use.get() or _made
-    if found and found[-1] is _default.vm:  # as `default_vm` says, sooner
-        return _default.arena
-    vm = default_vm()
-    _default.arena = vm.attached(_Arenas).arena
-    _default.vm = vm
+    chosen = _in_use.get()
+    if _default.chosen is not chosen:
+        _default.arena = default_vm().attached(_Arenas).arena
+        _default.chosen = chosen
     return _default.arena
 
 
