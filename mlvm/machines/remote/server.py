@@ -814,7 +814,9 @@ class _BoundedSession(Session):
 
     def handle(self, kind: Kind, reader: Received) -> Sequence[Buffer] | None:
         if (self.last or self.refusal) and kind is not Kind.call:
-            refusal = _INTERRUPTED if self.is_interrupted() else self.refusal
+            refusal = self.refusal
+            if kind is Kind.launch and self.is_interrupted():
+                refusal = _INTERRUPTED
             if refusal is not None:
                 self._posts += 1  # as this message is one
                 self._fail(LimitExceeded(refusal))

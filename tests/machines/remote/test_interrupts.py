@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mlvm.core.errors import ConnectionLost, HandleError
+from mlvm.core.errors import ConnectionLost, HandleError, LimitExceeded
 from mlvm.core.program.program import Program
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.machines.remote.client import RemoteVM, new_outbox
@@ -83,6 +83,20 @@ def test_an_error_of_a_post_outlives_an_interrupt_of_the_call_that_waits_for_it(
         vm.launch(ADD, [y, x, x])
         refuses(HandleError, str(10**9), vm.read, x)
         assert vm.read(x).tolist() == [0, 0, 0]
+
+
+def test_an_interrupt_ends_launches_and_no_other_post() -> None:
+    with Served() as server, server.vm() as vm:
+        x, y = vm.alloc_tensor(F32X3), vm.alloc_tensor(F32X3)
+        assert vm._interrupt is not None
+        vm._interrupt(100)  # before what it is about, as it comes by a connection of its own
+        vm.write(y, np.ones(3, np.float32))
+        vm._live.add(10**9)
+        vm.dealloc_tensor(10**9)  # which is not there
+        refuses(HandleError, str(10**9), vm.read, x)
+        vm.launch(ADD, [x, y, y])
+        refuses(LimitExceeded, "the client has ended this launch", vm.read, y)
+        assert vm.read(y).tolist() == [1, 1, 1]
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="collects between two bytecodes only")
