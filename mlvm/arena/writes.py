@@ -143,7 +143,7 @@ def _written_in(function: Function, program: Program) -> set[int]:
                 stack.append({i})
             case Opcode.push_str, (str() as name,):
                 stack.append(name)
-            case (Opcode.push_int | Opcode.push_const), _:
+            case ((Opcode.push_int | Opcode.push_const), _):
                 stack.append(set())
             case Opcode.load_global, _:
                 popped(1)

@@ -141,9 +141,7 @@ def _closure(values: Iterable[Value], maker: dict[Value, _Made]) -> set[Value]:
     return needed
 
 
-def _without(
-    calls: Sequence[Call], maker: dict[Value, _Made], kept: Iterable[Value]
-) -> list[Call]:
+def _without(calls: Sequence[Call], maker: dict[Value, _Made], kept: Iterable[Value]) -> list[Call]:
     """The calls without those whose results are kept, or that nobody else needs any more."""
     ahead = set(kept)
     alive: set[Value] = set()
