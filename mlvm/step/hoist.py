@@ -90,7 +90,8 @@ def _pure(flow: Flow, hoist: Hoist) -> dict[Value, _Made]:
     for call in every:
         if call.op is None or call.again or call.guards:
             continue
-        if id(call) not in outermost and not (call.op.copies_only or call.op.elementwise):
+        moves = call.op.copies_only and len(call.ins) == 1
+        if id(call) not in outermost and not (moves or call.op.elementwise):
             continue
         [out], read = call.outs, list(map(states_of, call.ins))
         if out.value.home is None and out.value not in results and None not in read:
