@@ -16,18 +16,10 @@ import numpy as np
 from mlvm.core.op import Attributes
 from mlvm.core.rules import common_dtype
 from mlvm.core.types import DType, TensorType, bool_, f32, f64, i32, i64
+from mlvm.onnx.arrays import NAMES
 
 OPSET: Final = 20
 """The version of ONNX's ops that files are written for (https://onnx.ai/onnx/operators)."""
-
-NAMES: Final = {
-    DType.named(name): number
-    for number, name in enumerate(
-        "f32 u8 i8 u16 i16 i32 i64 - bool f16 f64 u32 u64 - - bf16".split(), 1
-    )
-    if name != "-"
-}
-"""The number of each dtype that files are written with, in `TensorProto.DataType`."""
 
 BODIES: Final[dict[str, Callable[[Body], str]]] = {}
 """By the name of the language's op."""
@@ -191,8 +183,7 @@ for _name, _op in (
 ):
 
     def _compared(b: Body, op: str = _op) -> str:
-        dtype = common_dtype(b.types)
-        return str(b(op, *b.operands(i32 if dtype is bool_ and op != "Equal" else dtype)))
+        return str(b(op, *b.operands(common_dtype(b.types))))
 
     BODIES[_name] = _compared
 

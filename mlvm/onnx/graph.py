@@ -10,6 +10,7 @@ import numpy as np
 from mlvm.core.errors import MlvmError, ModelError
 from mlvm.core.types import Array
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
+from mlvm.onnx.own import DOMAIN, own_op
 from mlvm.onnx.table import TABLE, Op, call
 from mlvm.onnx.values import Value, Weight, are_known
 from mlvm.onnx.wire import Message
@@ -238,6 +239,11 @@ class Builder:
                 if name and name in defined:
                     raise ModelError(f"{what} makes {name!r}, which there is before")
                 defined.add(name)
+            own = own_op(message)
+            if own is not None:
+                inputs, outputs = list(message.input), list(message.output)
+                yield Node(message.name, f"{DOMAIN}.{message.op_type}", own, 1, inputs, outputs, {})
+                continue
             body = self.functions.get((message.domain, message.op_type))
             if body is not None:
                 if depth > 50:

@@ -21,7 +21,7 @@ Pair: 1 key str, 2 value str
 Graph: 1 node Node*, 2 name str, 5 initializer Tensor*, 10 doc_string str, 11 input Value*, 12
     output Value*, 13 value_info Value*, 15 sparse_initializer SparseTensor*
 Node: 1 input str*, 2 output str*, 3 name str, 4 op_type str, 5 attribute Attribute*, 6
-    doc_string str, 7 domain str, 8 overload str
+    doc_string str, 7 domain str, 8 overload str, 9 metadata_props Pair*
 Attribute: 1 name str, 2 f float, 3 i int, 4 s bytes, 5 t Tensor, 6 g Graph, 7 floats float*, 8
     ints int*, 9 strings bytes*, 10 tensors Tensor*, 11 graphs Graph*, 13 doc_string str, 14 tp
     Type, 15 type_protos Type*, 20 type int, 21 ref_attr_name str, 22 sparse_tensor

@@ -65,7 +65,7 @@ from mlvm.machines.remote.client import explaining
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
-from mlvm.step.flow import Flow, Home, Value
+from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
 from mlvm.step.saved import SavedStep
@@ -153,7 +153,7 @@ class _ChangingNumbers(NamedTuple):
     seen: set[int]
 
 
-class _RecordedCall(NamedTuple):
+class RecordedCall(NamedTuple):
     """What a call of a function did. `tree` is what it returned, with leaves for `results`.
     `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are the
     Python numbers that may be others in a later call, and `free` are their places."""
@@ -167,6 +167,12 @@ class _RecordedCall(NamedTuple):
     numbers: Numbers
     free: Sequence[int]
 
+    def named_results(self) -> list[tuple[str, Use]]:
+        """The tensors that it returned, by their paths in the tree."""
+        leaves = flatten(self.tree, ends=_at_leaves)[0]
+        found = [(path, self.results[leaf.number], leaf.number) for path, leaf in leaves]  # type: ignore[attr-defined]
+        return [(path, Use(self.flow.results[n], result.type)) for path, result, n in found]
+
 
 class _KnownProgram:
     """The program for one signature, and what to launch it with."""
@@ -174,7 +180,7 @@ class _KnownProgram:
     def __init__(
         self,
         planned: Planned,
-        recorded: _RecordedCall,
+        recorded: RecordedCall,
         signature: Signature,
         hoisted: Hoisted | None = None,
     ) -> None:
@@ -819,7 +825,7 @@ def capture(
     return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
 
 
-def _hoist(recorded: _RecordedCall, vm: VMProtocol) -> Hoist | None:
+def _hoist(recorded: RecordedCall, vm: VMProtocol) -> Hoist | None:
     """What may be computed ahead: what depends on no number that each call copies in anew."""
     if getattr(vm, "shared", False):  # with others, whose writes nobody counts here
         return None
@@ -859,15 +865,8 @@ def measure(
         4032
     """
     recorder.refuse_captured("a function is measured")
-    captured = Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
+    recorded, _ = recorded_call(fn, args, kwargs)
     arena = current_arena()
-    while True:
-        signature, _ = captured._signature(arena.vm, args, kwargs)
-        try:
-            recorded = _recorded(fn, args, kwargs, arena, signature, ())
-            break
-        except recorder.MustMove as error:
-            make_exclusive(error.x)
     policy = policy_of(arena.vm)
     ahead = _hoist(recorded, arena.vm) if hoist else None
     plan = compile_flow(
@@ -876,9 +875,21 @@ def measure(
     return Measured(recorded.record.needed, plan)
 
 
+def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
+    """What a call of the function would do, and the signature of its arguments, as `measure` takes
+    them. Raises what `capture` raises."""
+    captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
+    while True:
+        signature, _ = captured._signature(arena.vm, args, kwargs)
+        try:
+            return _recorded(fn, args, kwargs, arena, signature, ()), signature
+        except recorder.MustMove as error:
+            make_exclusive(error.x)
+
+
 def _recorded(
     fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
-) -> _RecordedCall:
+) -> RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""
     prepare_constants(arena.vm)
@@ -927,7 +938,7 @@ def _recorded(
         around.put_back(failed=False)
         numbers.see_kept()
         flow = Flow(record.calls, outcome.values)
-        found = _RecordedCall(
+        found = RecordedCall(
             record, flow, tree, outcome.results, outcome.outputs, rebound, numbers, free
         )
         del outcome
@@ -1034,6 +1045,10 @@ def _listed(known: _KnownProgram) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = known.fields or [field for field, _ in known.rebound]
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
+
+
+def _at_leaves(part: Any) -> bool | None:
+    return isinstance(part, _Leaf) or (None if isinstance(part, (dict, list, tuple)) else False)
 
 
 def _at_arrays(part: Any) -> bool | None:
