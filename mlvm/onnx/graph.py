@@ -16,7 +16,6 @@ from mlvm.onnx.wire import Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
-_OLDEST: Final = 7
 _MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
 _DRAWS: Final = frozenset({"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout"} | {
     "RandomNormalLike", "RandomUniformLike"
@@ -166,8 +165,8 @@ class Builder:
         self._numbers: dict[str, int] = {}
         self._count = 0
         for domain, version in self.opsets.items():
-            if domain in _OURS and not _OLDEST <= version < _NEWEST:
-                raise ModelError(f"it is written for opset {version}; {_OLDEST} and later are read")
+            if domain in _OURS and not 1 <= version < _NEWEST:
+                raise ModelError(f"it is written for opset {version}, which there is not")
 
     def graph(self, message: Message, known: Mapping[str, Array], names: frozenset[str]) -> Graph:
         """A graph in which these arrays of the graph around it are known, and these names."""

@@ -192,13 +192,18 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
 def _asked(graph: Graph) -> frozenset[str]:
     """The names whose values lengths and shapes of the graph may depend on, or a branch."""
     found: set[str] = set()
-    for inner in reversed(graph.all()):
-        for node in reversed(inner.nodes):
-            host = node.op.host
-            every = bool(found & {*node.outputs}) and node.type not in ("Shape", "Size")
+
+    def look(graph: Graph) -> None:
+        for node in reversed(graph.nodes):
+            every = not found.isdisjoint(node.outputs) and node.type not in ("Shape", "Size")
+            for inner in node.graphs:
+                found.update(inner.outputs if every else ())
+                look(inner)
             for i, x in enumerate(node.inputs):
-                if type(x) is str and (every or i in host or node.graphs):
+                if type(x) is str and (every or i in node.op.host or node.graphs):
                     found.add(x)
+
+    look(graph)
     return frozenset(found)
 
 

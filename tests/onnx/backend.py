@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16).view([("bf16", np.uint16)])
-    if array.dtype.kind in "biufcOUS" and array.dtype.isbuiltin:
+    if array.dtype.kind in "biufcOUS" and array.dtype.isbuiltin == 1:
         return array
     name = array.dtype.name
     wide = np.float32 if "float" in name else np.uint8 if name.startswith("u") else np.int8
