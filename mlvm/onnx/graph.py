@@ -12,7 +12,7 @@ from mlvm.core.types import Array
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
 from mlvm.onnx.table import TABLE, Op, call
 from mlvm.onnx.values import Value, Weight, are_known
-from mlvm.onnx.wire import Message
+from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
@@ -386,11 +386,16 @@ def dense(sparse: Message, files: Files) -> Array:
     return found
 
 
+def _is_open(type: Message) -> bool:
+    """Whether nothing is said of a type."""
+    return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
+
+
 def kind_of(value: Message) -> Kind:
     """What is declared of a value."""
     type, container = value.type, ""
     for _ in range(8):
-        if type is None or type.tensor_type is not None:
+        if type is None or type.tensor_type is not None or _is_open(type):
             break
         if type.sequence_type is not None:
             type, container = type.sequence_type.elem_type, "sequence"
@@ -408,7 +413,7 @@ def kind_of(value: Message) -> Kind:
     shape = None
     if declared.shape is not None:
         shape = tuple(
-            x.dim_value if x.dim_value is not None else x.dim_param or None
+            x.dim_value if x.dim_value is not None and x.dim_value >= 0 else x.dim_param or None
             for x in declared.shape.dim
         )
     return Kind(container, declared.elem_type, shape)

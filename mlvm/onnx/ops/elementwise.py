@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.ops import half
 from mlvm.core.types import DType, bool_
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
@@ -241,7 +242,7 @@ def converted(at: Call, x: Any, number: int) -> Any:
     if number in INTEGERS:
         return wrapped(at.xp, x, number)
     if at.is_host and dtype.name == "bf16":
-        return ml.astype(ml.asarray(x), dtype)
+        return half.cast(np.asarray(x), dtype)
     x = at.xp.asarray(x)
     return x if DType.of(x.dtype) is dtype else at.xp.astype(x, _dtype(at, dtype.name))
 

@@ -13,7 +13,7 @@ from mlvm.core.types import DType
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, bounded, known, plain, tensor
+from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
 def positive(xp: Any, indices: Any, length: int) -> Any:
