@@ -13,11 +13,10 @@ from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
 from mlvm.onnx.own import DOMAIN, own_op
 from mlvm.onnx.table import TABLE, Op, call
 from mlvm.onnx.values import Value, Weight, are_known
-from mlvm.onnx.wire import Message
+from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
-_OLDEST: Final = 7
 _MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
 _DRAWS: Final = frozenset({"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout"} | {
     "RandomNormalLike", "RandomUniformLike"
@@ -167,8 +166,8 @@ class Builder:
         self._numbers: dict[str, int] = {}
         self._count = 0
         for domain, version in self.opsets.items():
-            if domain in _OURS and not _OLDEST <= version < _NEWEST:
-                raise ModelError(f"it is written for opset {version}; {_OLDEST} and later are read")
+            if domain in _OURS and not 1 <= version < _NEWEST:
+                raise ModelError(f"it is written for opset {version}, which there is not")
 
     def graph(self, message: Message, known: Mapping[str, Array], names: frozenset[str]) -> Graph:
         """A graph in which these arrays of the graph around it are known, and these names."""
@@ -393,11 +392,16 @@ def dense(sparse: Message, files: Files) -> Array:
     return found
 
 
+def _is_open(type: Message) -> bool:
+    """Whether nothing is said of a type."""
+    return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
+
+
 def kind_of(value: Message) -> Kind:
     """What is declared of a value."""
     type, container = value.type, ""
     for _ in range(8):
-        if type is None or type.tensor_type is not None:
+        if type is None or type.tensor_type is not None or _is_open(type):
             break
         if type.sequence_type is not None:
             type, container = type.sequence_type.elem_type, "sequence"
@@ -415,7 +419,7 @@ def kind_of(value: Message) -> Kind:
     shape = None
     if declared.shape is not None:
         shape = tuple(
-            x.dim_value if x.dim_value is not None else x.dim_param or None
+            x.dim_value if x.dim_value is not None and x.dim_value >= 0 else x.dim_param or None
             for x in declared.shape.dim
         )
     return Kind(container, declared.elem_type, shape)

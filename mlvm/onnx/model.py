@@ -43,7 +43,7 @@ class Model(ml.nn.Module):
     """
 
     def __init__(self, graph: Graph, arrays: Mapping[str, Any]) -> None:
-        self._graph = graph
+        self.graph = graph
         self.weights = {
             name: ml.asarray(x) for name, x in arrays.items() if DType.of(x.dtype).is_inexact
         }
@@ -56,20 +56,20 @@ class Model(ml.nn.Module):
     def asked(self) -> frozenset[str]:
         """The inputs that a shape, a length or a branch may depend on: give them as numbers to a
         captured function."""
-        return self._graph.asked & {*self._graph.inputs}
+        return self.graph.asked & {*self.graph.inputs}
 
     @property
     def inputs(self) -> dict[str, str]:
         """What the graph is called with: a type for each name, as `f32[N,3,224,224]`."""
-        return {name: _described(self._graph.kinds[name]) for name in self._graph.inputs}
+        return {name: _described(self.graph.kinds[name]) for name in self.graph.inputs}
 
     @property
     def outputs(self) -> dict[str, str]:
         """What the graph makes: a type for each name."""
-        return {name: _described(self._graph.kinds[name]) for name in self._graph.names}
+        return {name: _described(self.graph.kinds[name]) for name in self.graph.names}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graph = self._graph
+        graph = self.graph
         given = dict(zip(graph.inputs, args, strict=False))
         if len(args) > len(graph.inputs) or kwargs.keys() & given.keys():
             raise AttributeRefused(f"the inputs are {', '.join(graph.inputs)}").at("Model", ())
@@ -91,7 +91,7 @@ class Model(ml.nn.Module):
             return [self._operand(name, x, kind._replace(container="")) for x in value]
         if not isinstance(value, Tensor):
             value = self._array(name, value, kind)
-            if value.size > _FEW or name not in self._graph.asked:
+            if value.size > _FEW or name not in self.graph.asked:
                 value = ml.asarray(value)
         wanted = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not wanted:
@@ -192,13 +192,18 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
 def _asked(graph: Graph) -> frozenset[str]:
     """The names whose values lengths and shapes of the graph may depend on, or a branch."""
     found: set[str] = set()
-    for inner in reversed(graph.all()):
-        for node in reversed(inner.nodes):
-            host = node.op.host
-            every = bool(found & {*node.outputs}) and node.type not in ("Shape", "Size")
+
+    def look(graph: Graph) -> None:
+        for node in reversed(graph.nodes):
+            every = not found.isdisjoint(node.outputs) and node.type not in ("Shape", "Size")
+            for inner in node.graphs:
+                found.update(inner.outputs if every else ())
+                look(inner)
             for i, x in enumerate(node.inputs):
-                if type(x) is str and (every or i in host or node.graphs):
+                if type(x) is str and (every or i in node.op.host or node.graphs):
                     found.add(x)
+
+    look(graph)
     return frozenset(found)
 
 

@@ -88,12 +88,15 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     op: Op = node.op
     if op.kind == "raw":
         xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
-        return op.run(Call(node, xp, graph, scope), *operands)
+        made = op.run(Call(node, xp, graph, scope), *operands)
+        return np.asarray(made) if isinstance(made, np.generic) else made
     if op.host:
         operands = [
             known(plain(x), f"operand {i} of {node}") if i in op.host else x
             for i, x in enumerate(operands)
         ]
+    if node.opset < 7 and operands[1:]:
+        operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
     if op.kind != "tensors" and are_known(rest):
         with np.errstate(all="ignore"):
@@ -115,6 +118,19 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     )
 
 
+def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
+    """A second operand of fewer axes, put where opsets before 7 have it."""
+    x, y = operands[:2]
+    axis = node.attributes.get("axis") if "broadcast" in node.attributes else None
+    if node.type == "PRelu" and y.ndim == 1:
+        axis = 1
+    if axis is None or node.op.kind != "elementwise":
+        return operands
+    xp = np if are_known([y]) else ml
+    y = plain(y)
+    return [x, xp.reshape(y, (*y.shape, *[1] * (x.ndim - axis - y.ndim))), *operands[2:]]
+
+
 def _operand(x: Value) -> Value:
     """What stands beside tensors: a known scalar as a number, anything else as a tensor."""
     if not isinstance(x, np.ndarray):
@@ -124,5 +140,5 @@ def _operand(x: Value) -> Value:
 
 def _arrays(made: Any) -> Value:
     if isinstance(made, tuple):
-        return tuple(np.asarray(each) for each in made)
-    return made if isinstance(made, list) else np.asarray(made)
+        return tuple(_arrays(each) for each in made)
+    return np.asarray(made) if isinstance(made, np.generic) else made

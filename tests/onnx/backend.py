@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
 import pickle
 import tempfile
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,6 +15,8 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.onnx import load
 
+EXPECTED = Path(__file__).with_name("expected.toml")
+FROZEN = Path(__file__).with_name("frozen.npz")
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 
@@ -65,7 +69,10 @@ def _made() -> Iterator[tuple[Any, ...]]:
                 sets = []
                 for each in sorted(folder.glob("test_data_set_*")):
                     sides = []
-                    for side, declared in (("input", model.graph.input), ("output", model.graph.output)):
+                    for side, declared in (
+                        ("input", model.graph.input),
+                        ("output", model.graph.output),
+                    ):
                         count = len(list(each.glob(f"{side}_*.pb")))
                         sides.append(
                             [value(each / f"{side}_{i}.pb", declared[i].type) for i in range(count)]
@@ -93,7 +100,7 @@ def _plain(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.name == "bfloat16":
         return array.view(np.uint16).view([("bf16", np.uint16)])
-    if array.dtype.kind in "biufcOUS" and array.dtype.isbuiltin:
+    if array.dtype.kind in "biufcOUS" and array.dtype.isbuiltin == 1:
         return array
     name = array.dtype.name
     wide = np.float32 if "float" in name else np.uint8 if name.startswith("u") else np.int8
@@ -105,7 +112,13 @@ def run(case: Case, *, captured: bool) -> None:
     raises otherwise."""
     model = load(case.model)
     for inputs, outputs in case.sets:
-        given = dict(zip(model.inputs, (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs)), strict=False))
+        given = dict(
+            zip(
+                model.inputs,
+                (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs)),
+                strict=False,
+            )
+        )
         function = ml.capture(model) if captured else model
         made = function(**given)
         judge(made if isinstance(made, tuple) else (made,), outputs, case)
@@ -132,7 +145,11 @@ def judge(made: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
         elif wanted is None or y is None:
             assert y is None and (wanted is None), f"{y} is not {wanted}"
         else:
-            array = np.asarray(y) if not isinstance(y, ml.Tensor) or y.dtype != ml.bfloat16 else _bits(y)
+            array = (
+                np.asarray(y)
+                if not isinstance(y, ml.Tensor) or y.dtype != ml.bfloat16
+                else _bits(y)
+            )
             if wanted.dtype.names:
                 wanted = _wide(wanted)
             assert array.dtype == wanted.dtype, f"{array.dtype} is not {wanted.dtype}"
@@ -146,3 +163,63 @@ def _bits(y: Any) -> Any:
 
 def _wide(array: Any) -> Any:
     return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
+
+
+def expected(name: str, *, captured: bool) -> str | None:
+    """Why a case is expected to fail; None for one that is to pass."""
+    parts = tomllib.loads(EXPECTED.read_text())
+    reasons = {
+        pattern: reason
+        for part, own in parts.items()
+        if captured or part != "captured"
+        for pattern, reason in own.items()
+    }
+    fitting = [pattern for pattern in reasons if fnmatch.fnmatchcase(name, pattern)]
+    return reasons[max(fitting, key=len)] if fitting else None
+
+
+def freeze(cases: Sequence[Case]) -> None:
+    """Write the smallest case of each op to `frozen.npz`: arrays of numpy, and no pickles."""
+    chosen: dict[str, Case] = {}
+    for case in cases:
+        size = len(case.model) + sum(_nbytes(side) for each in case.sets for side in each)
+        arrays = all(isinstance(x, np.ndarray) for each in case.sets for side in each for x in side)
+        if size > 6_000 or not arrays or "_expanded" in case.name:
+            continue
+        if expected(case.name, captured=True):
+            continue
+        model = load(case.model)
+        for kind in {node.type for graph in model.graph.all() for node in graph.nodes}:
+            before = chosen.get(kind)
+            if before is None or size < len(before.model) + 1:
+                chosen[kind] = case
+    packed: dict[str, Any] = {}
+    for case in {case.name: case for case in chosen.values()}.values():
+        packed[f"{case.name}/model"] = np.frombuffer(case.model, np.uint8)
+        packed[f"{case.name}/near"] = np.array([case.rtol, case.atol])
+        for i, (inputs, outputs) in enumerate(case.sets):
+            for side, values in (("in", inputs), ("out", outputs)):
+                for j, value in enumerate(values):
+                    packed[f"{case.name}/{i}/{side}/{j}"] = value
+    np.savez_compressed(FROZEN, **packed)
+
+
+def frozen() -> dict[str, Case]:
+    """The cases of `frozen.npz` by name."""
+    found: dict[str, Case] = {}
+    with np.load(FROZEN) as file:
+        for key in file.files:
+            name, *rest = key.split("/")
+            if rest == ["model"]:
+                found[name] = Case(name, file[key].tobytes(), [], *file[f"{name}/near"].tolist())
+            elif len(rest) == 3:
+                i, side, _ = rest
+                sets = found[name].sets
+                if len(sets) <= int(i):
+                    sets.append(([], []))
+                sets[int(i)][side == "out"].append(file[key])
+    return found
+
+
+def _nbytes(values: Any) -> int:
+    return sum(x.nbytes for x in values if isinstance(x, np.ndarray))

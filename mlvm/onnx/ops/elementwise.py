@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import ModelError
+from mlvm.core.ops import half
 from mlvm.core.types import DType, bool_
 from mlvm.onnx.arrays import DTYPES, FLOATS, INTEGERS, dtype_of
 from mlvm.onnx.few import rounded, wrapped
@@ -19,7 +19,7 @@ _SAME: Final = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Flo
     Not:logical_not Round Sign Sin Sinh Sqrt Tan Tanh IsNaN:isnan BitwiseNot:bitwise_invert
     Add Sub:subtract Mul:multiply And:logical_and Or:logical_or Xor:logical_xor Equal:equal
     Greater:greater GreaterOrEqual:greater_equal Less:less LessOrEqual:less_equal
-    BitwiseAnd:bitwise_and BitwiseOr:bitwise_or BitwiseXor:bitwise_xor Where:where Reciprocal Relu
+    BitwiseAnd:bitwise_and BitwiseOr:bitwise_or BitwiseXor:bitwise_xor Where:where Reciprocal
     Sigmoid Mish Softsign:soft_sign"""
 """Ops that the standard or `mlvm.eager` has, and their names there."""
 
@@ -51,6 +51,11 @@ def div(at: Call, x: Any, y: Any) -> Any:
     is_cut = xp.not_equal(quotient * y, x)
     negative = xp.not_equal(xp.less(x, 0), xp.less(y, 0))
     return quotient + xp.astype(xp.logical_and(is_cut, negative), quotient.dtype)
+
+
+@op("Relu", "elementwise")
+def relu(at: Call, x: Any) -> Any:
+    return np.maximum(x, 0).astype(x.dtype) if at.is_host else ml.relu(x)
 
 
 @op("Mod", "elementwise")
@@ -237,7 +242,7 @@ def converted(at: Call, x: Any, number: int) -> Any:
     if number in INTEGERS:
         return wrapped(at.xp, x, number)
     if at.is_host and dtype.name == "bf16":
-        return ml.astype(ml.asarray(x), dtype)
+        return half.cast(np.asarray(x), dtype)
     x = at.xp.asarray(x)
     return x if DType.of(x.dtype) is dtype else at.xp.astype(x, _dtype(at, dtype.name))
 
@@ -247,8 +252,6 @@ def _dtype(at: Call, name: str) -> Any:
     return dtype.numpy if at.is_host else dtype
 
 
-@op("BitCast", "raw")
-def bit_cast(at: Call, x: Value) -> Value:
-    if not isinstance(x, np.ndarray):
-        raise ModelError("bits of tensors are not cast, only those of constants")
+@op("BitCast", host=[0])
+def bit_cast(at: Call, x: Any) -> Any:
     return x.view(dtype_of(at["to"], "it").numpy)

@@ -10,6 +10,7 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.types import Array
+from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Lying, Value, ints, inverse, tensor
@@ -366,7 +367,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
         shape[i], shape[axes + i] = line.shape
         places = places * whole[i] + line.reshape(shape)
     rows = ml.permute_dims(ml.reshape(x, (n * c, -1)), (1, 0))
-    total = ml.index_add(
+    total = primitives.index_add(
         ml.zeros((math.prod(whole), n * c), dtype=x.dtype),
         rows,
         ml.asarray(np.ravel(places)),

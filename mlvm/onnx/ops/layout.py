@@ -9,6 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.ops.half import widened
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
@@ -203,12 +204,12 @@ def eye_like(at: Call, x: Value) -> Value:
     return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
 
 
-@op("Pad", "raw", host=[1, 3])
-def pad(at: Call, x: Value, pads: Any = None, value: Value = None, axes: Any = None) -> Value:
+@op("Pad", "raw", host=[1, 2, 3])
+def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
     given = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
-    fill = at.get("value", 0.0) if value is None else plain(value)
+    fill = at.get("value", 0.0) if value is None else value
     if hasattr(fill, "shape"):
-        fill = np.asarray(fill).reshape(-1)[0].item() if np.size(fill) else 0.0
+        fill = np.ravel(widened(fill))[0].item() if fill.size else 0.0
     which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
     half = len(given) // 2
     widths = [(0, 0)] * x.ndim

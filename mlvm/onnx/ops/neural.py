@@ -285,17 +285,12 @@ def max_unpool(at: Call, x: Value, places: Value, shape: Any = None) -> Value:
     ]
     whole = (*x.shape[:2], *size)
     flat = ml.zeros((math.prod(whole),), dtype=x.dtype)
-    made = ml.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0)
+    made = primitives.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0)
     made = ml.reshape(made, whole)
     if shape is None:
         return made
     widths = [(0, int(n) - m) for n, m in zip(shape, whole, strict=True)]
-    target = tuple(int(n) for n in shape)
-    flat = ml.zeros((math.prod(target),), dtype=x.dtype)
-    _ = widths
-    return ml.reshape(
-        ml.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0), target
-    )
+    return ml.pad(made, widths)
 
 
 # --- norms --------------------------------------------------------------------------------

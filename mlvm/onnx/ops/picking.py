@@ -10,9 +10,10 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.types import DType
+from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, bounded, known, plain, tensor
+from mlvm.onnx.values import Value, bounded, plain, tensor
 
 
 def positive(xp: Any, indices: Any, length: int) -> Any:
@@ -84,9 +85,9 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
     """flat with rows at places replaced, or combined with what they are given."""
     rows, n = int(places.shape[0]), int(flat.shape[0])
     if how == "none":
-        return ml.index_set(flat, updates, places, axis=0)
+        return primitives.index_set(flat, updates, places, axis=0)
     if how == "add":
-        return ml.index_add(flat, updates, places, axis=0)
+        return primitives.index_add(flat, updates, places, axis=0)
     if DType.of(flat.dtype).is_float:
         function = {"mul": ml.segment_prod, "max": ml.segment_max, "min": ml.segment_min}[how]
         own = ml.concat([places, ml.arange(n, dtype=places.dtype)])
@@ -94,7 +95,7 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
     for i in range(rows):  # integers, one after the other
         at = places[i : i + 1]
         one = getattr(ml, _COMBINE[how])(ml.take(flat, at, axis=0), updates[i : i + 1])
-        flat = ml.index_set(flat, one, at, axis=0)
+        flat = primitives.index_set(flat, one, at, axis=0)
     return flat
 
 
@@ -153,7 +154,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
     grid = [*np.indices(update.shape, sparse=True)]
     total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides)) if i != axis)
     flat = np.broadcast_to(total + places * strides[axis], update.shape).reshape(-1)
-    made = ml.index_set(
+    made = primitives.index_set(
         ml.reshape(cache, (-1,)), ml.reshape(update, (-1,)), ml.asarray(flat), axis=0
     )
     return ml.reshape(made, cache.shape)
@@ -192,9 +193,9 @@ def one_hot(at: Call, indices: Value, depth: Any, values: Value) -> Value:
     return ml.where(ml.equal(places, whole), values[1], values[0])
 
 
-@op("NonZero", "raw")
+@op("NonZero", "raw", host=[0])
 def non_zero(at: Call, x: Value) -> Value:
-    places = np.nonzero(known(plain(x), "what NonZero is asked of"))
+    places = np.nonzero(x)
     return np.stack(places).astype(np.int64)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -103,24 +104,29 @@ def _centered(x: Any, zero: Any, *, by_row: bool = False) -> Any:
     return y - zero
 
 
-def _exact(a: Any, b: Any, inner: int) -> tuple[Any, Any]:
-    """Operands in a float that holds the sums of so many products of bytes."""
+def exact(product: Callable[[Any, Any], Any], a: Any, b: Any, inner: int) -> Any:
+    """Sums of so many products of centered bytes, i32: f32 holds them, where a is cut into its upper
+    and lower four bits if they are many."""
     if inner * 255 * 255 < 1 << 24:
-        return a, b
-    return ml.astype(a, ml.float64), ml.astype(b, ml.float64)
+        return ml.astype(product(a, b), ml.int32)
+    if inner * 16 * 255 < 1 << 24:
+        upper = ml.floor(a * (1 / 16))
+        low = ml.astype(product(a - upper * 16.0, b), ml.int32)
+        return ml.astype(product(upper, b), ml.int32) * 16 + low
+    wide = product(ml.astype(a, ml.float64), ml.astype(b, ml.float64))
+    return ml.astype(wide, ml.int32)
 
 
 @op("MatMulInteger com.microsoft.MatMulInteger16", "tensors")
 def matmul_integer(at: Call, a: Any, b: Any, az: Any = None, bz: Any = None) -> Any:
-    left, right = _exact(_centered(a, az, by_row=True), _centered(b, bz), a.shape[-1])
-    return ml.astype(ml.matmul(left, right), ml.int32)
+    return exact(ml.matmul, _centered(a, az, by_row=True), _centered(b, bz), a.shape[-1])
 
 
 def dynamic_matmul(x: Any, w: Any, zero: Any, scale: Any) -> Any:
     """x, quantised by itself, by quantised weights."""
     q, by, middle = dynamic(x)
-    left, right = _exact(_centered(q, middle), _centered(w, zero), x.shape[-1])
-    return ml.astype(ml.matmul(left, right), ml.float32) * by * scale
+    total = exact(ml.matmul, _centered(q, middle), _centered(w, zero), x.shape[-1])
+    return ml.astype(total, ml.float32) * by * scale
 
 
 @op("com.microsoft.DynamicQuantizeMatMul", "tensors")
@@ -134,8 +140,8 @@ def dynamic_quantize_matmul(
 @op("com.microsoft.MatMulIntegerToFloat", "tensors")
 def matmul_integer_to_float(at: Call, a: Any, b: Any, sa: Any, sb: Any, za: Any = None,
                             zb: Any = None, bias: Any = None) -> Any:  # fmt: skip
-    left, right = _exact(_centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
-    y = ml.astype(ml.matmul(left, right), ml.float32) * sa * sb
+    total = exact(ml.matmul, _centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
+    y = ml.astype(total, ml.float32) * sa * sb
     return y if bias is None else y + bias
 
 
@@ -149,15 +155,15 @@ def _requantized(y: Any, scale: Any, zero: Any) -> Any:
 @op("QLinearMatMul", "tensors")
 def qlinear_matmul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                    zy: Any) -> Any:  # fmt: skip
-    left, right = _exact(_centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
+    total = exact(ml.matmul, _centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
     sa, sb, sy = (ml.astype(s, ml.float32) for s in (sa, sb, sy))
     sa = ml.expand_dims(sa, axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    y = ml.astype(ml.matmul(left, right), ml.float32) * (sa * sb)
+    y = ml.astype(total, ml.float32) * (sa * sb)
     return _requantized(y, sy, zy)
 
 
 def _integer_conv(at: Call, x: Value, xz: Any, w: Value, wz: Any, place: int) -> Any:
-    """The convolution of integers: exact sums, as f32 or f64, channels last."""
+    """The convolution of integers, i32, channels last."""
     packed = type(at.node.inputs[place]) is Weight
     kernel = tensor(w) if packed else ml.permute_dims(tensor(w), (*range(2, w.ndim), 1, 0))
     axes = kernel.ndim - 2
@@ -165,14 +171,13 @@ def _integer_conv(at: Call, x: Value, xz: Any, w: Value, wz: Any, place: int) ->
     if wz is not None:
         kernel = kernel - ml.astype(tensor(wz), ml.float32)
     image = _centered(channels_last(x), None if xz is None else tensor(xz))
-    if math.prod(kernel.shape[:-1]) * 255 * 255 >= 1 << 24:
-        image, kernel = ml.astype(image, ml.float64), ml.astype(kernel, ml.float64)
-    return convolved(at, image, kernel, axes)
+    inner = math.prod(kernel.shape[:-1])
+    return exact(lambda x, w: convolved(at, x, w, axes), image, kernel, inner)
 
 
 @op("ConvInteger", "raw", packed={1: _kernel})
 def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = None) -> Value:
-    return channels_second(ml.astype(_integer_conv(at, x, xz, w, wz, 1), ml.int32))
+    return channels_second(_integer_conv(at, x, xz, w, wz, 1))
 
 
 @op("QLinearConv", "raw", packed={3: _kernel})
@@ -180,7 +185,7 @@ def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, 
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
     y = _integer_conv(at, x, zx, w, zw, 3)
     if b is not None:
-        y = y + ml.astype(tensor(b), y.dtype)
+        y = y + tensor(b)
     y = ml.astype(y, ml.float32) * (tensor(sx) * tensor(sw))
     return channels_second(_requantized(y, tensor(sy), tensor(zy)))
 
