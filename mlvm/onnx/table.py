@@ -86,15 +86,15 @@ class Call:
 def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     """What the op of a node makes of its operands."""
     op: Op = node.op
-    if op.kind == "raw":
-        xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
-        made = op.run(Call(node, xp, graph, scope), *operands)
-        return np.asarray(made) if isinstance(made, np.generic) else made
     if op.host:
         operands = [
             known(plain(x), f"operand {i} of {node}") if i in op.host else x
             for i, x in enumerate(operands)
         ]
+    if op.kind == "raw":
+        xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
+        made = op.run(Call(node, xp, graph, scope), *operands)
+        return np.asarray(made) if isinstance(made, np.generic) else made
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
