@@ -89,8 +89,10 @@ class _Writes:
                 self._written([args[i] for i in numbers if i < len(args)])
 
     def _written(self, handles: Iterable[object]) -> None:
+        known = self._regions.data  # most handles are of none of them
         for handle in handles:
-            region = self._regions.get(handle) if isinstance(handle, int) else None
+            reference = known.get(handle) if isinstance(handle, int) else None
+            region = None if reference is None else reference()
             if region is not None:
                 self._moved(region)
 
@@ -117,6 +119,12 @@ def written(program: Program) -> frozenset[int] | None:
             found |= _written_in(function, program)
         program.written = None if _ELSEWHERE in found else frozenset(found)
     return program.written
+
+
+def leave_out(program: Program, numbers: Iterable[int]) -> None:
+    """Say that these arguments of the program are memory in which no tensor of an arena lies."""
+    found = written(program)
+    program.written = found if found is None else found.difference(numbers)
 
 
 def _written_in(function: Function, program: Program) -> set[int]:

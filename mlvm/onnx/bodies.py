@@ -30,7 +30,9 @@ _Rule: TypeAlias = "Callable[[Body], str]"
 class Body:
     """The nodes that compute one op, of operands named x0, x1, ... of these types."""
 
-    def __init__(self, types: Sequence[TensorType], out: TensorType, attributes: Attributes) -> None:
+    def __init__(
+        self, types: Sequence[TensorType], out: TensorType, attributes: Attributes
+    ) -> None:
         self.types, self.out, self.attributes = tuple(types), out, attributes
         self.names = [f"x{i}" for i in range(len(types))]
         self.nodes: list[dict[str, Any]] = []
@@ -120,14 +122,20 @@ class Body:
                 within,
                 [-1 if i in turned else 1 for i in range(len(within))],
             )
-        first = [a + s * (n - 1) if s < 0 else a for a, s, n in zip(start, step, within, strict=True)]
+        first = [
+            a + s * (n - 1) if s < 0 else a for a, s, n in zip(start, step, within, strict=True)
+        ]
         apart = [abs(s) for s in step]
         if any(s > 1 for s in apart):  # zeros between the elements
             spread = [m for n in within for m in (n, 1)]
             wide = [m for n, s in zip(within, apart, strict=True) for m in (n, s)]
-            x = self.padded(self.reshaped(x, spread), [(0, b - a) for a, b in zip(spread, wide, strict=True)])
+            x = self.padded(
+                self.reshaped(x, spread), [(0, b - a) for a, b in zip(spread, wide, strict=True)]
+            )
             wide = [n * s for n, s in zip(within, apart, strict=True)]
-            whole = [max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, apart, strict=True)]
+            whole = [
+                max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, apart, strict=True)
+            ]
             x = self.sliced(self.reshaped(x, wide), [0] * len(wide), whole, [1] * len(wide))
             within = whole
         return self.padded(
@@ -228,7 +236,9 @@ def _divide(b: Body) -> str:
 
 @body("where")
 def _where(b: Body) -> str:
-    return str(b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype)))
+    return str(
+        b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype))
+    )
 
 
 @body("isnan")
@@ -510,7 +520,10 @@ def _take(b: Body) -> str:
 @body("take_along_axis")
 def _take_along_axis(b: Body) -> str:
     x, indices, axis = b.types[0], b.types[1], axes_of(b.axis, b.out.ndim)[0]
-    shape = [m if i == axis else max(n, m) for i, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))]
+    shape = [
+        m if i == axis else max(n, m)
+        for i, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))
+    ]
     places = b.positions(1)
     if shape != [*indices.shape]:
         places = b("Expand", places, b.array(shape))
@@ -601,7 +614,9 @@ def _dynamic_update(b: Body) -> str:
 
 for _name, _op in (
     each.split()
-    for each in "sum ReduceSum, mean ReduceMean, max ReduceMax, min ReduceMin, prod ReduceProd".split(",")
+    for each in "sum ReduceSum, mean ReduceMean, max ReduceMax, min ReduceMin, prod ReduceProd".split(
+        ","
+    )
 ):
 
     def _reduce(b: Body, op: str = _op) -> str:
@@ -763,7 +778,9 @@ def _avg_pool2d(b: Body) -> str:
     return _images(b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1)
 
 
-def _window_places(b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]) -> Any:
+def _window_places(
+    b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
+) -> Any:
     """For each element of a window, where a slice of the padded images reads it."""
     n, c = shape[0], shape[3]
     for i in range(window[0]):
@@ -799,4 +816,3 @@ def _unpatches(b: Body) -> str:
 @body("det")
 def _det(b: Body) -> str:
     return str(b("Det", "x0"))
-

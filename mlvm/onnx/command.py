@@ -61,7 +61,9 @@ def run(
         show_plan(captured.plan, captured.planned.recording(), file, out or file.parent)
     if save is not None:
         captured.save(save)
-        print(f"\nsaved    {save}, {save.stat().st_size:,} bytes: python -m mlvm run {save} --arg ...")
+        print(
+            f"\nsaved    {save}, {save.stat().st_size:,} bytes: python -m mlvm run {save} --arg ..."
+        )
 
 
 def _describe(file: Path, model: Model) -> None:
@@ -95,7 +97,7 @@ def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
         seconds.append(time.perf_counter() - began)
     best, middle = min(seconds) * 1e3, sorted(seconds)[len(seconds) // 2] * 1e3
     print(f"\n{len(seconds)} calls: best {best:.3f} ms, median {middle:.3f} ms")
-    vm = ml.get_default_arena().vm
+    vm = ml.default_vm()
     if not isinstance(vm, VM):
         return
     seen = Trace(vm.name)

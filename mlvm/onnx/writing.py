@@ -114,7 +114,9 @@ class _Model:
         types = [replace(type_of, each, kinds) for each in (args, kwargs)]
         recorded, signature = recorded_call(fn, types[0], types[1])
         if signature.fields or recorded.rebound or recorded.record.ahead:
-            raise ModelError("a function that rebinds a field, or takes from a queue, is not written")
+            raise ModelError(
+                "a function that rebinds a field, or takes from a queue, is not written"
+            )
         named = flatten([_by_name(fn, types[0]), types[1]], ends=_is_input)[0]
         self.states = [x.root for x in recorded.record.states]
         self.taken: set[str] = set()
@@ -169,14 +171,17 @@ class _Model:
         """The name of the file's function with that body."""
         if key not in self.functions:
             name = self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}.")
-            self.functions[key] = name, {
-                "name": name,
-                "input": body.names,
-                "output": [result],
-                "node": [_node(each) for each in body.nodes],
-                "opset_import": [{"domain": "", "version": OPSET}],
-                "domain": DOMAIN,
-            }
+            self.functions[key] = (
+                name,
+                {
+                    "name": name,
+                    "input": body.names,
+                    "output": [result],
+                    "node": [_node(each) for each in body.nodes],
+                    "opset_import": [{"domain": "", "version": OPSET}],
+                    "domain": DOMAIN,
+                },
+            )
         return self.functions[key][0]
 
     def parts(self, external: bool | None, beside: str) -> tuple[Parts, Parts]:
@@ -516,5 +521,3 @@ def _attribute(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, dict):
         return {"name": name, "g": value, "type": 5}
     return {"name": name, "ints": list(value), "type": 7}
-
-

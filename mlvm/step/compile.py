@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
+from mlvm.arena.writes import leave_out
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
@@ -289,6 +290,8 @@ class _Written:
         ]
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
         program = Program([main, *functions])
+        scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
+        leave_out(program, scratch)  # which nobody else sees
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)

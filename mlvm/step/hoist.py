@@ -48,19 +48,19 @@ def hoisted(flow: Flow, hoist: Hoist) -> Hoisted | None:
     kept = _kept(flow, maker)
     if not kept:
         return None
+    rest = _without(flow.calls, maker, kept)
+    seen = {use.value: use.type for call in with_blocks(rest) for use in (*call.ins, *call.outs)}
+    types = tuple([seen.get(value) or maker[value].call.outs[0].type for value in kept])
     outs: dict[Value, Value] = {}
     states: dict[Value, Value] = {}
-    for number, value in enumerate(kept):
-        type = maker[value].call.outs[0].type
+    for number, (value, type) in enumerate(zip(kept, types, strict=True)):
         outs[value] = Value(value.nbytes, Home("output", number, type))
         states[value] = Value(value.nbytes, Home("state", hoist.states + number, type))
     needed = _closure(kept, maker)
     ahead = [made.call for value, made in maker.items() if value in needed]
-    rest = renewed(_without(flow.calls, maker, kept), states)
-    types = tuple([maker[value].call.outs[0].type for value in kept])
     return Hoisted(
         Flow(renewed(ahead, outs), list(outs.values())),
-        Flow(rest, flow.results),
+        Flow(renewed(rest, states), flow.results),
         types,
     )
 

@@ -166,7 +166,11 @@ def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
 
 def close(a: Any, b: Any) -> bool:
     scale = max(1.0, float(np.abs(b).max(initial=0)))
-    return a.dtype == b.dtype and a.shape == b.shape and np.allclose(a, b, rtol=1e-6, atol=2e-6 * scale)
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and np.allclose(a, b, rtol=1e-6, atol=2e-6 * scale)
+    )
 
 
 def arrays_of(args: Any) -> list[np.ndarray[Any, Any]]:
