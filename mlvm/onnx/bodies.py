@@ -1,8 +1,9 @@
 """Each op of the language in ops of ONNX, for `save`.
 
-A body is a small function of a `Body`, which has the operands' types and the attributes, and returns
-the name of the result. One node that takes the operands as they come is written as that node; anything
-else becomes a function of the file, under the name of the op. What has no body is not written.
+A body is a small function of a `Body`, which has the operands' types and the attributes, and
+returns the name of the result. One node that takes the operands as they come is written as that
+node; anything else becomes a function of the file, under the name of the op. What has no body is
+not written.
 """
 
 from __future__ import annotations
@@ -169,13 +170,16 @@ def body(*names: str) -> Callable[[_Rule], _Rule]:
 
 # --- one node -----------------------------------------------------------------------------
 
-for _name, _op in (
-    each.split()
-    for each in """abs Abs, acos Acos, acosh Acosh, asin Asin, asinh Asinh, atan Atan, atanh Atanh,
-    cos Cos, cosh Cosh, erf Erf, exp Exp, log Log, negative Neg, reciprocal Reciprocal, relu Relu,
-    sigmoid Sigmoid, sign Sign, sin Sin, sinh Sinh, sqrt Sqrt, tan Tan, tanh Tanh, add Add,
-    subtract Sub, multiply Mul, maximum Max, minimum Min, pow Pow, real Identity, conj Identity
-    """.split(",")
+
+def _pairs(text: str) -> Iterable[list[str]]:
+    return (each.split() for each in text.split(","))
+
+
+for _name, _op in _pairs(
+    """abs Abs, acos Acos, acosh Acosh, asin Asin, asinh Asinh, atan Atan, atanh Atanh, cos Cos,
+    cosh Cosh, erf Erf, exp Exp, log Log, negative Neg, reciprocal Reciprocal, relu Relu, sigmoid
+    Sigmoid, sign Sign, sin Sin, sinh Sinh, sqrt Sqrt, tan Tan, tanh Tanh, add Add, subtract Sub,
+    multiply Mul, maximum Max, minimum Min, pow Pow, real Identity, conj Identity"""
 ):
     BODIES[_name] = lambda b, op=_op: b(op, *b.operands())  # type: ignore[misc]
 
@@ -184,10 +188,8 @@ for _name, _op in (("ceil", "Ceil"), ("floor", "Floor"), ("round", "Round")):
         op if b.out.dtype.is_inexact else "Identity", *b.operands()
     )
 
-for _name, _op in (
-    each.split()
-    for each in "equal Equal, greater Greater, less Less, greater_equal GreaterOrEqual,"
-    "less_equal LessOrEqual".split(",")
+for _name, _op in _pairs(
+    "equal Equal, greater Greater, less Less, greater_equal GreaterOrEqual, less_equal LessOrEqual"
 ):
 
     def _compared(b: Body, op: str = _op) -> str:
@@ -612,18 +614,13 @@ def _dynamic_update(b: Body) -> str:
 
 # --- reductions ---------------------------------------------------------------------------
 
-for _name, _op in (
-    each.split()
-    for each in "sum ReduceSum, mean ReduceMean, max ReduceMax, min ReduceMin, prod ReduceProd".split(
-        ","
-    )
-):
+for _name, _op in _pairs("sum Sum, mean Mean, max Max, min Min, prod Prod"):
 
     def _reduce(b: Body, op: str = _op) -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
         if b.types[0].dtype is bool_ and b.out.dtype is bool_:
-            return b.cast(b.reduced(op, b.cast("x0", i32), axes, b.keepdims), bool_)
-        return b.reduced(op, b.operand(0, b.out.dtype), axes, b.keepdims)
+            return b.cast(b.reduced(f"Reduce{op}", b.cast("x0", i32), axes, b.keepdims), bool_)
+        return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
 
     BODIES[_name] = _reduce
 

@@ -17,8 +17,8 @@ _NUMBERS: Final = {
 
 
 def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
-    """The bytes of a message of that kind, in parts: large arrays are not copied. Messages in it are
-    mappings, too."""
+    """The bytes of a message of that kind, in parts: large arrays are not copied. Messages in it
+    are mappings, too."""
     parts: Parts = []
     for name, value in fields.items():
         number, field = _NUMBERS[kind][name]

@@ -1,8 +1,8 @@
 """`save`: a function of tensors as an ONNX file.
 
-What the function does is recorded, not run. Each call of an op becomes a node, branches become `If`
-and loops `Loop`. A node notes, in its metadata, the op of the language with its attributes: so `load`
-makes the very same calls of it, and other runtimes read the ops of ONNX that stand there.
+What the function does is recorded, not run. Each call of an op becomes a node, branches become
+`If` and loops `Loop`. A node notes, in its metadata, the op of the language with its attributes: so
+`load` makes the very same calls of it, and other runtimes read the ops of ONNX that stand there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ModelError
-
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.captured import Captured, recorded_call
@@ -54,8 +53,8 @@ def save(
     the outputs. It may be a captured function, or a gradient. Shapes are those of `args`, fixed.
     Branches become `If`, loops `Loop`, and functions of `ml.function` stand where they are called.
 
-    The ops are those of opset 20. One that ONNX spells in several nodes is a function of the file, in
-    the domain "mlvm". With `external` the weights lie beside the file, in `path` + ".data": by
+    The ops are those of opset 20. One that ONNX spells in several nodes is a function of the file,
+    in the domain "mlvm". With `external` the weights lie beside the file, in `path` + ".data": by
     default where a file would have more than 2 GB. A file at that path is replaced once the new one
     is complete.
 

@@ -1,4 +1,4 @@
-"""Functions as ONNX files: read back they make the same bits, by their ops of ONNX nearly the same."""
+"""Functions as ONNX files: read back they make the same bits, by ONNX's own ops nearly the same."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlvm.onnx import load, save, writing
 from mlvm.onnx.bodies import BODIES
 from tests.brief import refuses
 
-F, I, B = "f32", "i64", "bool"
+F, INTS, B = "f32", "i64", "bool"
 
 
 def made(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -27,11 +27,11 @@ def made(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[An
     x = np.where(abs(x) < 0.1, 0.3, x)
     if dtype == B:
         return x > 0
-    return x.astype("f4" if dtype == F else dtype) if dtype != I else (x * 2).astype("i8")
+    return x.astype("f4" if dtype == F else dtype) if dtype != INTS else (x * 2).astype("i8")
 
 
 X, Y, V = made((3, 4)), made((3, 4), seed=1), made((4,), seed=2)
-N, M = made((3, 4), I, 3), made((3, 4), I, 4) * 2 + 1
+N, M = made((3, 4), INTS, 3), made((3, 4), INTS, 4) * 2 + 1
 P = abs(X) + 0.2
 IMAGES, KERNEL = made((2, 6, 5, 3)), made((3, 2, 3, 4), seed=5)
 PLACES = np.array([[0, -1], [2, 0]])
@@ -84,7 +84,8 @@ def scanned(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
 
 CASES: dict[str, tuple[Any, ...]] = {
     **ops("abs ceil cos cosh erf exp floor negative reciprocal relu round sigmoid sign sin sinh tan"
-          " tanh asinh atan square expm1 trunc erfc isnan isinf isfinite signbit copy conj real", X),
+          " tanh asinh atan square expm1 trunc erfc isnan isinf isfinite signbit copy conj"
+          " real", X),
     **ops("log sqrt rsqrt log1p log2 log10", P),
     **ops("acos asin atanh", X / 3),
     **ops("acosh", P + 1),
@@ -127,7 +128,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("scatter_add", made((3, 2, 2)), PLACES, axis=1, length=4),
     **ops("index_add", X, made((3, 2, 2)), PLACES, axis=1),
     **ops("index_set", X, V[:2], np.array([2, 0]), axis=1),
-    "index_set of rows": ops("index_set", X, made(()), np.array([[5, 0]]), axis=0, axes=2)["index_set 0"],
+    "index_set of two axes": (
+        ops("index_set", axis=0, axes=2)["index_set 0"][0], X, made(()), np.array([[5, 0]])),
     **ops("scatter_add_along_axis", X, np.array([[0, 1, -1, 0]] * 3), axis=1, length=5),
     **ops("dynamic_update", X, made((3, 2)), np.int64(-3), axis=1),
     **ops("sum mean max min prod logsumexp", X, axis=(0, 1), keepdims=True),
@@ -146,7 +148,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("layer_norm_vjp", X, Y, V, eps=1e-5),
     **ops("softmax_cross_entropy", X, np.array([1, 0, 3])),
     **ops("softmax_cross_entropy_vjp", V[:3], X, np.array([1, 0, 3])),
-    **ops("patches", IMAGES, window=(3, 2), stride=(2, 1), padding=((1, 1), (0, 1)), pad_value=-1.0),
+    **ops("patches", IMAGES, window=(3, 2), stride=(2, 1), padding=((1, 1), (0, 1)), pad_value=-1.),
     **ops("det", made((2, 3, 3))),
     "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
     "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),
