@@ -78,8 +78,8 @@ class Graph:
         """What the file calls the outputs."""
         self.asked: frozenset[str] = frozenset()
         """Names whose values lengths and shapes, or branches, may depend on."""
-        self.labels: dict[int, str] = {}
-        """What the file calls arrays, by their ids."""
+        self.labels: dict[int, tuple[Array, str]] = {}
+        """Arrays, and what the file calls them, by their ids."""
 
     def all(self) -> list[Graph]:
         """This graph and those in it, the innermost first."""
@@ -161,7 +161,7 @@ class Builder:
         self.files = files
         self.opsets = _opsets(model.opset_import)
         self.functions = {(f.domain, f.name): f for f in model.functions}
-        self.labels: dict[int, str] = {}
+        self.labels: dict[int, tuple[Array, str]] = {}
         self._numbers: dict[str, int] = {}
         self._count = 0
         for domain, version in self.opsets.items():
@@ -173,7 +173,7 @@ class Builder:
         own: dict[str, Array] = {}
         for each in message.initializer:
             own[each.name] = array_of(each, self.files)
-            self.labels[id(own[each.name])] = each.name
+            self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
         for each in message.sparse_initializer:
             own[each.values.name] = dense(each, self.files)

@@ -209,7 +209,11 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
     given = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
     fill = at.get("value", 0.0) if value is None else value
     if hasattr(fill, "shape"):
-        fill = np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)[0].item() if fill.size else 0.0
+        fill = (
+            np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)[0].item()
+            if fill.size
+            else 0.0
+        )
     which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
     half = len(given) // 2
     widths = [(0, 0)] * x.ndim
