@@ -349,7 +349,6 @@ def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
         return names.setdefault(old, f"{prefix}{old}") if old else ""
 
     fields = {**vars(node)}
-    fields.pop("kind")
     fields["input"] = [name(x) for x in node.input]
     fields["output"] = [name(x) for x in node.output]
     fields["attribute"] = [_with_graph(each, names, prefix) for each in node.attribute]
@@ -364,11 +363,8 @@ def _with_graph(attribute: Message, names: dict[str, str], prefix: str) -> Messa
         inner[each.name] = each.name
     nodes = [_renamed(each, inner, prefix) for each in graph.node]
     outputs = [Message("Value", name=inner.get(x.name, x.name), type=x.type) for x in graph.output]
-    fields = {**vars(graph), "node": nodes, "output": outputs}
-    fields.pop("kind")
-    own = {**vars(attribute), "g": Message("Graph", **fields)}
-    own.pop("kind")
-    return Message("Attribute", **own)
+    inside = Message("Graph", **(vars(graph) | {"node": nodes, "output": outputs}))
+    return Message("Attribute", **(vars(attribute) | {"g": inside}))
 
 
 def dense(sparse: Message, files: Files) -> Array:

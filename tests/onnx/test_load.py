@@ -94,7 +94,7 @@ def test_a_model_is_a_module_that_may_be_captured_and_trained() -> None:
 
     losses = [float(step(net, x)) for _ in range(5)]
     assert losses[-1] < 0.9 * losses[0]
-    slopes, step = ml.grad(loss_of)(net, x).state()["weights/k"].numpy(), 1e-2
+    slopes, step = ml.grad(loss_of)(net, x)["weights"]["k"].numpy(), 1e-2
     for i in range(7):
         net.weights["k"] = net.weights["k"] + step * ml.one_hot(ml.asarray(i), 7)
         above = float(loss_of(net, x))
