@@ -44,7 +44,7 @@ def _fold_convolutions(graph: Graph) -> None:
             and (line := _line(node, position, before)) is not None
         ):
             scale, shift = line
-            weight = before.inputs[1]
+            weight = first = before.inputs[1]
             bias = (
                 before.inputs[2] if len(before.inputs) > 2 and is_array(before.inputs[2]) else None
             )
@@ -55,6 +55,9 @@ def _fold_convolutions(graph: Graph) -> None:
                 weight = (weight * by).astype(dtype)
             start = np.zeros(len(scale), dtype) if bias is None else bias
             before.inputs = [before.inputs[0], weight, (start * scale + shift).astype(dtype)]
+            for old, new in zip((first, bias), before.inputs[1:], strict=True):
+                if id(old) in graph.labels:
+                    graph.labels[id(new)] = new, graph.labels[id(old)][1]
             before.outputs = list(node.outputs[:1])
             made_by[before.outputs[0]] = before
             continue

@@ -79,8 +79,8 @@ class Graph:
         """What the file calls the outputs."""
         self.asked: frozenset[str] = frozenset()
         """Names whose values lengths and shapes, or branches, may depend on."""
-        self.labels: dict[int, str] = {}
-        """What the file calls arrays, by their ids."""
+        self.labels: dict[int, tuple[Array, str]] = {}
+        """Arrays, and what the file calls them, by their ids."""
 
     def all(self) -> list[Graph]:
         """This graph and those in it, the innermost first."""
@@ -162,7 +162,7 @@ class Builder:
         self.files = files
         self.opsets = _opsets(model.opset_import)
         self.functions = {(f.domain, f.name): f for f in model.functions}
-        self.labels: dict[int, str] = {}
+        self.labels: dict[int, tuple[Array, str]] = {}
         self._numbers: dict[str, int] = {}
         self._count = 0
         for domain, version in self.opsets.items():
@@ -174,7 +174,7 @@ class Builder:
         own: dict[str, Array] = {}
         for each in message.initializer:
             own[each.name] = array_of(each, self.files)
-            self.labels[id(own[each.name])] = each.name
+            self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
         for each in message.sparse_initializer:
             own[each.values.name] = dense(each, self.files)
@@ -355,7 +355,6 @@ def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
         return names.setdefault(old, f"{prefix}{old}") if old else ""
 
     fields = {**vars(node)}
-    fields.pop("kind")
     fields["input"] = [name(x) for x in node.input]
     fields["output"] = [name(x) for x in node.output]
     fields["attribute"] = [_with_graph(each, names, prefix) for each in node.attribute]
@@ -370,11 +369,8 @@ def _with_graph(attribute: Message, names: dict[str, str], prefix: str) -> Messa
         inner[each.name] = each.name
     nodes = [_renamed(each, inner, prefix) for each in graph.node]
     outputs = [Message("Value", name=inner.get(x.name, x.name), type=x.type) for x in graph.output]
-    fields = {**vars(graph), "node": nodes, "output": outputs}
-    fields.pop("kind")
-    own = {**vars(attribute), "g": Message("Graph", **fields)}
-    own.pop("kind")
-    return Message("Attribute", **own)
+    inside = Message("Graph", **(vars(graph) | {"node": nodes, "output": outputs}))
+    return Message("Attribute", **(vars(attribute) | {"g": inside}))
 
 
 def dense(sparse: Message, files: Files) -> Array:

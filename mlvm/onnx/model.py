@@ -224,11 +224,12 @@ def _placed(graph: Graph) -> dict[str, Any]:
                 form = "" if pack is None else f"{node.type} {i} {node.attributes.get('group', 1)}"
                 key = id(x), form
                 if key not in names:
-                    base = graph.labels.get(id(x)) or f"{node.name or node.type}.{i}"
+                    _, base = graph.labels.get(id(x)) or (x, f"{node.name or node.type}.{i}")
                     name = base = base.replace("/", ".").strip(".") or "weight"
                     while name in arrays:
                         name = f"{base}_{len(arrays)}"
                     names[key] = Weight(name)
                     arrays[name] = x if pack is None else pack(node, x)
                 node.inputs[i] = names[key]
+    graph.labels.clear()
     return arrays

@@ -6,7 +6,7 @@ https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/b
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
 
@@ -76,54 +76,57 @@ FIELDS: Final = {
         message.partition(": ") for message in SCHEMA.strip().replace("\n    ", " ").split("\n")
     )
 }
-_ABSENT: Final = {
-    kind: {field.name: field.default for field in fields.values()}
-    for kind, fields in FIELDS.items()
-}
 
 
 class Message:
     """A message of that kind: its fields are its attributes. Many numbers are an array of i64, f32
     or f64; other things that are many are a list. Bytes are a view of the file."""
 
+    kind: str
+
+    def __new__(cls, kind: str, **_: Any) -> Self:
+        return object.__new__(_CLASSES[kind])
+
     def __init__(self, kind: str, **fields: Any) -> None:
-        vars(self).update(_ABSENT[kind], **fields)
-        self.kind = kind
+        self.__dict__.update(fields)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"an ONNX {self.kind} has no field {name!r}")
 
     def __repr__(self) -> str:
-        given = {k: v for k, v in vars(self).items() if k != "kind" and v is not None and len_of(v)}
-        return f"{self.kind}({', '.join(f'{name}={value!r:.60}' for name, value in given.items())})"
+        return f"{self.kind}({', '.join(f'{name}={x!r:.60}' for name, x in vars(self).items())})"
 
 
-def len_of(value: Any) -> int:
-    """How many values a field has."""
-    return len(value) if hasattr(value, "__len__") else 1
+_CLASSES: Final[dict[str, Any]] = {
+    kind: type(kind, (Message,), {f.name: f.default for f in fields.values()} | {"kind": kind})
+    for kind, fields in FIELDS.items()
+}
 
 
 def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     """The message of that kind in these bytes. Raises `EncodingError` for bytes that are none."""
     if depth > _DEEPEST:
         raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
-    message = Message(kind)
-    found, known = vars(message), FIELDS[kind]
+    message = object.__new__(_CLASSES[kind])
+    found, known = message.__dict__, FIELDS[kind]
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
     while place < end:
-        key, place = _varint(data, place)
+        key = data[place]
+        place += 1
+        if key > 127:
+            key, place = _varint(data, place - 1)
         number, wire = key >> 3, key & 7
         value: Any
-        if wire == 0:
+        if wire == 2:
+            size, place = _varint(data, place)
+        elif wire == 0:
             value, place = _varint(data, place)
+        elif wire in _WIDTHS:
+            size = _WIDTHS[wire]
         else:
-            if wire == 2:
-                size, place = _varint(data, place)
-            elif wire in _WIDTHS:
-                size = _WIDTHS[wire]
-            else:
-                raise EncodingError(f"field {number} of {kind} has the wire type {wire}")
+            raise EncodingError(f"field {number} of {kind} has the wire type {wire}")
+        if wire:
             if size > end - place:
                 raise EncodingError(f"field {number} of {kind} has {size} bytes, of {end - place}")
             value = data[place : place + size]
@@ -147,18 +150,21 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 found[name] = value
             continue
         if inner == "str":
-            value = _text(value, kind, name)
+            try:
+                value = str(value, "utf-8")
+            except UnicodeDecodeError:
+                raise EncodingError(f"{kind}.{name} is no UTF-8") from None
         elif inner != "bytes":
             value = decode(value, inner, depth + 1)
         if not many:
             found[name] = value
-        elif found[name]:
+        elif name in found:
             found[name].append(value)
         else:
             found[name] = [value]
     for name, parts in numbers.items():
         found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    return message
+    return message  # type: ignore[no-any-return]
 
 
 def _varint(data: Bytes, place: int) -> tuple[int, int]:
@@ -208,10 +214,3 @@ def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         there = ends - starts >= i
         found[there] |= (data[starts[there] + i] & 127).astype(np.uint64) << np.uint64(7 * i)
     return found.view(np.int64)
-
-
-def _text(value: Bytes, kind: str, name: str) -> str:
-    try:
-        return str(value, "utf-8")
-    except UnicodeDecodeError:
-        raise EncodingError(f"{kind}.{name} is no UTF-8") from None

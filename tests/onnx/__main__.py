@@ -1,7 +1,7 @@
 """`python -m tests.onnx`: ONNX's own backend suite, eagerly and captured, where `onnx` is installed.
 
 `expected.toml` says which cases fail, and why; the command fails for any other. `--freeze` writes
-`frozen.npz`, the part that `make test` runs. `--wheels FOLDER` compares the models in published
+`frozen.bin`, the part that `make test` runs. `--wheels FOLDER` compares the models in published
 wheels, which `pip download --no-deps` puts there, with ONNX Runtime.
 """
 
@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from mlvm.core.errors import MlvmError
-from tests.onnx import backend, wheels
+from tests.onnx import backend, damaged, wheels
 
 
 def main() -> int:
@@ -24,7 +24,11 @@ def main() -> int:
     parser.add_argument("-k", default="", metavar="PATTERN", help="cases whose name has it")
     parser.add_argument("--freeze", action="store_true", help="write what `make test` runs")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="models of wheels there")
+    parser.add_argument("--damaged", type=int, metavar="N", help="load so many damaged files")
     options = parser.parse_args()
+    if options.damaged:
+        damaged.run(options.damaged, int(time.time()))
+        return 0
     if options.wheels:
         return wheels.compare(options.wheels, options.k)
     cases = [case for case in backend.cases() if re.search(options.k, case.name)]

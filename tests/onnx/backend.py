@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import json
+import math
 import pickle
 import tempfile
 import tomllib
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.types import DType
 from mlvm.onnx import load
 
 EXPECTED = Path(__file__).with_name("expected.toml")
-FROZEN = Path(__file__).with_name("frozen.npz")
+FROZEN = Path(__file__).with_name("frozen.bin")
 KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
 
 
@@ -179,7 +183,7 @@ def expected(name: str, *, captured: bool) -> str | None:
 
 
 def freeze(cases: Sequence[Case]) -> None:
-    """Write the smallest case of each op to `frozen.npz`: arrays of numpy, and no pickles."""
+    """Write the smallest case of each op to `frozen.bin`."""
     chosen: dict[str, Case] = {}
     for case in cases:
         size = len(case.model) + sum(_nbytes(side) for each in case.sets for side in each)
@@ -193,31 +197,37 @@ def freeze(cases: Sequence[Case]) -> None:
             before = chosen.get(kind)
             if before is None or size < len(before.model) + 1:
                 chosen[kind] = case
-    packed: dict[str, Any] = {}
+    index, parts = [], []
     for case in {case.name: case for case in chosen.values()}.values():
-        packed[f"{case.name}/model"] = np.frombuffer(case.model, np.uint8)
-        packed[f"{case.name}/near"] = np.array([case.rtol, case.atol])
-        for i, (inputs, outputs) in enumerate(case.sets):
-            for side, values in (("in", inputs), ("out", outputs)):
-                for j, value in enumerate(values):
-                    packed[f"{case.name}/{i}/{side}/{j}"] = value
-    np.savez_compressed(FROZEN, **packed)
+        parts.append(case.model)
+        sets = []
+        for each in case.sets:
+            sets.append([[(DType.of(x.dtype).name, x.shape) for x in side] for side in each])
+            parts += [np.ascontiguousarray(x).tobytes() for side in each for x in side]
+        index.append((case.name, len(case.model), case.rtol, case.atol, sets))
+    head = json.dumps(index).encode()
+    FROZEN.write_bytes(zlib.compress(len(head).to_bytes(8, "little") + head + b"".join(parts), 9))
 
 
 def frozen() -> dict[str, Case]:
-    """The cases of `frozen.npz` by name."""
+    """The cases of `frozen.bin` by name."""
+    data = zlib.decompress(FROZEN.read_bytes())
+    place = 8 + int.from_bytes(data[:8], "little")
+
+    def taken(size: int) -> bytes:
+        nonlocal place
+        place += size
+        return data[place - size : place]
+
+    def array(name: str, shape: list[int]) -> Any:
+        dtype = DType.named(name)
+        return np.frombuffer(taken(math.prod(shape) * dtype.itemsize), dtype.numpy).reshape(shape)
+
     found: dict[str, Case] = {}
-    with np.load(FROZEN) as file:
-        for key in file.files:
-            name, *rest = key.split("/")
-            if rest == ["model"]:
-                found[name] = Case(name, file[key].tobytes(), [], *file[f"{name}/near"].tolist())
-            elif len(rest) == 3:
-                i, side, _ = rest
-                sets = found[name].sets
-                if len(sets) <= int(i):
-                    sets.append(([], []))
-                sets[int(i)][side == "out"].append(file[key])
+    for name, size, rtol, atol, sets in json.loads(data[8:place]):
+        model = taken(size)
+        own = [([array(*x) for x in a], [array(*x) for x in b]) for a, b in sets]
+        found[name] = Case(name, model, own, rtol, atol)
     return found
 
 

@@ -248,7 +248,7 @@ def average_pool(at: Call, x: Value) -> Value:
                 np.take(counted, np.arange(n) * strides[i] + k * apart[i], axis=i)
                 for k in range(window[i])
             )
-        share = math.prod(window) / counted
+        share = math.prod(window) / np.maximum(counted, 1.0)
         y = y * ml.asarray(share[None, ..., None].astype(np.float32), dtype=y.dtype)
     return channels_second(y)
 

@@ -93,7 +93,7 @@ def dynamic_quantize_linear(at: Call, x: Any) -> Any:
     return dynamic(x)
 
 
-def _centered(x: Any, zero: Any, *, by_row: bool = False) -> Any:
+def centered(x: Any, zero: Any, *, by_row: bool = False) -> Any:
     """Integers less their zero, as floats, which hold all of them."""
     y = ml.astype(x, ml.float32)
     if zero is None:
@@ -119,13 +119,13 @@ def exact(product: Callable[[Any, Any], Any], a: Any, b: Any, inner: int) -> Any
 
 @op("MatMulInteger com.microsoft.MatMulInteger16", "tensors")
 def matmul_integer(at: Call, a: Any, b: Any, az: Any = None, bz: Any = None) -> Any:
-    return exact(ml.matmul, _centered(a, az, by_row=True), _centered(b, bz), a.shape[-1])
+    return exact(ml.matmul, centered(a, az, by_row=True), centered(b, bz), a.shape[-1])
 
 
-def dynamic_matmul(x: Any, w: Any, zero: Any, scale: Any) -> Any:
-    """x, quantised by itself, by quantised weights."""
+def dynamic_matmul(x: Any, w: Any, scale: Any) -> Any:
+    """x, quantised by itself, by centered weights."""
     q, by, middle = dynamic(x)
-    total = exact(ml.matmul, _centered(q, middle), _centered(w, zero), x.shape[-1])
+    total = exact(ml.matmul, centered(q, middle), w, x.shape[-1])
     return ml.astype(total, ml.float32) * by * scale
 
 
@@ -133,14 +133,14 @@ def dynamic_matmul(x: Any, w: Any, zero: Any, scale: Any) -> Any:
 def dynamic_quantize_matmul(
     at: Call, x: Any, w: Any, scale: Any, zero: Any = None, bias: Any = None
 ) -> Any:
-    y = dynamic_matmul(x, w, zero, scale)
+    y = dynamic_matmul(x, centered(w, zero), scale)
     return y if bias is None else y + bias
 
 
 @op("com.microsoft.MatMulIntegerToFloat", "tensors")
 def matmul_integer_to_float(at: Call, a: Any, b: Any, sa: Any, sb: Any, za: Any = None,
                             zb: Any = None, bias: Any = None) -> Any:  # fmt: skip
-    total = exact(ml.matmul, _centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
+    total = exact(ml.matmul, centered(a, za, by_row=True), centered(b, zb), a.shape[-1])
     y = ml.astype(total, ml.float32) * sa * sb
     return y if bias is None else y + bias
 
@@ -155,7 +155,7 @@ def _requantized(y: Any, scale: Any, zero: Any) -> Any:
 @op("QLinearMatMul", "tensors")
 def qlinear_matmul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                    zy: Any) -> Any:  # fmt: skip
-    total = exact(ml.matmul, _centered(a, za, by_row=True), _centered(b, zb), a.shape[-1])
+    total = exact(ml.matmul, centered(a, za, by_row=True), centered(b, zb), a.shape[-1])
     sa, sb, sy = (ml.astype(s, ml.float32) for s in (sa, sb, sy))
     sa = ml.expand_dims(sa, axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
     y = ml.astype(total, ml.float32) * (sa * sb)
@@ -170,7 +170,7 @@ def _integer_conv(at: Call, x: Value, xz: Any, w: Value, wz: Any, place: int) ->
     kernel = ml.astype(kernel, ml.float32)
     if wz is not None:
         kernel = kernel - ml.astype(tensor(wz), ml.float32)
-    image = _centered(channels_last(x), None if xz is None else tensor(xz))
+    image = centered(channels_last(x), None if xz is None else tensor(xz))
     inner = math.prod(kernel.shape[:-1])
     return exact(lambda x, w: convolved(at, x, w, axes), image, kernel, inner)
 
@@ -193,14 +193,14 @@ def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, 
 @op("com.microsoft.QLinearAdd com.microsoft.QLinearMul", "tensors")
 def qlinear_binary(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                    zy: Any = None) -> Any:  # fmt: skip
-    left, right = _centered(a, za) * sa, _centered(b, zb) * sb
+    left, right = centered(a, za) * sa, centered(b, zb) * sb
     y = left + right if at.node.type.endswith("Add") else left * right
     return _requantized(y, sy, ml.zeros((), dtype=a.dtype) if zy is None else zy)
 
 
 @op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "tensors")
 def qlinear_unary(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
-    wide = _centered(x, zx) * sx
+    wide = centered(x, zx) * sx
     is_sigmoid = at.node.type.endswith("Sigmoid")
     y = ml.sigmoid(wide) if is_sigmoid else ml.leaky_relu(wide, at.get("alpha", 0.01))
     return _requantized(y, sy, ml.zeros((), dtype=x.dtype) if zy is None else zy)
@@ -210,7 +210,7 @@ def qlinear_unary(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -
 def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
     if not at.node.type.endswith("GlobalAveragePool"):
         raise ModelError("averages of windows of integers are not run")
-    image = _centered(channels_last(x), tensor(zx)) * tensor(sx)
+    image = centered(channels_last(x), tensor(zx)) * tensor(sx)
     y = ml.mean(image, axis=tuple(range(1, image.ndim - 1)), keepdims=True)
     return channels_second(_requantized(y, tensor(sy), tensor(zy if zy is not None else zx)))
 
@@ -218,7 +218,7 @@ def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value 
 @op("com.microsoft.QLinearConcat", "raw")
 def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
     parts = [
-        _centered(tensor(rest[i]), tensor(rest[i + 2])) * tensor(rest[i + 1])
+        centered(tensor(rest[i]), tensor(rest[i + 2])) * tensor(rest[i + 1])
         for i in range(0, len(rest), 3)
     ]
     return _requantized(ml.concat(parts, axis=at["axis"]), tensor(sy), tensor(zy))

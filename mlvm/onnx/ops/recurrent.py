@@ -198,7 +198,7 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 @op("com.microsoft.DynamicQuantizeLSTM", "raw")
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
         h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value, rz: Value) -> Value:  # fmt: skip
-    from mlvm.onnx.ops.quantized import dynamic_matmul
+    from mlvm.onnx.ops.quantized import centered, dynamic_matmul
 
     def quantized(v: Value, zero: Value, scale: Value) -> tuple[Any, Any, Any]:
         return tensor(v), tensor(zero), tensor(scale)
@@ -213,15 +213,24 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         start = tuple(
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
-        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), wq[d], wzero[d], wscale[d])
+        inner = centered(wq[d], wzero[d]), centered(rq[d], rzero[d])  # once, and not in each step
+        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), inner[0], wscale[d])
         bias = tensor(b)[d] if b is not None else None
         if bias is not None:
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
         rows = ml.reshape(rows, (count, n, 4 * hidden))
 
-        def step(state: Any, row: Any, d: int = d, f: Any = f, g: Any = g, k: Any = k) -> Any:
+        def step(
+            state: Any,
+            row: Any,
+            r: Any = inner[1],
+            by: Any = rscale[d],
+            f: Any = f,
+            g: Any = g,
+            k: Any = k,
+        ) -> Any:
             h, c = state
-            total = row + dynamic_matmul(h, rq[d], rzero[d], rscale[d])
+            total = row + dynamic_matmul(h, r, by)
             i, o, forget, new = ml.split(total, 4, axis=1)
             c = f(cut(forget)) * c + f(cut(i)) * g(cut(new))
             return f(cut(o)) * k(c), c
