@@ -126,6 +126,7 @@ def test_the_next_call_uses_what_was_written(kind: str) -> None:
         assert f"{step.plan.ahead:,} bytes are computed ahead" in str(step.plan)
 
 
+@pytest.mark.local(reason="only a VM of this process lends its memory")
 def test_what_is_borrowed_may_be_written() -> None:
     model, x = Model().eval(), ml.ones((3, 4))
     step = ml.capture(lambda x: model(x))
