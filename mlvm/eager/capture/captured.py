@@ -125,10 +125,10 @@ class _Output(NamedTuple):
     field: Field | None
 
     def alloc(self, current: Arena) -> Tensor:
-        arena = current
-        if self.field is not None and isinstance(old := self.field.value, Tensor):
-            if old.arena.__class__ is Arena and old.arena.vm is current.vm:
-                arena = old.arena
+        arena, field = current, self.field
+        if field is not None and isinstance(field.value, Tensor):
+            beside = field.value.arena
+            arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
         out = arena.alloc(self.type, Tensor)
         out.tape = None
         return out
@@ -200,7 +200,7 @@ class _KnownProgram:
         self.seen_as = record.seen_as
         given = planned.arguments
         leaf = self.results[self.tree.number] if type(self.tree) is _Leaf else None
-        self.single = leaf.whole_output if leaf is not None and not self.rebound else None
+        self.single = None if leaf is None or self.rebound else leaf.whole_output
         self.uses = [
             (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
         ]
