@@ -191,6 +191,8 @@ class Mark:
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
     """The regions of all arenas of one VM, by every handle that views them."""
 
+    data: dict[TensorHandle, weakref.ref[Region]]  # as the base class has it
+
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
         _vms[id(vm)] = vm

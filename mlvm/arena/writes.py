@@ -169,8 +169,8 @@ def _written_in(function: Function, program: Program) -> set[int]:
             case Opcode.cfunc, (nparams, nresults, *rest):
                 top = stack.pop() if stack else lower
                 row = [anything()] if nparams == STAR else popped(nparams)
-                count = _count_written(top, rest) if isinstance(top, str) else len(row)
-                found.update(*(row if nparams == STAR else row[:count]))
+                first = _count_written(top, rest) if isinstance(top, str) else None
+                found.update(*(row if nparams == STAR else row[:first]))
                 stack += [set().union(*row)] * (1 if nresults == STAR else nresults)
             case Opcode.call, (str() as name,):
                 callee = program.functions[name]

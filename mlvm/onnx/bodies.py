@@ -45,12 +45,16 @@ class Body:
         except KeyError:
             raise AttributeError(name) from None
 
-    def __call__(self, op: str, *inputs: str, outputs: int = 1, **attributes: Any) -> Any:
-        """Add a node; the name of its result, or of all of them."""
-        made = [f"y{len(self.nodes)}" + f".{i}" * (outputs > 1) for i in range(outputs)]
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node; the name of its result."""
+        return self.several(1, op, *inputs, **attributes)[0]
+
+    def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
+        """Add a node of so many results; their names."""
+        made = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
         node = {"op_type": op, "input": list(inputs), "output": made, "attributes": attributes}
         self.nodes.append(node)
-        return made[0] if outputs == 1 else made
+        return made
 
     def array(self, value: Any, dtype: DType = i64) -> str:
         """A constant."""
@@ -193,7 +197,7 @@ for _name, _op in _pairs(
 ):
 
     def _compared(b: Body, op: str = _op) -> str:
-        return str(b(op, *b.operands(common_dtype(b.types))))
+        return b(op, *b.operands(common_dtype(b.types)))
 
     BODIES[_name] = _compared
 
@@ -206,22 +210,22 @@ for _name, _op in (("and", "And"), ("or", "Or"), ("xor", "Xor")):
 
 @body("copy")
 def _copy(b: Body) -> str:
-    return str(b("Identity", "x0"))
+    return b("Identity", "x0")
 
 
 @body("not_equal")
 def _not_equal(b: Body) -> str:
-    return str(b("Not", b("Equal", *b.operands(common_dtype(b.types)))))
+    return b("Not", b("Equal", *b.operands(common_dtype(b.types))))
 
 
 @body("logical_not")
 def _logical_not(b: Body) -> str:
-    return str(b("Not", b.operand(0, bool_)))
+    return b("Not", b.operand(0, bool_))
 
 
 @body("bitwise_invert")
 def _invert(b: Body) -> str:
-    return str(b("Not" if b.out.dtype is bool_ else "BitwiseNot", "x0"))
+    return b("Not" if b.out.dtype is bool_ else "BitwiseNot", "x0")
 
 
 @body("bitwise_left_shift")
@@ -233,29 +237,27 @@ def _left_shift(b: Body) -> str:
 
 @body("divide")
 def _divide(b: Body) -> str:
-    return str(b("Div", *b.operands()))
+    return b("Div", *b.operands())
 
 
 @body("where")
 def _where(b: Body) -> str:
-    return str(
-        b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype))
-    )
+    return b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype)
 
 
 @body("isnan")
 def _isnan(b: Body) -> str:
-    return str(b("IsNaN", b.operand(0, None if b.types[0].dtype.is_inexact else f32)))
+    return b("IsNaN", b.operand(0, None if b.types[0].dtype.is_inexact else f32))
 
 
 @body("isinf")
 def _isinf(b: Body) -> str:
-    return str(b("IsInf", b.operand(0, None if b.types[0].dtype in (f32, f64) else f32)))
+    return b("IsInf", b.operand(0, None if b.types[0].dtype in (f32, f64) else f32))
 
 
 @body("isfinite")
 def _isfinite(b: Body) -> str:
-    return str(b("Not", b("Or", _isnan(b), _isinf(b))))
+    return b("Not", b("Or", _isnan(b), _isinf(b)))
 
 
 @body("astype")
@@ -263,17 +265,13 @@ def _astype(b: Body) -> str:
     return b.cast("x0", b.out.dtype)
 
 
-@body("softmax", "log_softmax")
-def _softmax(b: Body) -> str:
-    return str(b("Softmax", "x0", axis=b.axis))
-
-
+BODIES["softmax"] = lambda b: b("Softmax", "x0", axis=b.axis)
 BODIES["log_softmax"] = lambda b: b("LogSoftmax", "x0", axis=b.axis)
 
 
 @body("gelu")
 def _gelu(b: Body) -> str:
-    return str(b("Gelu", "x0", approximate="tanh" if b.approximate else "none"))
+    return b("Gelu", "x0", approximate="tanh" if b.approximate else "none")
 
 
 # --- elementwise --------------------------------------------------------------------------
@@ -281,43 +279,43 @@ def _gelu(b: Body) -> str:
 
 @body("square")
 def _square(b: Body) -> str:
-    return str(b("Mul", "x0", "x0"))
+    return b("Mul", "x0", "x0")
 
 
 @body("rsqrt")
 def _rsqrt(b: Body) -> str:
-    return str(b("Reciprocal", b("Sqrt", "x0")))
+    return b("Reciprocal", b("Sqrt", "x0"))
 
 
 @body("multiply_add")
 def _multiply_add(b: Body) -> str:
     x, y, z = b.operands()
-    return str(b("Add", b("Mul", x, y), z))
+    return b("Add", b("Mul", x, y), z)
 
 
 @body("clip")
 def _clip(b: Body) -> str:
     x, lower, upper = b.operands()
-    return str(b("Min", b("Max", x, lower), upper))
+    return b("Min", b("Max", x, lower), upper)
 
 
 @body("trunc")
 def _trunc(b: Body) -> str:
     if not b.out.dtype.is_inexact:
-        return str(b("Identity", "x0"))
-    return str(b("Mul", b("Sign", "x0"), b("Floor", b("Abs", "x0"))))
+        return b("Identity", "x0")
+    return b("Mul", b("Sign", "x0"), b("Floor", b("Abs", "x0")))
 
 
 @body("erfc")
 def _erfc(b: Body) -> str:
-    return str(b("Sub", b.number(1.0), b("Erf", "x0")))
+    return b("Sub", b.number(1.0), b("Erf", "x0"))
 
 
 @body("expm1")
 def _expm1(b: Body) -> str:
     """tanh(x / 2) (exp(x) + 1), which loses nothing near 0."""
     near = b("Tanh", b("Mul", "x0", b.number(0.5)))
-    return str(b("Mul", near, b("Add", b("Exp", "x0"), b.number(1.0))))
+    return b("Mul", near, b("Add", b("Exp", "x0"), b.number(1.0)))
 
 
 def _log1p_of(b: Body, x: str) -> str:
@@ -327,7 +325,7 @@ def _log1p_of(b: Body, x: str) -> str:
     rest = b("Sub", u, one)
     plain = b("Or", b("Equal", rest, b.number(0.0)), b("IsInf", rest))
     exact = b("Mul", b("Log", u), b("Div", x, b("Where", plain, one, rest)))
-    return str(b("Where", plain, b("Where", b("IsInf", rest), b("Log", u), x), exact))
+    return b("Where", plain, b("Where", b("IsInf", rest), b("Log", u), x), exact)
 
 
 @body("log1p")
@@ -337,12 +335,12 @@ def _log1p(b: Body) -> str:
 
 @body("log2")
 def _log2(b: Body) -> str:
-    return str(b("Div", b("Log", "x0"), b.number(math.log(2))))
+    return b("Div", b("Log", "x0"), b.number(math.log(2)))
 
 
 @body("log10")
 def _log10(b: Body) -> str:
-    return str(b("Div", b("Log", "x0"), b.number(math.log(10))))
+    return b("Div", b("Log", "x0"), b.number(math.log(10)))
 
 
 @body("logaddexp")
@@ -350,13 +348,13 @@ def _logaddexp(b: Body) -> str:
     x, y = b.operands()
     apart = b("Neg", b("Abs", b("Sub", x, y)))
     most = b("Add", b("Max", x, y), _log1p_of(b, b("Exp", apart)))
-    return str(b("Where", b("Equal", x, y), b("Add", x, b.number(math.log(2))), most))
+    return b("Where", b("Equal", x, y), b("Add", x, b.number(math.log(2))), most)
 
 
 @body("hypot")
 def _hypot(b: Body) -> str:
     x, y = b.operands()
-    return str(b("Sqrt", b("Add", b("Mul", x, x), b("Mul", y, y))))
+    return b("Sqrt", b("Add", b("Mul", x, x), b("Mul", y, y)))
 
 
 @body("signbit")
@@ -367,7 +365,7 @@ def _signbit(b: Body) -> str:
 @body("copysign")
 def _copysign(b: Body) -> str:
     size = b("Abs", "x0")
-    return str(b("Where", b.is_negative("x1"), b("Neg", size), size))
+    return b("Where", b.is_negative("x1"), b("Neg", size), size)
 
 
 @body("atan2")
@@ -377,16 +375,16 @@ def _atan2(b: Body) -> str:
     ratio = b("Where", b("Equal", x, y), alike, b("Div", y, x))
     angle = b("Atan", ratio)
     angle = b("Where", b.is_negative("x1"), b("Sub", b.number(math.pi), angle), angle)
-    return str(b("Where", b.is_negative("x0"), b("Neg", angle), angle))
+    return b("Where", b.is_negative("x0"), b("Neg", angle), angle)
 
 
 def _remainder_of(b: Body, x: str, y: str) -> str:
     if not b.out.dtype.is_inexact:
-        return str(b("Mod", x, y))
+        return b("Mod", x, y)
     zero, found = b.number(0.0), b("Mod", x, y, fmod=1)
     apart = b("Xor", b("Less", found, zero), b("Less", y, zero))
     apart = b("And", apart, b("Not", b("Equal", found, zero)))
-    return str(b("Where", apart, b("Add", found, y), found))
+    return b("Where", apart, b("Add", found, y), found)
 
 
 @body("remainder")
@@ -398,7 +396,7 @@ def _remainder(b: Body) -> str:
 def _floor_divide(b: Body) -> str:
     x, y = b.operands()
     found = b("Div", b("Sub", x, _remainder_of(b, x, y)), y)
-    return str(b("Round", found)) if b.out.dtype.is_inexact else str(found)
+    return b("Round", found) if b.out.dtype.is_inexact else found
 
 
 @body("gelu_vjp")
@@ -418,7 +416,7 @@ def _gelu_vjp(b: Body) -> str:
         phi = b("Mul", b("Mul", phi, x), b.number(1 / math.sqrt(2 * math.pi)))
         erf = b("Erf", b("Mul", x, b.number(math.sqrt(0.5))))
         found = b("Add", b("Mul", b("Add", one, erf), half), phi)
-    return str(b("Mul", "x0", found))
+    return b("Mul", "x0", found)
 
 
 # --- shapes -------------------------------------------------------------------------------
@@ -431,17 +429,17 @@ def _reshape(b: Body) -> str:
 
 @body("broadcast_to", "full")
 def _expand(b: Body) -> str:
-    return str(b("Expand", "x0", b.array(list(b.out.shape))))
+    return b("Expand", "x0", b.array(list(b.out.shape)))
 
 
 @body("permute_dims")
 def _transpose(b: Body) -> str:
-    return str(b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim)))
+    return b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim))
 
 
 @body("concat")
 def _concat(b: Body) -> str:
-    return str(b("Concat", *b.operands(), axis=b.axis))
+    return b("Concat", *b.operands(), axis=b.axis)
 
 
 @body("flip")
@@ -481,7 +479,7 @@ def _embed(b: Body) -> str:
 @body("slice_add")
 def _slice_add(b: Body) -> str:
     added = b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step)
-    return str(b("Add", "x0", added))
+    return b("Add", "x0", added)
 
 
 @body("slice_set")
@@ -495,7 +493,7 @@ def _slice_set(b: Body) -> str:
         if not there.all():
             mask = b.array(there.reshape(n, *[1] * (b.out.ndim - axis - 1)), bool_)
             inside = mask if inside is None else b("And", inside, mask)
-    return placed if inside is None else str(b("Where", inside, placed, "x0"))
+    return placed if inside is None else b("Where", inside, placed, "x0")
 
 
 @body("pad")
@@ -503,11 +501,7 @@ def _pad(b: Body) -> str:
     return b.padded("x0", b.widths, b.value)
 
 
-@body("tril", "triu")
-def _tril(b: Body) -> str:
-    return str(b("Trilu", "x0", b.array(b.k), upper=0))
-
-
+BODIES["tril"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=0)
 BODIES["triu"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=1)
 
 
@@ -516,7 +510,7 @@ BODIES["triu"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=1)
 
 @body("take")
 def _take(b: Body) -> str:
-    return str(b("Gather", "x0", b.positions(1), axis=b.axis))
+    return b("Gather", "x0", b.positions(1), axis=b.axis)
 
 
 @body("take_along_axis")
@@ -532,7 +526,7 @@ def _take_along_axis(b: Body) -> str:
     data, wide = "x0", [n if i == axis else shape[i] for i, n in enumerate(x.shape)]
     if wide != [*x.shape]:
         data = b("Expand", data, b.array(wide))
-    return str(b("GatherElements", data, places, axis=axis))
+    return b("GatherElements", data, places, axis=axis)
 
 
 @body("one_hot")
@@ -544,7 +538,7 @@ def _one_hot(b: Body) -> str:
 def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
     """x with so many axes from that one on in front."""
     perm = [*range(axis, axis + count), *range(axis), *range(axis + count, ndim)]
-    return x if perm == [*range(ndim)] else str(b("Transpose", x, perm=perm))
+    return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
 
 
 def _scattered(b: Body, data: str, updates: str, indices: int, axis: int, how: str) -> str:
@@ -555,12 +549,12 @@ def _scattered(b: Body, data: str, updates: str, indices: int, axis: int, how: s
     given = _rows_first(b, updates, axis, count, n - 1 + count)
     made = b("ScatterND", rows, places, given, reduction=how)
     back = [*range(1, axis + 1), 0, *range(axis + 1, n)]
-    return made if back == [*range(n)] else str(b("Transpose", made, perm=back))
+    return made if back == [*range(n)] else b("Transpose", made, perm=back)
 
 
 def _zeros(b: Body) -> str:
     shape = b.array(list(b.out.shape))
-    return str(b("Expand", b.number(0.0), shape))
+    return b("Expand", b.number(0.0), shape)
 
 
 @body("scatter_add")
@@ -588,7 +582,7 @@ def _index_set(b: Body) -> str:
     made = b("ScatterND", rows, indices, given)
     back = [*range(1, axis + 1), 0, *range(axis + 1, len(flat))]
     made = made if back == [*range(len(flat))] else b("Transpose", made, perm=back)
-    return b.reshaped(made, shape) if b.axes != 1 else str(made)
+    return b.reshaped(made, shape) if b.axes != 1 else made
 
 
 @body("scatter_add_along_axis")
@@ -597,7 +591,7 @@ def _scatter_add_along_axis(b: Body) -> str:
     places = b.operand(1, i64)
     if updates.shape != indices.shape:
         places = b("Expand", places, b.array(list(updates.shape)))
-    return str(b("ScatterElements", _zeros(b), places, "x0", axis=axis, reduction="add"))
+    return b("ScatterElements", _zeros(b), places, "x0", axis=axis, reduction="add")
 
 
 @body("dynamic_update")
@@ -609,7 +603,7 @@ def _dynamic_update(b: Body) -> str:
     inside = b("And", b("GreaterOrEqual", places, b.array([0])), b("Less", places, b.array([m])))
     rows = b("Gather", "x1", b("Clip", places, b.array(0), b.array(max(m - 1, 0))), axis=axis)
     mask = b.reshaped(inside, [n, *[1] * (b.out.ndim - axis - 1)])
-    return str(b("Where", mask, rows, "x0"))
+    return b("Where", mask, rows, "x0")
 
 
 # --- reductions ---------------------------------------------------------------------------
@@ -649,32 +643,32 @@ def _var(b: Body) -> str:
     apart = b("Sub", "x0", b.reduced("ReduceMean", "x0", axes, True))
     count = math.prod(b.types[0].shape[i] for i in axes)
     total = b.reduced("ReduceSum", b("Mul", apart, apart), axes, b.keepdims)
-    return str(b("Div", total, b.number(count - b.correction)))
+    return b("Div", total, b.number(count - b.correction))
 
 
 @body("cumulative_sum")
 def _cumulative_sum(b: Body) -> str:
-    return str(b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0)))
+    return b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0))
 
 
-@body("argmax", "argmin")
-def _argmax(b: Body, op: str = "ArgMax") -> str:
+def _extreme(b: Body, op: str) -> str:
     x = b.types[0]
     flat = b.reshaped("x0", [x.size]) if b.axis is None else "x0"
     found = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
-    return b.reshaped(found, b.out.shape) if b.axis is None else str(found)
+    return b.reshaped(found, b.out.shape) if b.axis is None else found
 
 
-BODIES["argmin"] = lambda b: _argmax(b, "ArgMin")
+BODIES["argmax"] = lambda b: _extreme(b, "ArgMax")
+BODIES["argmin"] = lambda b: _extreme(b, "ArgMin")
 
 
-@body("sort")
-def _sort(b: Body, which: int = 0) -> str:
+def _sorted(b: Body, which: int) -> str:
     n = b.array([b.out.shape[b.axis]])
-    return str(b("TopK", "x0", n, outputs=2, axis=b.axis, largest=int(b.descending))[which])
+    return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
 
 
-BODIES["argsort"] = lambda b: _sort(b, 1)
+BODIES["sort"] = lambda b: _sorted(b, 0)
+BODIES["argsort"] = lambda b: _sorted(b, 1)
 
 
 # --- products and networks ----------------------------------------------------------------
@@ -684,12 +678,12 @@ def _swapped(b: Body, i: int, transpose: bool) -> str:
     x, ndim = b.operand(i, b.out.dtype), b.types[i].ndim
     if not transpose:
         return x
-    return str(b("Transpose", x, perm=[*range(ndim - 2), ndim - 1, ndim - 2]))
+    return b("Transpose", x, perm=[*range(ndim - 2), ndim - 1, ndim - 2])
 
 
 @body("matmul")
 def _matmul(b: Body) -> str:
-    return str(b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y)))
+    return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
 
 
 @body("batch_contract")
@@ -703,12 +697,12 @@ def _normalized(b: Body, x: str) -> tuple[str, str]:
     apart = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
     variance = b.reduced("ReduceMean", b("Mul", apart, apart), [-1], True)
     inverse = b("Reciprocal", b("Sqrt", b("Add", variance, b.number(b.eps))))
-    return str(b("Mul", apart, inverse)), inverse
+    return b("Mul", apart, inverse), inverse
 
 
 @body("layer_norm")
 def _layer_norm(b: Body) -> str:
-    return str(b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps)))
+    return b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps))
 
 
 @body("layer_norm_normalize")
@@ -728,14 +722,14 @@ def _layer_norm_vjp(b: Body) -> str:
     h = b("Mul", "x0", "x2")
     along = b("Mul", normal, b.reduced("ReduceMean", b("Mul", h, normal), [-1], True))
     rest = b("Sub", b("Sub", h, b.reduced("ReduceMean", h, [-1], True)), along)
-    return str(b("Mul", rest, inverse))
+    return b("Mul", rest, inverse)
 
 
 @body("softmax_cross_entropy")
 def _cross_entropy(b: Body) -> str:
     labels = b("Unsqueeze", b.operand(1, i64), b.array([-1]))
     picked = b("GatherElements", b("LogSoftmax", "x0", axis=-1), labels, axis=-1)
-    return str(b("Neg", b.reshaped(picked, b.out.shape)))
+    return b("Neg", b.reshaped(picked, b.out.shape))
 
 
 @body("softmax_cross_entropy_vjp")
@@ -743,7 +737,7 @@ def _cross_entropy_vjp(b: Body) -> str:
     labels = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
     hot = b.cast(b("Equal", labels, b.array(range(b.out.shape[-1]))), b.out.dtype)
     apart = b("Sub", b("Softmax", "x1", axis=-1), hot)
-    return str(b("Mul", apart, b("Unsqueeze", "x0", b.array([-1]))))
+    return b("Mul", apart, b("Unsqueeze", "x0", b.array([-1])))
 
 
 _FIRST: Final = [0, 3, 1, 2]
@@ -757,7 +751,7 @@ def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
     (top, bottom), (left, right) = b.padding
     x = b("Transpose", "x0", perm=_FIRST)
     how = {"pads": [top, left, bottom, right], "strides": list(b.stride)}
-    return str(b("Transpose", b(op, x, *more, **how, **attributes), perm=_LAST))
+    return b("Transpose", b(op, x, *more, **how, **attributes), perm=_LAST)
 
 
 @body("conv2d")
@@ -812,4 +806,4 @@ def _unpatches(b: Body) -> str:
 
 @body("det")
 def _det(b: Body) -> str:
-    return str(b("Det", "x0"))
+    return b("Det", "x0")

@@ -6,6 +6,7 @@ from mlvm.onnx.ops import (  # noqa: F401
     elementwise,
     images,
     layout,
+    linear,
     neural,
     picking,
     quantized,
