@@ -242,7 +242,7 @@ def _divide(b: Body) -> str:
 
 @body("where")
 def _where(b: Body) -> str:
-    return b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype)
+    return b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype))
 
 
 @body("isnan")
