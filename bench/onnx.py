@@ -54,7 +54,7 @@ def onnxruntime(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
-    return lambda: session.run(None, dict(feed))  # type: ignore[no-any-return]
+    return lambda: session.run(None, dict(feed))
 
 
 MAKERS: Final = {"mlvm": ours, "onnxruntime": onnxruntime}
@@ -100,10 +100,10 @@ def main() -> None:
     data = dict(models())[name]
     feed = operands(name, data)
     if maker == "mlvm":
-        import mlvm.eager  # noqa: F401
+        import mlvm.eager
         import mlvm.onnx  # noqa: F401
     else:
-        import onnxruntime  # noqa: F401
+        pass
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     MAKERS[maker](data, feed, int(threads))()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)

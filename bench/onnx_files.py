@@ -61,7 +61,7 @@ def operands(name: str, data: bytes) -> dict[str, Any]:
         if each.name in {constant.name for constant in graph.initializer}:
             continue
         kind = kind_of(each)
-        shape = kind.shape or ()
+        shape: Any = kind.shape or ()
         if each.name == "sr":
             found[each.name] = np.asarray(16000, np.int64)
             continue

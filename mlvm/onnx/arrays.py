@@ -50,9 +50,9 @@ NAMES: Final = {dtype: number for number, dtype in DTYPES.items()}
 
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
-    """The values of all floats of a format of few bits (https://onnx.ai/onnx/technical/float8.html):
-    with infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan
-    in place of -0, "all" has neither."""
+    """The values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It has
+    infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan in
+    place of -0, "all" has neither."""
     bits = 1 + exponent + mantissa
     codes = np.arange(1 << bits)
     fraction = codes & (1 << mantissa) - 1
@@ -67,7 +67,8 @@ def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Arr
     elif not finite:
         top = power == (1 << exponent) - 1
         values[top] = np.where(fraction[top] > 0, np.nan, sign[top] * np.inf)
-    return values.astype(np.float32)
+    found: Array = values.astype(np.float32)
+    return found
 
 
 FLOATS: Final = {
@@ -195,7 +196,7 @@ def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -
 
 
 def widened(codes: Array, number: int, size: int) -> Array:
-    """The values of codes of few bits, which lie two or four in a byte, the first in its low bits."""
+    """The values of codes of few bits. Two or four lie in a byte, the first in its low bits."""
     bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
     if bits < 8:
         shifts = np.arange(0, 8, bits, dtype=np.uint8)

@@ -64,13 +64,16 @@ def _fold_convolutions(graph: Graph) -> None:
         if node.type in ("Conv", "ConvTranspose") and is_array(node.inputs[1]):
             rest = node.inputs[2:3]
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
-            if node.inputs[1].dtype.kind == "f" and not grouped:
-                if (
+            if (
+                node.inputs[1].dtype.kind == "f"
+                and not grouped
+                and (
                     not rest or rest[0] == ""
                     if not rest or type(rest[0]) is str
                     else is_array(rest[0])
-                ):
-                    made_by[node.outputs[0]] = node
+                )
+            ):
+                made_by[node.outputs[0]] = node
         kept.append(node)
     graph.nodes = kept
 

@@ -18,9 +18,17 @@ from mlvm.onnx.wire import FIELDS, Message
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
 _MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
-_DRAWS: Final = frozenset({"RandomNormal", "RandomUniform", "Multinomial", "Bernoulli", "Dropout"} | {
-    "RandomNormalLike", "RandomUniformLike"
-})  # fmt: skip
+_DRAWS: Final = frozenset(
+    [
+        "RandomNormal",
+        "RandomUniform",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+        "Dropout",
+    ]
+)
 
 
 class Node:
@@ -196,15 +204,11 @@ class Builder:
             if node.type == "Identity" and type(node.inputs[0]) is str:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
-            if node.type not in _DRAWS and not node.graphs and node.op.kind != "tensors":
-                if all(x is None or x == "" for x in node.inputs if not is_array(x)):
-                    operands = [x if is_array(x) else None for x in node.inputs]
-                    if node.op.kind != "raw" or are_known(operands):
-                        results = run(node, operands, None)
-                        if all(is_array(x) for x in results):
-                            here.update(zip(node.outputs, results, strict=False))
-                            continue
-            made.nodes.append(node)
+            found = _computed(node)
+            if found is None:
+                made.nodes.append(node)
+            else:
+                here.update(zip(node.outputs, found, strict=False))
         for graph in made.all()[:-1] if renamed else ():
             graph.outputs = [renamed.get(x, x) for x in graph.outputs]
             for node in graph.nodes:
@@ -338,6 +342,19 @@ class Builder:
         if kind == 13:
             return attribute.tp
         raise ModelError(f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}")
+
+
+def _computed(node: Node) -> tuple[Array, ...] | None:
+    """What a node makes of known arrays alone; None where it has others, or draws, or is not for
+    numpy to compute."""
+    is_open = any(not is_array(x) and x for x in node.inputs)
+    if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
+        return None
+    operands = [x if is_array(x) else None for x in node.inputs]
+    if node.op.kind == "raw" and not are_known(operands):
+        return None
+    results = run(node, operands, None)
+    return results if all(is_array(x) for x in results) else None
 
 
 def is_array(value: Any) -> bool:

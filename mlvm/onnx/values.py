@@ -1,8 +1,8 @@
 """What flows along a graph's edges: arrays known on the host, tensors, tensors whose axes lie in
 another order in memory than in the graph, and lists of these.
 
-A known array is computed with by numpy, all else by `mlvm.eager`. So an op that both have is written
-once, as the Array API standard has it.
+A known array is computed with by numpy, all else by `mlvm.eager`. So an op that both have is
+written once, as the Array API standard has it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ absent is None where its kind is a message or ends with `?`, else 0 or nothing."
 
 _DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
 _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
-_FIXED: Final = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
+_FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
 _WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
 Bytes: TypeAlias = memoryview
@@ -85,7 +85,7 @@ class Message:
     kind: str
 
     def __new__(cls, kind: str, **_: Any) -> Self:
-        return object.__new__(_CLASSES[kind])
+        return object.__new__(_CLASSES[kind])  # type: ignore[no-any-return]
 
     def __init__(self, kind: str, **fields: Any) -> None:
         self.__dict__.update(fields)

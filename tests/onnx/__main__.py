@@ -1,4 +1,4 @@
-"""`python -m tests.onnx`: ONNX's own backend suite, eagerly and captured, where `onnx` is installed.
+"""`python -m tests.onnx`: ONNX's own backend suite, eagerly and captured; `onnx` is installed.
 
 `expected.toml` says which cases fail, and why; the command fails for any other. `--freeze` writes
 `frozen.bin`, the part that `make test` runs. `--wheels FOLDER` compares the models in published

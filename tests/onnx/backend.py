@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """The cases of the installed `onnx`, made once and pickled beside other temporary files."""
-    import onnx
+    import onnx  # type: ignore[import-not-found]
 
     file = Path(tempfile.gettempdir()) / f"mlvm-onnx-{onnx.__version__}.pickle"
     if not file.exists():
@@ -51,7 +51,9 @@ def cases() -> list[Case]:
 def _made() -> Iterator[tuple[Any, ...]]:
     import onnx
     from onnx import numpy_helper
-    from onnx.backend.test.loader import load_model_tests
+    from onnx.backend.test.loader import (  # type: ignore[import-not-found]
+        load_model_tests,
+    )
 
     def value(file: Path, type: Any) -> Any:
         kind = type.WhichOneof("value")
@@ -119,7 +121,7 @@ def run(case: Case, *, captured: bool) -> None:
         given = dict(
             zip(
                 model.inputs,
-                (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs)),
+                (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs, strict=False)),
                 strict=False,
             )
         )
@@ -144,10 +146,11 @@ def judge(made: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
     assert len(made) >= len(expected), f"{len(made)} results, not {len(expected)}"
     for y, wanted in zip(made, expected, strict=False):
         if isinstance(wanted, list):
-            assert isinstance(y, list) and len(y) == len(wanted), "another length of a list"
+            assert isinstance(y, list), "no list"
+            assert len(y) == len(wanted), "another length of a list"
             judge(y, wanted, case)
         elif wanted is None or y is None:
-            assert y is None and (wanted is None), f"{y} is not {wanted}"
+            assert y is wanted, f"{y} is not {wanted}"
         else:
             array = (
                 np.asarray(y)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -94,15 +94,15 @@ def test_a_model_is_a_module_that_may_be_captured_and_trained() -> None:
 
     losses = [float(step(net, x)) for _ in range(5)]
     assert losses[-1] < 0.9 * losses[0]
-    slopes, step = ml.grad(loss_of)(net, x)["weights"]["k"].numpy(), 1e-2
+    slopes, h = ml.grad(loss_of)(net, x)["weights"]["k"].numpy(), 1e-2
     for i in range(7):
-        net.weights["k"] = net.weights["k"] + step * ml.one_hot(ml.asarray(i), 7)
+        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
         above = float(loss_of(net, x))
-        net.weights["k"] = net.weights["k"] - 2 * step * ml.one_hot(ml.asarray(i), 7)
+        net.weights["k"] = net.weights["k"] - 2 * h * ml.one_hot(ml.asarray(i), 7)
         np.testing.assert_allclose(
-            (above - float(loss_of(net, x))) / step / 2, slopes[i], rtol=1e-2, atol=1e-3
+            (above - float(loss_of(net, x))) / h / 2, slopes[i], rtol=1e-2, atol=1e-3
         )
-        net.weights["k"] = net.weights["k"] + step * ml.one_hot(ml.asarray(i), 7)
+        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
 
 
 def test_a_batch_norm_is_folded_into_the_convolution_before_it() -> None:
@@ -151,7 +151,8 @@ def test_lengths_and_branches_are_known_or_not() -> None:
     step = ml.capture(net)
     for shape, yes in (((8,), True), ((4, 2), False)):
         flat, picked, found = step(x, shape, yes)
-        assert flat.shape == shape and found.tolist() == [*shape]
+        assert flat.shape == shape
+        assert found.tolist() == [*shape]
         assert np.array_equal(picked, x * x if yes else -x)
         assert np.array_equal(step(x, shape, ml.asarray(yes))[1], picked)  # both are recorded
         assert np.array_equal(net(x, ml.asarray(shape), ml.asarray(yes))[1], picked)
@@ -172,7 +173,7 @@ def test_a_loop_goes_round_as_often_as_a_tensor_says() -> None:
             [value("s0", 1, ()), value("limit", 1, ())],
             "end",
             [constant("yes", np.asarray(True))],
-        )  # fmt: skip
+        )
     )
     net = load(data)
     for function in (net, ml.capture(net)):
@@ -208,8 +209,7 @@ def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> Non
 def test_functions_of_a_file_stand_for_their_nodes() -> None:
     inner = wire.Message("OperatorSet", version=21)
     by = wire.Message("Attribute", name="alpha", type=1, ref_attr_name="slope")
-    body = node("LeakyRelu", "a", "t")
-    body.attribute = [by]
+    body = wire.Message("Node", op_type="LeakyRelu", input=["a"], output=["t"], attribute=[by])
     function = wire.Message(
         "Function", name="Twice", domain="own", input=["a"], output=["b"], attribute=["slope"],
         node=[body, node("Add", "t t", "b")], opset_import=[inner],
@@ -269,7 +269,7 @@ def test_other_inputs_than_the_file_declares_are_refused() -> None:
     refuses(ml.errors.DTypeError, "'x' is f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32))
     refuses(ml.errors.AttributeRefused, "missing: 'x'", net)
     refuses(ml.errors.AttributeRefused, "no input 'z'", net, ml.asarray(X), z=1)
-    refuses(ml.errors.AttributeRefused, "name of a file", load, 3)
+    refuses(ml.errors.AttributeRefused, "name of a file", load, cast(Any, 3))
     refuses(FileNotFoundError, "none.onnx", load, "none.onnx")
 
 

@@ -261,8 +261,8 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
 
 
 @op("com.microsoft.GroupQueryAttention", "raw")
-def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None, past_k: Value = None,
-                          past_v: Value = None, ends: Value = None, total: Value = None,
+def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
+                          past_k: Value = None, past_v: Value = None, ends: Value = None, total: Value = None,
                           cos: Value = None, sin: Value = None) -> Value:  # fmt: skip
     count, few = at["num_heads"], at["kv_num_heads"]
     q = tensor(q)
@@ -278,11 +278,11 @@ def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None, 
     t = q.shape[2]
     if at.get("do_rotary", 0):
         own = slice(before, before + t)
-        caches = [ml.reshape(tensor(c)[own], (1, t, 1, -1)) for c in (cos, sin)]
-        width, turn = caches[0].shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
+        turns, tilts = (ml.reshape(tensor(c)[own], (1, t, 1, -1)) for c in (cos, sin))
+        width, turn = turns.shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
         q, k = (
             ml.permute_dims(
-                rotated(ml.permute_dims(x, (0, 2, 1, 3)), *caches, width, turn), (0, 2, 1, 3)
+                rotated(ml.permute_dims(x, (0, 2, 1, 3)), turns, tilts, width, turn), (0, 2, 1, 3)
             )
             for x in (q, k)
         )

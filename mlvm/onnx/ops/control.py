@@ -1,19 +1,21 @@
-"""Branches and loops. What decides is known, and then Python goes on, or it is a tensor, and then it
-is a `cond`, a `while_loop` or a `scan` of the language."""
+"""Branches and loops. What decides is known, and then Python goes on, or it is a tensor, and then
+it is a `cond`, a `while_loop` or a `scan` of the language."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, ModelError
+from mlvm.core.errors import CaptureError, DTypeError, ModelError, ShapeError
 from mlvm.eager.control import blocks
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, plain, tensor
+from mlvm.onnx.values import Value, tensor
 
 _MOST_TURNS: int = 1 << 31
+_FEW: int = 4  # turns that are written one after the other
 
 
 def _decided(value: Value) -> bool | None:
@@ -52,12 +54,10 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
         or (most is not None and count is None)
     ):
         return _recorded(at, most, condition, state, made, fixed)
-    if blocks.is_recorded() and count is not None and count > 4 and goes_on:
-        if not any(isinstance(x, (list, type(None))) for x in state) and fixed:
-            try:
-                return _scanned(at, count, state, made)
-            except (ModelError, CaptureError, ml.errors.ShapeError, ml.errors.DTypeError):
-                pass  # a shape changes from turn to turn
+    is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
+    if is_long and fixed and not any(isinstance(x, (list, type(None))) for x in state):
+        with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
+            return _scanned(at, count or 0, state, made)
     rows: list[list[Value]] = [[] for _ in range(made)]
     turn = 0
     values = [*state]
@@ -111,7 +111,7 @@ def _recorded(at: Call, most: Value, condition: Value, state: Any, made: int, fi
     frame, body = at.scope, at["body"]
     if made:
         raise CaptureError(
-            "a loop of a number of turns that is not known stacks its results: give that as a number"
+            "a loop stacks its results, and how many turns it takes is a tensor: give a number"
         )
     limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
     start = tensor(np.asarray(True) if condition is None else condition)
@@ -185,6 +185,3 @@ def sequence_map(at: Call, xs: Value, *others: Value) -> Value:
     if not made:
         return tuple([] for _ in at.node.outputs)
     return tuple([*column] for column in zip(*made, strict=True))
-
-
-_ = plain

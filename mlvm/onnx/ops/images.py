@@ -13,7 +13,7 @@ from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, ints, inverse, tensor
+from mlvm.onnx.values import Lying, Value, ints, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
@@ -35,13 +35,13 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(ratios)
             ratios = [one] * len(ratios)
-            wanted = [int(math.floor(one * x.shape[axis] + 0.5)) for axis in which]
+            wanted = [math.floor(one * x.shape[axis] + 0.5) for axis in which]
         for axis, n, ratio in zip(which, wanted, ratios, strict=True):
             counts[axis], by[axis] = n, ratio
     elif scales is not None and len(scales):
         for axis, ratio in zip(which, scales, strict=True):
             by[axis] = float(ratio)
-            counts[axis] = int(math.floor(x.shape[axis] * float(ratio)))
+            counts[axis] = math.floor(x.shape[axis] * float(ratio))
     else:
         raise ModelError("it has neither scales nor sizes")
     if min(counts) < 0 or math.prod(counts) > 1 << 40:
@@ -130,12 +130,13 @@ def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] 
         rule = at.get("nearest_mode", "round_prefer_floor")
         if at.node.type == "Upsample" or at.opset < 11:
             rule = "floor"
-        nearest = {
+        rules: dict[str, Any] = {
             "round_prefer_floor": lambda p: np.ceil(p - 0.5),
             "round_prefer_ceil": lambda p: np.floor(p + 0.5),
             "floor": np.floor,
             "ceil": np.ceil,
-        }[rule](place)
+        }
+        nearest = rules[rule](place)
         matrix[rows, np.clip(nearest, 0, n - 1).astype(int)] = 1.0
         return matrix
     first = np.floor(place)
@@ -245,7 +246,8 @@ def _sampled(x: Any, grid: Any, mode: str, border: str, corners: bool) -> Any:
         taps.append(own)
     total: Any = None
     for chosen in np.ndindex(*[len(own) for own in taps]):
-        place, share = image, None
+        place: Any = image
+        share: Any = None
         for axis, j in enumerate(chosen):
             where, weight = taps[axis][j]
             length = size[axis]
@@ -415,6 +417,3 @@ def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any 
         total = made if total is None else total + made
     total = total if b is None else total + b
     return ml.permute_dims(total, (0, 3, 1, 2))
-
-
-_ = inverse

@@ -223,8 +223,9 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
     if is_known(x) and min(min(each) for each in widths) >= 0:
         bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)], True)
         names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
-        options = {"constant_values": fill} if mode == "constant" else {}
-        return np.pad(x, widths, names[mode], **options)
+        options: Any = {"constant_values": fill} if mode == "constant" else {}
+        pad_by: Any = np.pad
+        return pad_by(x, widths, names[mode], **options)
     order = None
     if type(x) is Lying:
         order, widths, x = x.axes, [widths[axis] for axis in inverse(x.axes)], x.x
@@ -235,10 +236,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
             for n, (low, high) in zip(x.shape, widths, strict=True)
         )
         x, widths = x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
-    if mode == "constant":
-        y = ml.pad(x, widths, fill)
-    else:
-        y = _bordered(x, widths, mode)
+    y = ml.pad(x, widths, fill) if mode == "constant" else _bordered(x, widths, mode)
     return y if order is None else Lying(y, order)
 
 

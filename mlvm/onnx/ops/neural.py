@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -69,7 +70,7 @@ def _laid(at: Call, w: Value) -> Any:
     return ml.permute_dims(w, (*range(2, w.ndim), 1, 0))
 
 
-_FUSED = {
+_FUSED: dict[str, Callable[..., Any]] = {
     "Relu": ml.relu,
     "Sigmoid": ml.sigmoid,
     "Tanh": ml.tanh,
@@ -100,10 +101,14 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
     strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
     span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, apart, strict=False)]
     padding = tuple(sides(at, x.shape[1:-1], span, strides))
-    function = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
-    options = dict(stride=tuple(strides), padding=padding, dilation=tuple(apart))
+    function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
+    options: dict[str, Any] = {
+        "stride": tuple(strides),
+        "padding": padding,
+        "dilation": tuple(apart),
+    }
     if axes == 1:
-        options = dict(stride=strides[0], padding=padding[0], dilation=apart[0])
+        options = {"stride": strides[0], "padding": padding[0], "dilation": apart[0]}
     return function(x, kernel, groups=at.get("group", 1), **options)
 
 
@@ -128,11 +133,15 @@ def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
         padding.append((low, high - more[i]))
         whole.append(size)
     # what lies before or behind is cut off, or is nothing
-    function = (ml.conv_transpose1d, ml.conv_transpose2d, ml.conv_transpose3d)[axes - 1]
+    function: Any = (ml.conv_transpose1d, ml.conv_transpose2d, ml.conv_transpose3d)[axes - 1]
     cut = [(max(low, 0), max(high, 0)) for low, high in padding]
-    options = dict(stride=tuple(strides), padding=tuple(cut), dilation=tuple(apart))
+    options: dict[str, Any] = {
+        "stride": tuple(strides),
+        "padding": tuple(cut),
+        "dilation": tuple(apart),
+    }
     if axes == 1:
-        options = dict(stride=strides[0], padding=cut[0], dilation=apart[0])
+        options = {"stride": strides[0], "padding": cut[0], "dilation": apart[0]}
     y = function(x, kernel, groups=groups, **options)
     widths = [(0, 0), *((max(-low, 0), max(-high, 0)) for low, high in padding), (0, 0)]
     if any(low or high for low, high in widths):
@@ -230,18 +239,19 @@ def average_pool(at: Call, x: Value) -> Value:
     window, strides, apart, padding = _windows(at, x)
     y = pooled(x, "avg", window, strides, apart, padding)
     if any(low or high for low, high in padding):
-        counted = np.ones(x.shape[1:-1])
+        counted: Any = np.ones(x.shape[1:-1])
         if at.get("count_include_pad", 0):
-            axes = len(window)
             given = sides(
-                at, x.shape[1:-1], [(k - 1) * d + 1 for k, d in zip(window, apart)], strides
+                at,
+                x.shape[1:-1],
+                [(k - 1) * d + 1 for k, d in zip(window, apart, strict=False)],
+                strides,
             )
             counted = np.pad(counted, given, constant_values=1.0)
             rest = [(0, max(b[1] - a[1], 0)) for a, b in zip(given, padding, strict=True)]
-            counted = np.pad(counted, rest) if axes else counted
+            counted = np.pad(counted, rest)
         else:
             counted = np.pad(counted, padding)
-        share = np.ones([1] * len(window))
         for i in range(len(window)):
             n = (counted.shape[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1
             counted = sum(
@@ -316,13 +326,16 @@ def batch_normalization(
         rest = tuple(i for i in range(y.ndim) if i != channel)
         now, around = ml.mean(y, axis=rest), ml.var(y, axis=rest)
         keep = at.get("momentum", 0.9)
-        running = (middle * keep + now * (1 - keep), spread * keep + around * (1 - keep))
+        running: tuple[Any, ...] = (
+            middle * keep + now * (1 - keep),
+            spread * keep + around * (1 - keep),
+        )
         middle, spread = now, around
     else:
         running = ()
     by = gamma / ml.sqrt(ml.astype(spread, gamma.dtype) + eps)
     shift = beta - ml.astype(middle, gamma.dtype) * by
-    made = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
+    made: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
     made = made + ml.astype(ml.reshape(shift, tuple(shape)), y.dtype)
     made = made if axes is None else Lying(made, axes)
     return (made, *running) if running else made

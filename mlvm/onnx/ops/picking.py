@@ -104,11 +104,11 @@ def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
     how, depth = at.get("reduction", "none"), indices.shape[-1]
     if at.is_host:
         made = x.copy()
-        places = tuple(np.moveaxis(indices, -1, 0))
+        at_axes = tuple(np.moveaxis(indices, -1, 0))
         if how == "none":
-            made[places] = updates
+            made[at_axes] = updates
         else:
-            getattr(np, _COMBINE[how]).at(made, places, updates)
+            getattr(np, _COMBINE[how]).at(made, at_axes, updates)
         return made
     inner = x.shape[depth:]
     places = ml.reshape(flat_places(ml, indices, x.shape[:depth]), (-1,))
@@ -131,7 +131,9 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
             getattr(np, _COMBINE[how]).at(made, tuple(grid), updates)
         return made
     strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
-    rest = np.asarray(sum(g * s for i, (g, s) in enumerate(zip(grid, strides)) if i != axis))
+    rest = np.asarray(
+        sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
+    )
     places = ml.astype(indices, ml.int64) * strides[axis] + ml.asarray(rest.astype(np.int64))
     places = ml.reshape(ml.broadcast_to(places, indices.shape), (-1,))
     flat = ml.reshape(x, (-1,))
@@ -152,7 +154,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
         places = places % n
     strides = [math.prod(cache.shape[i + 1 :]) for i in range(cache.ndim)]
     grid = [*np.indices(update.shape, sparse=True)]
-    total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides)) if i != axis)
+    total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
     flat = np.broadcast_to(total + places * strides[axis], update.shape).reshape(-1)
     made = primitives.index_set(
         ml.reshape(cache, (-1,)), ml.reshape(update, (-1,)), ml.asarray(flat), axis=0
@@ -162,6 +164,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
 
 @op("TopK", host=[1])
 def top_k(at: Call, x: Any, k: Any = None) -> Any:
+    order: Any
     count = at["k"] if k is None else int(k.reshape(-1)[0])
     axis, xp = at.get("axis", -1) % x.ndim, at.xp
     if not 0 <= count <= x.shape[axis]:

@@ -32,7 +32,7 @@ def _range(number: int) -> tuple[int, int]:
     if number in INTEGERS:
         bits, kind = INTEGERS[number]
         return (0, (1 << bits) - 1) if kind is np.uint8 else (-(1 << bits - 1), (1 << bits - 1) - 1)
-    info = np.iinfo(dtype_of(number, "it").numpy)
+    info = np.iinfo(str(dtype_of(number, "it").numpy))
     return int(info.min), int(info.max)
 
 
@@ -105,8 +105,8 @@ def centered(x: Any, zero: Any, *, by_row: bool = False) -> Any:
 
 
 def exact(product: Callable[[Any, Any], Any], a: Any, b: Any, inner: int) -> Any:
-    """Sums of so many products of centered bytes, i32: f32 holds them, where a is cut into its upper
-    and lower four bits if they are many."""
+    """Sums of so many products of centered bytes, i32: f32 holds them, where a is cut into its
+    upper and lower four bits if they are many."""
     if inner * 255 * 255 < 1 << 24:
         return ml.astype(product(a, b), ml.int32)
     if inner * 16 * 255 < 1 << 24:

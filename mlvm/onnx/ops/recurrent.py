@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,10 @@ _ACTIVATIONS: dict[str, Callable[..., Any]] = {
 }
 
 
+def _called(function: Callable[..., Any], extra: list[float], x: Any) -> Any:
+    return function(x, *extra)
+
+
 def _activations(at: Call, default: list[str], direction: int) -> list[Callable[[Any], Any]]:
     names = at.get("activations") or default * 2
     each = len(default)
@@ -44,7 +49,7 @@ def _activations(at: Call, default: list[str], direction: int) -> list[Callable[
             if low in ("affine", "scaledtanh", "hardsigmoid") and betas:
                 extra.append(betas.pop(0))
         function = _ACTIVATIONS[low]
-        found.append(lambda x, function=function, extra=extra: function(x, *extra))
+        found.append(partial(_called, function, extra))
     return found[direction * each : (direction + 1) * each]
 
 
@@ -197,7 +202,8 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 
 @op("com.microsoft.DynamicQuantizeLSTM", "raw")
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
-        h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value, rz: Value) -> Value:  # fmt: skip
+                          h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
+                          rz: Value) -> Value:  # fmt: skip
     from mlvm.onnx.ops.quantized import centered, dynamic_matmul
 
     def quantized(v: Value, zero: Value, scale: Value) -> tuple[Any, Any, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import ModelError
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import TABLE, Call, Op, op
-from mlvm.onnx.values import Lying, Value, ints, inverse, lying, ordered, tensor
+from mlvm.onnx.values import Lying, Value, ints, lying, tensor
 
 Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
 
@@ -39,7 +38,7 @@ def _extreme(name: str) -> Reduce:
             elif dtype.kind == "bool":
                 least = name == "min"
             else:
-                info = np.iinfo(dtype.numpy)
+                info = np.iinfo(str(dtype.numpy))
                 least = info.max if name == "min" else info.min
             return xp.full(tuple(shape), least, dtype=x.dtype)
         if dtype.kind == "bool":
@@ -116,13 +115,12 @@ def arg_extreme(at: Call, x: Any) -> Any:
 @op("Softmax LogSoftmax Hardmax", "raw")
 def softmax(at: Call, x: Value) -> Value:
     axis = at.get("axis", -1 if at.opset >= 13 else 1)
-    function = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
+    function: Any = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
     name, shape = at.node.type, x.shape
-    if at.opset < 13 and axis % x.ndim != x.ndim - 1:
-        if math.prod(shape[axis % x.ndim + 1 :]) != 1:
-            rows = math.prod(shape[: axis % x.ndim])
-            y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
-            return ml.reshape(y, shape)
+    if at.opset < 13 and math.prod(shape[axis % x.ndim + 1 :]) != 1:
+        rows = math.prod(shape[: axis % x.ndim])
+        y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
+        return ml.reshape(y, shape)
     if type(x) is Lying:
         return Lying(function[name](x.x, axis=x.axes[axis]), x.axes)
     return function[name](tensor(x), axis=axis)
@@ -223,11 +221,3 @@ def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
     if at.get("activation"):
         made = {"Relu": ml.relu, "Sigmoid": ml.sigmoid, "Tanh": ml.tanh}[at["activation"]](made)
     return made
-
-
-@op("Hardmax", "raw")
-def hardmax(at: Call, x: Value) -> Value:
-    return softmax(at, x)
-
-
-_ = ModelError, inverse, ordered

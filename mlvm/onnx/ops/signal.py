@@ -68,10 +68,7 @@ def _joined(real: Any, imaginary: Any) -> Any:
 def stft(at: Call, x: Value, step: Any, window: Value = None, length: Any = None) -> Value:
     x = tensor(x)
     hop = ints(step, "a step")[0]
-    if length is not None:
-        size = ints(length, "a length")[0]
-    else:
-        size = window.shape[0]
+    size = ints(length, "a length")[0] if length is not None else window.shape[0]
     count = 1 + (x.shape[1] - size) // hop
     places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
     frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
