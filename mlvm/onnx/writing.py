@@ -123,7 +123,7 @@ class _Model:
         self.outputs: dict[str, TensorType] = {}
         self.initializers: dict[str, Array] = {}
         self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
-        self.types: dict[str, TensorType] = dict(self.inputs)  # type: ignore[arg-type]
+        self.types: dict[str, TensorType] = dict(self.inputs)
         self._state_names: dict[int, str] = {}
         self._paths = _paths(fn, args, kwargs)
         self._input_names = list(self.inputs)
@@ -195,7 +195,7 @@ class _Model:
                 "data_type": NAMES[_known(self.types[name].dtype, name)],
                 "name": name,
             }
-            data = memoryview(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
             outside = external if external is not None else nbytes > _MOST
             if outside and array.nbytes >= _LARGE:
                 apart += [bytes(-place % 64), data]

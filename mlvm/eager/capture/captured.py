@@ -373,7 +373,9 @@ class Captured(Generic[P, R]):
         (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)
     """
 
-    def __init__(self, fn: Callable[P, R], *, fuse: bool, recompute: bool, hoist: bool) -> None:
+    def __init__(
+        self, fn: Callable[P, R], *, fuse: bool, recompute: bool, hoist: bool = True
+    ) -> None:
         self.fn = fn
         self.fuse = fuse
         self.recompute = recompute
