@@ -2,7 +2,7 @@
 
 `call_ms` is the time from inputs to outputs, `load_ms` that from a file's bytes to the first
 results: loading, planning and one call. `peak_mib` is by how much a process grows that does only
-this. The models are those inside of wheels in the folder `MLVM_ONNX_WHEELS`, `build/wheels` without
+this. The models are those inside of wheels in the folder `ONNX_WHEELS`, `build/wheels` without
 it. No contender is timed before its results are those of the first.
 """
 
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import math
 import os
-import resource
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -104,9 +105,16 @@ def main() -> None:
         import mlvm.onnx  # noqa: F401
     else:
         pass
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = _memory("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
     MAKERS[maker](data, feed, int(threads))()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    print(_memory("VmHWM") - before)
+
+
+def _memory(name: str) -> float:
+    """A line of what Linux tells of this process, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) / 1024
 
 
 _CASES: Final = [name for name, _ in models()] if FOLDER.is_dir() else []

@@ -18,7 +18,7 @@ from mlvm.onnx.wire import decode
 NAMES: Final = "magika rapidocr rapidocr-onnxruntime silero-vad basic-pitch nudenet ddddocr"
 """The wheels, by the names under which they are published."""
 
-FOLDER: Final = Path(os.environ.get("MLVM_ONNX_WHEELS", "build/wheels"))
+FOLDER: Final = Path(os.environ.get("ONNX_WHEELS", "build/wheels"))
 """Where they lie."""
 
 _IMAGES: Final = {
