@@ -33,6 +33,8 @@
 #define LIST_INTEGERS(file, unused) file##_names,
 KERNEL_FILES(INTEGERS, )
 static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, )};
+#define NAME_OF_FILE(file, unused) #file,
+static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, )};
 
 typedef struct {
     const char *name;
@@ -122,12 +124,13 @@ const RowEntry *find_row(const char *name)
     FIND(RowEntry, rows)
 }
 
-const KernelEntry *nth_kernel(int i, const char *const **names)
+const KernelEntry *nth_kernel(int i, const char **file_name, const char *const **names)
 {
     const KernelEntry *const *tables = set_in_use()->kernels;
     for (int file = 0; tables[file]; file++)
         for (const KernelEntry *entry = tables[file]; entry->name; entry++)
             if (!i--) {
+                *file_name = files[file];
                 *names = integers[file];
                 return entry;
             }
