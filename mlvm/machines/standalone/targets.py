@@ -40,7 +40,7 @@ TARGETS: Final = {
     "aarch64": Target("aarch64-linux-gnu-gcc", sets=("neon", "plain")),
     "arm": Target("arm-linux-gnueabihf-gcc"),
     "riscv64": Target("riscv64-linux-gnu-gcc"),
-    "wasm32": Target("python -m ziglang cc -target wasm32-wasi", suffix=".wasm"),
+    "wasm32": Target("python -m ziglang cc -target wasm32-wasi", "-msimd128", suffix=".wasm"),
     "aarch64-macos": Target(
         "python -m ziglang cc -target aarch64-macos", linking="-Wl,-dead_strip", sets=("neon", "plain")
     ),
