@@ -156,7 +156,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--simd", choices=sets, default="auto", help=text)
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)
-    add("--threads", type=_count, default=1, metavar="N", help="how many it may use at most (default: 1)")
+    add(
+        "--threads",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="how many it may use at most (default: 1)",
+    )
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
     kept = "memory for what gradients keep of a loop whose turns nobody knows (default: 1048576)"

@@ -20,7 +20,14 @@ from mlvm.machines.standalone.targets import OPTIONS
 from mlvm.step.saved import LoadedStep, SavedStep
 
 COMPILER: Final = os.environ.get("CC", "gcc")
-FLAGS: Final = ["-std=c11", "-w", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-I."]
+FLAGS: Final = [
+    "-std=c11",
+    "-w",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-I.",
+]
 SEED: Final = 5
 
 
@@ -30,9 +37,7 @@ def planned(saved: SavedStep) -> standalone.Planned:
     arguments = [standalone.Tensor(*each) for each in step.arguments]
     results = [standalone.Tensor(*each) for each in saved.results]
     kept = saved.inputs, saved.outputs, saved.states
-    return standalone.Planned(
-        step.program, arguments, results, *kept, step.plan.nbytes, step.lines
-    )
+    return standalone.Planned(step.program, arguments, results, *kept, step.plan.nbytes, step.lines)
 
 
 def command(arguments: Sequence[str | Path], folder: Path) -> None:
@@ -56,9 +61,7 @@ class Kernels:
         sources = sorted((standalone.NATIVE / "src" / "plan" / "kernels").glob("*.c"))
         options = [*OPTIONS[simd].split(), f"-DTARGET={simd}", '-DWANTED="used.h"']
         running = [
-            subprocess.Popen(
-                [COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder
-            )
+            subprocess.Popen([COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
             for source in sources
         ]
         assert not any([each.wait() for each in running])
@@ -109,7 +112,16 @@ def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
     for i, x in enumerate(given):
         (out / f"in{i}").write_bytes(x.tobytes())
     files = [f"out/in{i}" for i in range(len(given))]
-    options = ["--weights", "weights.bin", "--steps", str(runs), "--out", "out", "--save", "out/state"]
+    options = [
+        "--weights",
+        "weights.bin",
+        "--steps",
+        str(runs),
+        "--out",
+        "out",
+        "--save",
+        "out/state",
+    ]
     done = subprocess.run(
         [str(program), *options, *files], cwd=folder, capture_output=True, text=True, timeout=600
     )

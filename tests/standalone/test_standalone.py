@@ -155,7 +155,9 @@ def test_a_program_of_the_callers(folder: Path) -> None:
     subprocess.run([COMPILER, "-std=c11", "-I.", *files, *wrapped], cwd=folder, check=True)
     done = subprocess.run([folder / "caller"], capture_output=True, text=True)
     here = Path(__file__).name
-    line = next(i for i, x in enumerate(Path(__file__).read_text().splitlines(), 1) if "take(t, i" in x)
+    line = next(
+        i for i, x in enumerate(Path(__file__).read_text().splitlines(), 1) if "take(t, i" in x
+    )
     assert done.stdout.splitlines() == [
         "-1 the memory does not lie at a multiple of 64 bytes",
         "-1 these are no weights: they do not begin with MLVMSTEP",
@@ -219,7 +221,11 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
     out = ["-o", str(tmp_path / "out")]
     for file, told, options in (
         ("normal.mlvm", f"normal, at {here}, cannot be built: there is no kernel in C for", []),
-        ("lanes.mlvm", "aarch64 has no avx2; there are neon, plain", ["--target=aarch64", "--simd=avx2"]),
+        (
+            "lanes.mlvm",
+            "aarch64 has no avx2; there are neon, plain",
+            ["--target=aarch64", "--simd=avx2"],
+        ),
         ("lanes.mlvm", "no target vax; there are host, x86_64", ["--target=vax"]),
         ("program.mlasm", "is a program: what Captured.save wrote is wanted", []),
     ):

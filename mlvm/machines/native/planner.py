@@ -30,7 +30,8 @@ PLANNERS: Final[dict[str, Planner]] = {}
 """By op name."""
 
 _INTEGERS: Final = {
-    kernel: tuple([name.lower() for name in names]) for kernel, (_, names) in _native.kernels().items()
+    kernel: tuple([name.lower() for name in names])
+    for kernel, (_, names) in _native.kernels().items()
 }
 """The names of the integers that a kernel's calls have, which `plan/names.h` explains."""
 

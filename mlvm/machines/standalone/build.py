@@ -28,6 +28,7 @@ HERE: Final = Path(__file__).parent
 NATIVE: Final = Path(native.__file__).parent
 ALIGNMENT: Final = 64
 
+
 class Tensor(NamedTuple):
     """An argument or result of a step: its role, the number or byte that it is at, and its type, as
     `mlvm.step.flow.Location` has them."""
@@ -92,8 +93,7 @@ def build(
     if embed:
         rows = [str(byte) for byte in weights]
         (folder / "weights.c").write_text(
-            "#include <stdint.h>\n"
-            + array("_Alignas(64) const uint8_t step_weights[]", rows)
+            "#include <stdint.h>\n" + array("_Alignas(64) const uint8_t step_weights[]", rows)
         )
     else:
         (folder / "weights.bin").write_bytes(weights)
@@ -156,7 +156,11 @@ class _Layout:
         own = (self.inputs if role == "input" else self.states)[place]
         if own is not None:
             return f"{{IN_MEMORY, {own}}}"
-        return f"{{IN_INPUT, {place}}}" if role == "input" else f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
+        return (
+            f"{{IN_INPUT, {place}}}"
+            if role == "input"
+            else f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
+        )
 
     def fingerprint(self) -> int:
         """What tells this step's weights from another's."""
@@ -196,7 +200,10 @@ class _Layout:
         ]
         outputs = [self._address(each) for each in planned.results]
         named = {
-            "Set sets": [*[f'{{"{name}", functions_{name}}}' for name in tables.sets], "{NULL, NULL}"],
+            "Set sets": [
+                *[f'{{"{name}", functions_{name}}}' for name in tables.sets],
+                "{NULL, NULL}",
+            ],
             "char *const ops": [string(str(op)) for op in tables.ops.all],
             "char *const lines": [string(_short(str(line))) for line in tables.lines.all],
             "Address arguments": addresses,

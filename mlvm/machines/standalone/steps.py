@@ -315,4 +315,3 @@ _NAMES: Final = {
         *("CALL_FUNCTION", "RETURN", "POP", "LOAD_GLOBAL", "STORE_GLOBAL"),
     )
 } | {link.UNREACHED: "UNKNOWN"}
-

@@ -48,7 +48,10 @@ class Tables:
             ends = [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
             places.append(array(f"static const Place places{number}[]", ends))
             for name in self.sets:
-                rows = [self._step(s, name, f"{number}_{i}", place) for i, s in enumerate(function.steps)]
+                rows = [
+                    self._step(s, name, f"{number}_{i}", place)
+                    for i, s in enumerate(function.steps)
+                ]
                 steps.append(array(f"static const Step steps{number}_{name}[]", rows))
         for name in self.sets:
             rows = [

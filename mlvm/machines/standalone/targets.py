@@ -42,7 +42,9 @@ TARGETS: Final = {
     "riscv64": Target("riscv64-linux-gnu-gcc"),
     "wasm32": Target("python -m ziglang cc -target wasm32-wasi", "-msimd128", suffix=".wasm"),
     "aarch64-macos": Target(
-        "python -m ziglang cc -target aarch64-macos", linking="-Wl,-dead_strip", sets=("neon", "plain")
+        "python -m ziglang cc -target aarch64-macos",
+        linking="-Wl,-dead_strip",
+        sets=("neon", "plain"),
     ),
     "x86_64-windows": Target(
         "python -m ziglang cc -target x86_64-windows-gnu", suffix=".exe", sets=X86
