@@ -31,7 +31,8 @@ FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown
 TARGETS = {
     "x86": {
         "avx2": "-mavx2 -mfma",
-        "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
+        "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl "
+        "-mprefer-vector-width=512",
     },
     "arm": {"neon": "-DUSE_NEON"},
 }

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | show | launch | mpirun |
-ops | info`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | show | launch |
+mpirun | ops | info`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
     sets = ("auto", *OPTIONS)
-    text = "instruction sets of the kernels; auto: all of the target's, and the best is chosen at run time"
+    text = "instruction sets of the kernels; auto: the target's, of which a run takes the best"
     add("--simd", choices=sets, default="auto", help=text)
     where = "in the program, or in DIR/weights.bin, which it is given"
     add("--weights", choices=("embed", "file"), default="file", help=where)

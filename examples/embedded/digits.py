@@ -3,7 +3,7 @@
     python examples/embedded/digits.py DIR          # writes train.mlvm, classify.mlvm, and batches
     python -m mlvm build DIR/train.mlvm -o DIR/train
     make -C DIR/train
-    DIR/train/step --weights DIR/train/weights.bin --steps 200 --out DIR DIR/images.npy DIR/labels.npy
+    cd DIR && train/step --weights train/weights.bin --steps 200 --out . images.npy labels.npy
 
 The losses in DIR/0.npy are those of Python, to the bit, on the same instruction set; with
 `--expected` this program trains as well, and writes what Python's were.

@@ -64,7 +64,7 @@ class Kernels:
             subprocess.Popen([COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
             for source in sources
         ]
-        assert not any([each.wait() for each in running])
+        assert not sum([each.wait() for each in running])
         command(["ar", "rcs", "libkernels.a", *[f"{x.stem}.o" for x in sources]], folder)
 
     def build(self, saved: SavedStep, folder: Path) -> Path:
@@ -73,8 +73,9 @@ class Kernels:
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
         own += ["mlvm/standalone/src/records.c"]
         own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
-        out = ["-o", "step", self.folder / "libkernels.a", "-lm"]
-        command([COMPILER, *FLAGS, "-O1", *own, *out], folder)
+        out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
+        arguments: list[str | Path] = [COMPILER, *FLAGS, "-O1", *own, *out]
+        command(arguments, folder)
         return folder / "step"
 
 

@@ -1,4 +1,4 @@
-"""A captured step as C: the same bits, in memory that the caller owns, and errors that say where."""
+"""A captured step as C: the same bits, in the caller's memory, and errors that say where."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from mlvm.core.program.assembly import assemble
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
-    from tests.standalone.making import COMPILER, difference
+    from tests.standalone.making import difference
 
-    compiled: Any = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="no C compiler")
-
-FAST: Final = ["OPTIMIZE=-O0", f"CC={os.environ.get('CC', 'gcc')}", "-j2", "-s"]
+COMPILER: Final = os.environ.get("CC", "gcc")
+compiled = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
+FAST: Final = ["OPTIMIZE=-O0", f"CC={COMPILER}", "-j2", "-s"]
 
 CALLER: Final = r"""
 #define _GNU_SOURCE

@@ -1,4 +1,4 @@
-"""A planned step becomes a folder that a C compiler and `make` turn into a library and a program."""
+"""A planned step becomes a folder that a C compiler and `make` make a library and a program of."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.local import LocalVM
-from mlvm.machines.standalone.lower import Temporary
 from mlvm.machines.standalone.steps import Steps
 from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
@@ -313,8 +312,13 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
 
 
 _C_TYPES: Final = {
-    **{"bool": "uint8_t", "f32": "float", "f64": "double", "c64": "float", "c128": "double"},
-    **{"f16": "uint16_t", "bf16": "uint16_t"},
+    "bool": "uint8_t",
+    "f32": "float",
+    "f64": "double",
+    "c64": "float",
+    "c128": "double",
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
     **{f"{kind[0]}{bits}": f"{kind}int{bits}_t" for bits in (8, 16, 32, 64) for kind in ("u",)},
     **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
 }

@@ -1,8 +1,8 @@
 """Ops that Python runs as several kernels, as these kernels one after the other.
 
-Floats of 16 bits are widened before an op and narrowed behind it (`mlvm.core.ops.half`), an f32 beside
-an f64 is converted first, and a chain runs in parts where a link has no row function
-(`mlvm.machines.native.kernels`). What is converted lies in memory of the step's own, beside the plan.
+Floats of 16 bits are widened before an op and narrowed behind it (`mlvm.core.ops.half`), an f32
+beside an f64 is converted first, and a chain runs in parts where a link has no row function
+(`mlvm.machines.native.kernels`). What is converted lies in memory beside the plan.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class _Lowering:
         if not isinstance(parts, Parts):
             raise _Impossible
         made = [self._temporary(type) for type in parts.temporaries]
-        all_types, all_parameters = [*types, *parts.temporaries], [*numbers, *made]
+        all_types = [*types, *parts.temporaries]
+        all_parameters: list[Parameter] = [*numbers, *made]
         for work, places, attributes in parts.parts:
             parameters = [all_parameters[place] for place in places]
             if isinstance(work, KernelCall):

@@ -1,13 +1,13 @@
 """What the loop in C runs of a step's program, known before it runs.
 
-In Python the loop asks, at a call that takes its parameters from the stack, what to do for parameters
-of these types, and remembers the answer. Here the program is followed with the types of its arguments,
-once for each combination of types that a function is called with, and all answers are tables.
+In Python the loop asks, at a call that takes its parameters from the stack, what to do for
+parameters of these types, and remembers the answer. Here the program is followed with the types of
+its arguments, once for each combination that a function is called with, and all answers are tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -23,7 +23,6 @@ from mlvm.machines.native.loop import Site, call_of
 from mlvm.machines.native.types import native_type
 from mlvm.machines.standalone.lower import Temporary, lowered
 from mlvm.machines.standalone.targets import CannotBuild
-
 
 RECORDS: Final = {
     residuals.BEGIN: ("RECORDS_BEGIN", slice(0, 0)),
@@ -70,8 +69,9 @@ class Step:
 
 @dataclass
 class Function:
-    """A function: its steps, where those of each of the linker's begin, how many values lie on the stack at most while it runs itself, what its
-    results' tensors take, and which functions it calls."""
+    """A function: its steps, and where those of each of the linker's begin. `height`: values on the
+    stack at most while it runs itself. `made`: bytes of the tensors that it makes. `calls`: which
+    functions."""
 
     steps: list[Step]
     begins: list[int]

@@ -22,8 +22,8 @@ OPTIONS: Final = {
 
 
 class Target(NamedTuple):
-    """A processor and system: the compiler, what it and the linker are told besides, how the program
-    is called, and the instruction sets, the best first."""
+    """A processor and system: the compiler, what it and the linker are told besides, the suffix of
+    the program, and the instruction sets, the best first."""
 
     compiler: str
     flags: str = ""
