@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -45,7 +46,7 @@ def small_step(folder: Path) -> None:
     standalone.build(planned(saved), folder, simd="plain")
 
 
-def compiled(program: Path, arguments: list[object]) -> bool:
+def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
     """Compile a target; whether it is libFuzzer's."""
     fuzzer = ["clang", *FLAGS, "-fsanitize=fuzzer,address,undefined", *arguments, "-o", program]
     if shutil.which("clang"):
@@ -72,7 +73,7 @@ def main() -> int:
         runtime = [made / "standalone/src" / name for name in ("step.c", "records.c")]
         runtime += [made / "native/src/plan" / f"{x}.c" for x in ("loop", "bound", "processor")]
         weights = [HERE / "weights.c", folder / "tables.c", *runtime, *kernels]
-        programs = {
+        programs: dict[str, list[str | Path]] = {
             "loop": [*loop, f"-I{MACHINES}"],
             "weights": [*weights, f"-I{folder}", "-DTARGET=plain", '-DWANTED="used.h"', "-lm"],
         }
