@@ -28,6 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 _MODULES: Final = (
     "nn",
     "nn.init",
+    "onnx",
     "optim",
     "random",
     "linalg",

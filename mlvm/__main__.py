@@ -1,4 +1,4 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | show | launch |
+"""The command line: `python -m mlvm run | check | build | disasm | memory | show | onnx | launch |
 mpirun | ops | info`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
@@ -97,6 +97,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory(options)
         elif options.command == "show":
             return show(options, arguments)
+        elif options.command == "onnx":
+            run_onnx(options)
         elif options.command == "launch":
             return launch(
                 options.members,
@@ -188,6 +190,16 @@ def _parser() -> argparse.ArgumentParser:
     page = "the page, if not FILE.html beside FILE"
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
+
+    text = "run an ONNX file: its inputs and outputs, its ops by time, its plan of memory"
+    add = commands.add_parser("onnx", help=text).add_argument
+    add("file", metavar="MODEL", help="an .onnx file")
+    text = "the next input: a .npy file, the tensor itself, or its type for zeros, as in memory"
+    add("--input", **remote.REPEATED, metavar="X", help=text)
+    add("--time", action="store_true", help="time calls, and the ops in one")
+    add("--plan", action="store_true", help="print and draw the plan of memory")
+    add("--save", type=Path, metavar="STEP", help="write the planned step, which run takes")
+    add("--out", type=Path, metavar="DIR", help="where results and pictures go")
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
@@ -512,6 +524,21 @@ def _as_step(planned: Planned) -> Step:
     ]
     program, lines = planned.program, planned.lines
     return Step(program, planned.recording(), planned.moments, lines, arguments)
+
+
+def run_onnx(options: argparse.Namespace) -> None:
+    """Say what an ONNX file is, and run, time, plan and save it."""
+    from mlvm.onnx.command import run  # which the other commands do without
+
+    arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
+    run(
+        Path(options.file),
+        arrays,
+        times=options.time,
+        plan=options.plan,
+        save=options.save,
+        out=options.out,
+    )
 
 
 def print_ops(names: Sequence[str]) -> None:

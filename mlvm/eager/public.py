@@ -121,6 +121,7 @@ SHOWN: Final = {
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
     "nn": "mlvm.eager.nn",
+    "onnx": "mlvm.onnx",
     "optim": "mlvm.eager.optim",
     "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",
