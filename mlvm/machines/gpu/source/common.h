@@ -97,6 +97,8 @@ DEVICE void store_f16(u16 *x, i64 i, f32 v) { asm("cvt.rn.f16.f32 %0, %1;" : "=h
 
 #endif
 
+#define UNROLL _Pragma("unroll")
+
 /* --- dtypes: how each is stored, in what it is computed, and the way between --- */
 
 typedef u8 stored_bool;
