@@ -68,7 +68,7 @@ class OpenCL:
             most_items=device.max_work_group_size,
         )
         exact = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
-        self._options = ["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else []
+        self._options = ["-w", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else [])]
         self._context = cl.Context([device])
         self._queue = cl.CommandQueue(self._context)
         self._beside = cl.CommandQueue(self._context)

@@ -19,7 +19,13 @@ from mlvm.core.machine.fused import Chain
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
-from mlvm.machines.gpu import elementwise, moves  # noqa: F401  (their kernels are declared)
+from mlvm.machines.gpu import (  # noqa: F401  (their kernels are declared)
+    elementwise,
+    moves,
+    neural,
+    products,
+    reductions,
+)
 from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_chain
 from mlvm.machines.gpu.checks import Note
 from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Scratch
