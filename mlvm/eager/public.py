@@ -150,7 +150,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "report", "mlvm.show.report"),
     (Arena, "_repr_html_", "mlvm.show.picture"),
     (VM, "trace", "mlvm.show.trace"),
-    (VM, "on_device", "mlvm.machines.gpu"),
+    (VM, "on_device", "mlvm.machines.gpu.vm"),
 ]
 """What modules add to classes when they are imported."""
 

@@ -73,13 +73,16 @@ Argument: TypeAlias = "int | np.generic | Scratch | _Refused"
 class Call(NamedTuple):
     """One launch of the kernel `entry` of a source: `size` work items in groups of `group`.
 
-    The launcher rounds each size up to whole groups; the kernel leaves out the items too many."""
+    The launcher rounds each size up to whole groups; the kernel leaves out the items too many. One
+    that `begins` the result as an operand is left out where its first two tensors lie in one place:
+    so an op works in place (`begin_as` of `moves`)."""
 
     source: str
     entry: str
     size: tuple[int, ...]
     group: tuple[int, ...]
     args: tuple[Argument, ...]
+    begins: bool = False
 
 
 Calls: TypeAlias = "Sequence[Call] | None"

@@ -132,6 +132,35 @@ DEVICE void store_bf16(GLOBAL u16 *x, i64 i, f32 v) { /* to nearest even; a nan 
     x[i] = (u16)(v != v ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16);
 }
 
+/* A value as a half has it, in an f32. */
+DEVICE f32 rounded_f16(f32 v) {
+#ifdef __OPENCL_VERSION__
+    u16 bits;
+    vstore_half_rte(v, 0, (half *)&bits);
+    return vload_half(0, (const half *)&bits);
+#else
+    u16 bits;
+    store_f16(&bits, 0, v);
+    return load_f16(&bits, 0);
+#endif
+}
+DEVICE f32 rounded_bf16(f32 v) {
+    const u32 bits = BITS_OF_F32(v), upper = bits >> 16;
+    return F32_OF_BITS((v != v ? upper | 0x40 : (bits + 0x7fff + (upper & 1)) >> 16) << 16);
+}
+#ifdef HAVE_F64
+/* An f64 as f32, one between two of these as that with an odd last bit: rounding it again gives what
+ * rounding x gives (Boldo and Melquiond, IEEE Trans. Computers 57, 2008). */
+DEVICE f32 odd_f32(f64 x) {
+    const f32 nearest = (f32)x;
+    u32 bits = BITS_OF_F32(nearest);
+    if (x != x) return nearest;
+    bits -= fabs((f64)nearest) > fabs(x);
+    bits |= (f64)nearest != x;
+    return F32_OF_BITS(bits);
+}
+#endif
+
 #define PASTE_(a, b) a##b
 #define PASTE(a, b) PASTE_(a, b)
 #define STORED(DT) PASTE(stored_, DT)
