@@ -21,10 +21,13 @@ from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
 from mlvm.machines.gpu import (  # noqa: F401  (their kernels are declared)
     elementwise,
+    indexing,
     moves,
     neural,
     products,
+    random,
     reductions,
+    sorting,
 )
 from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_chain
 from mlvm.machines.gpu.checks import Note

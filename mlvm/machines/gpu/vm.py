@@ -12,6 +12,7 @@ is sent back, and so are their results.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -37,6 +38,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import Array, TensorType, check_array, u8
 from mlvm.core.vm import VM
+from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
 from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
@@ -74,6 +76,7 @@ class GpuVM(LocalVM):
                 raise MachineError(f"{said}, and this one is on {device}")
         memory = DeviceMemory(driver_of(device))
         self._host = LocalVM(f"host of {device}")
+        residuals.register(self._host)  # in Python, whose functions any arrays may be given
         callees = [self._host.functions.binding(name).callee for name in OPS]
         fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
         self.queue = Queue(memory, fills)
@@ -81,6 +84,15 @@ class GpuVM(LocalVM):
         VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=memory)
         memory.name = self.name
         self._equip(native=False, threads=1)
+
+    def _equip(self, *, native: bool, threads: int) -> None:
+        """What every VM of this process has: residuals, lanes and checks are the host's."""
+        self.native, self.threads = native, threads
+        self.fast_path = self._pool = None
+        table = self._host.functions
+        self.register_callees(
+            {name: table.binding(name).callee for name in {*table} - {*self.functions}}
+        )
 
     @property
     def counts(self) -> Counts:
@@ -190,11 +202,13 @@ class _HostFunction(UserFunction):
         super().__init__(callee.name, callee.nparams, callee.nresults)
         self.reads = callee.reads
         self._callee = callee
-        self._memory = vm.memory
+        self._vm = weakref.ref(vm)
         callee.memory = HOST
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        memory = self._memory
+        vm = self._vm()
+        assert vm is not None  # it runs a program
+        memory, vm._host.depth = vm.memory, vm.depth
         places = [i for i, x in enumerate(params) if is_tensor(x)]
         copies = memory.read_all([params[i] for i in places])
         given: list[Any] = list(params)
