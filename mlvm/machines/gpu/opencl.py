@@ -122,7 +122,8 @@ class OpenCL:
         self._cl.enqueue_fill_buffer(self._queue, memory, byte, offset, nbytes)
 
     def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None:
-        self._cl.enqueue_copy(self._queue,
+        self._cl.enqueue_copy(
+            self._queue,
             memory,
             source,
             dst_offset=offset,
@@ -131,7 +132,8 @@ class OpenCL:
         )
 
     def send(self, memory: Any, offset: int, values: Array) -> None:
-        event = self._cl.enqueue_copy(self._queue,
+        event = self._cl.enqueue_copy(
+            self._queue,
             memory,
             values,
             dst_offset=offset,
@@ -140,7 +142,8 @@ class OpenCL:
         self._keep(event, values)
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
-        event = self._cl.enqueue_copy(self._beside,
+        event = self._cl.enqueue_copy(
+            self._beside,
             memory,
             values,
             dst_offset=offset,
@@ -190,8 +193,7 @@ class OpenCL:
         size = nbytes + ALIGNMENT
         buffer = cl.Buffer(self._context, flags, size)
         how = cl.map_flags.READ | cl.map_flags.WRITE
-        mapped, _ = cl.enqueue_map_buffer(self._queue, buffer, how, 0, (size,), np.uint8
-        )
+        mapped, _ = cl.enqueue_map_buffer(self._queue, buffer, how, 0, (size,), np.uint8)
         skip = -mapped.ctypes.data % ALIGNMENT
         memory: Array = mapped[skip : skip + nbytes]
         return memory
@@ -205,9 +207,7 @@ class OpenCL:
         args: tuple[Any, ...],
     ) -> Callable[[], object]:
         kernel = self._cl.Kernel(self._shared.program(text), entry)
-        kernel.set_scalar_arg_dtypes(
-            [x.dtype if isinstance(x, np.generic) else None for x in args]
-        )
+        kernel.set_scalar_arg_dtypes([x.dtype if isinstance(x, np.generic) else None for x in args])
         kernel.set_args(*args)
         whole = tuple([-(-n // by) * by for n, by in zip(size, group, strict=True)])
         return partial(self._cl.enqueue_nd_range_kernel, self._queue, kernel, whole, group)

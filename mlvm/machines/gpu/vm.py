@@ -16,7 +16,6 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-
 from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import (
@@ -214,7 +213,9 @@ class _HostFunction(UserFunction):
         given: list[Any] = list(params)
         for i, copy in zip(places, copies, strict=True):
             given[i] = copy
-        written = [i for i in places if self.reads is None or i not in range(len(params))[self.reads]]
+        written = [
+            i for i in places if self.reads is None or i not in range(len(params))[self.reads]
+        ]
         before = {i: given[i].copy() for i in written}
         results = self._callee.call(given, attributes)
         for i in written:
