@@ -52,9 +52,7 @@ def steps_of(
         return [OnHost(op, attributes, tuple(types), tuple(args))]
     steps: list[Step] = []
     for call in calls:
-        given = tuple(
-            [args[x] if isinstance(x, int) else _apart(x, op.name) for x in call.args]
-        )
+        given = tuple([args[x] if isinstance(x, int) else _apart(x, op.name) for x in call.args])
         placed = call._replace(args=given)
         if REFUSED in call.args:
             steps.append(Judged(placed, op, attributes, tuple(types), tuple(args), row.judges))
@@ -64,7 +62,11 @@ def steps_of(
 
 
 def _apart(argument: Argument, name: str) -> Argument:
-    return argument._replace(name=f"{name} {argument.name}") if isinstance(argument, Scratch) else argument
+    return (
+        argument._replace(name=f"{name} {argument.name}")
+        if isinstance(argument, Scratch)
+        else argument
+    )
 
 
 def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
@@ -160,9 +162,7 @@ class _Lowering:
         shape = self._types[next(iter(self._stored))].shape
         if not all(self._types[n].size for n in self._stored):
             return
-        call = chain_call(
-            self._links, self._types, inputs, list(self._stored.items()), shape
-        )
+        call = chain_call(self._links, self._types, inputs, list(self._stored.items()), shape)
         if call is not None:
             self.steps.append(call)
             return

@@ -132,8 +132,7 @@ def listed() -> list[tuple[str, str, int]]:
     except runtime.CUDARuntimeError as error:
         raise MachineError(f"CUDA has no device here: {error}") from None
     return [
-        (f"cuda:{i}", told["name"].decode(), told["totalGlobalMem"])
-        for i, told in enumerate(found)
+        (f"cuda:{i}", told["name"].decode(), told["totalGlobalMem"]) for i, told in enumerate(found)
     ]
 
 

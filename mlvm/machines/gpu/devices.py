@@ -21,7 +21,9 @@ class Device(NamedTuple):
     nbytes: int
 
 
-_KINDS: Final[dict[str, tuple[Callable[[], list[tuple[str, str, int]]], Callable[[str], Driver]]]] = {
+_KINDS: Final[
+    dict[str, tuple[Callable[[], list[tuple[str, str, int]]], Callable[[str], Driver]]]
+] = {
     "opencl": (opencl.listed, opencl.driver),
     "cuda": (cuda.listed, cuda.driver),
 }
@@ -30,8 +32,8 @@ _KINDS: Final[dict[str, tuple[Callable[[], list[tuple[str, str, int]]], Callable
 def devices() -> list[Device]:
     """The devices of this machine beside its processor. None is listed of what is not installed.
 
-        >>> [device.name for device in ml.devices() if device.name == "cpu"]
-        []
+    >>> [device.name for device in ml.devices() if device.name == "cpu"]
+    []
     """
     found: list[Device] = []
     for listed, _ in _KINDS.values():

@@ -119,7 +119,6 @@ _IS: Final = ("isnan", "isinf", "isfinite")
 _MOVES: Final = frozenset({"copy", "broadcast_to", "where"})
 
 
-
 def _computed(dtype: DType) -> str:
     """The C type that elements are computed in."""
     return "f32" if dtype.is_half else "u8" if dtype is bool_ else dtype.name
@@ -153,9 +152,7 @@ def expression(
     if name == "astype":
         return converted(values[0], operands[0], out)
     if name == "where":
-        x, y = [
-            converted(v, d, out) for v, d in zip(values[1:], operands[1:], strict=True)
-        ]
+        x, y = [converted(v, d, out) for v, d in zip(values[1:], operands[1:], strict=True)]
         return f"({values[0]} ? {x} : {y})"
     if name in ("copy", "broadcast_to"):
         return values[0]
@@ -252,9 +249,7 @@ def chain_call(
         args.append(inputs[n])
         if not any(steps):
             index[n] = "0"
-        elif len(dims) == 1:
-            index[n] = "i"
-        elif steps == packed(dims):
+        elif len(dims) == 1 or steps == packed(dims):
             index[n] = "i"
         else:
             terms = []

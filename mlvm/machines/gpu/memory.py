@@ -109,9 +109,7 @@ class DeviceArray:
 
     flags: Final = _Flags()
 
-    def __init__(
-        self, buffer: Buffer, offset: int, dtype: np.dtype[Any], shape: Shape
-    ) -> None:
+    def __init__(self, buffer: Buffer, offset: int, dtype: np.dtype[Any], shape: Shape) -> None:
         self.buffer = buffer
         self.offset = offset
         self.dtype = dtype
@@ -285,8 +283,11 @@ class DeviceMemory(Memory):
         self.refusals.settle(found[: len(flags)])
         values = iter(found[len(flags) :])
         return [
-            np.array(x) if not isinstance(x, DeviceArray)
-            else next(values) if x.size else np.empty(x.shape, x.dtype)
+            np.array(x)
+            if not isinstance(x, DeviceArray)
+            else next(values)
+            if x.size
+            else np.empty(x.shape, x.dtype)
             for x in arrays
         ]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
@@ -88,7 +88,6 @@ def move(
     text = source(
         "moves.h",
         **names,
-        DIMS=len(axes),
         INDEX="u32" if total < 1 << 32 else "i64",
         **({"ADD": 1} if add else {}),
     )
@@ -123,17 +122,21 @@ def begin_as(x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Ca
 
 def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> list[Call]:
     """All elements are that value."""
+    one = _bits(out, value)
+    count = out.nbytes // one.itemsize
+    return [_created("fill", one.dtype, count, (argument, np.int64(count), one))]
+
+
+def _bits(out: TensorType, value: float | complex) -> np.generic:
+    """An element of that value, as an integer of its size. Of 16 bytes it is 0."""
     bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
-    size = out.dtype.itemsize
-    if size == 16:
-        if bits.any():
-            raise ValueError("a fill is of elements of up to 8 bytes")
-        size = 8
-    raw = _RAW[size]
-    count = out.nbytes // size
-    text = source("creation.h", DT=raw, FILL=1)
-    given = bits[:size].view(DType.named(raw).numpy)[0]
-    return [Call(text, "fill", (count,), (GROUP,), (argument, np.int64(count), given))]
+    found: np.generic = bits[:8].view(DType.named(_RAW[out.dtype.itemsize]).numpy)[0]
+    return found
+
+
+def _created(entry: str, dtype: np.dtype[Any], count: int, args: tuple[Argument, ...]) -> Call:
+    text = source("creation.h", DT=DType.of(dtype).name)
+    return Call(text, entry, (count,), (GROUP,), args)
 
 
 # --- shapes and axes -----------------------------------------------------------------
@@ -216,7 +219,9 @@ def _roll(
 
 
 @kernel("pad")
-def _pad(device: Facts, types: Types, *, widths: tuple[tuple[int, int], ...], value: float) -> Calls:
+def _pad(
+    device: Facts, types: Types, *, widths: tuple[tuple[int, int], ...], value: float
+) -> Calls:
     out, x = types
     if out.dtype.itemsize == 16 and value:
         return None
@@ -244,9 +249,7 @@ def _slice_add(device: Facts, types: Types, *, start: Shape, step: Shape) -> Cal
         return None
     place = part(out.shape, start, step)
     dtype = updates.dtype
-    added = move(
-        updates.shape, place, whole(updates.shape), dtype, out.dtype, (0, 2), add=True
-    )
+    added = move(updates.shape, place, whole(updates.shape), dtype, out.dtype, (0, 2), add=True)
     return [*begin_as(out), *added]
 
 
@@ -267,24 +270,25 @@ def _gather_lanes(device: Facts, types: Types, *, axis_name: str, size: int) -> 
 # --- triangles, creation -------------------------------------------------------------
 
 
-def _triangle(types: Types, k: int, **how: int) -> Calls:
+def _triangle(types: Types, sign: int, k: int) -> Calls:
     out, x = types
-    parts = 2 if x.dtype.itemsize == 16 else 1
-    text = source("creation.h", DT=_RAW[x.dtype.itemsize], TRIANGLE=1, **how)
-    k = max(-x.shape[-2] - 1, min(k, x.shape[-1] + 1))
-    numbers = (out.size * parts, x.shape[-2], x.shape[-1], k, parts)
-    args = (0, 1, *map(np.int64, numbers))
-    return [Call(text, "triangle", (out.size * parts,), (GROUP,), args)]
+    raw = DType.named(_RAW[x.dtype.itemsize]).numpy
+    parts = x.dtype.itemsize // raw.itemsize
+    rows, columns = x.shape[-2:]
+    k = max(-rows - columns, min(k, rows + columns))
+    count = out.size * parts
+    args = (0, 1, *map(np.int64, (count, rows, columns, sign, k, parts)))
+    return [_created("triangle", raw, count, args)]
 
 
 @kernel("tril")
 def _tril(device: Facts, types: Types, *, k: int) -> Calls:
-    return _triangle(types, k)
+    return _triangle(types, 1, k)
 
 
 @kernel("triu")
 def _triu(device: Facts, types: Types, *, k: int) -> Calls:
-    return _triangle(types, k, UPPER=1)
+    return _triangle(types, -1, -k)
 
 
 @kernel("full")
@@ -301,12 +305,11 @@ def _zeros(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
 @kernel("eye")
 def _eye(device: Facts, types: Types, *, rows: int, columns: int, k: int, dtype: str) -> Calls:
     [out] = types
-    if not device.has(out.dtype):
+    if out.dtype.itemsize == 16:
         return None
-    k = max(-rows, min(k, columns))
-    text = source("creation.h", DT=out.dtype.name, DIAGONAL=1)
-    args = (0, *map(np.int64, (out.size, columns, k)))
-    return [Call(text, "eye", (out.size,), (GROUP,), args)]
+    one = _bits(out, 1)
+    numbers = map(np.int64, (out.size, columns, max(-rows, min(k, columns))))
+    return [_created("eye", one.dtype, out.size, (0, *numbers, one))]
 
 
 @kernel("arange")
@@ -317,6 +320,6 @@ def _arange(
     [out] = types
     if not out.dtype.is_integer:
         return None
-    text = source("creation.h", DT=out.dtype.name, ARANGE_INTEGERS=1)
     first, by = [np.uint64(int(each) % 2**64) for each in (start, step)]
-    return [Call(text, "arange", (out.size,), (GROUP,), (0, np.int64(out.size), first, by))]
+    args = (0, np.int64(out.size), first, by)
+    return [_created("arange", out.dtype.numpy, out.size, args)]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import MachineError
 from mlvm.core.extras import extra
+from mlvm.core.locks import new_lock
 from mlvm.core.types import ALIGNMENT, Array
 from mlvm.machines.gpu.kernels import Facts
 from mlvm.machines.gpu.memory import Lost
@@ -51,11 +52,38 @@ def found() -> list[tuple[str, Any]]:
     return named
 
 
+class _Shared:
+    """A device's context and compiled sources, which all of a process's VMs on it share."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.context = opencl_module().Context([device])
+        cl = opencl_module()
+        exact = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
+        self._options = ["-w", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else [])]
+        self._programs: dict[str, Any] = {}
+        self._lock = new_lock()
+
+    def program(self, text: str) -> Any:
+        with self._lock:
+            if text not in self._programs:
+                program = opencl_module().Program(self.context, text)
+                self._programs[text] = program.build(self._options)
+            return self._programs[text]
+
+
+@cache
+def _shared(name: str) -> _Shared:
+    return _Shared(dict(found())[name])
+
+
 class OpenCL:
     """A device by its OpenCL driver."""
 
-    def __init__(self, name: str, device: Any) -> None:
+    def __init__(self, name: str) -> None:
         self._cl = cl = opencl_module()
+        self._shared = shared = _shared(name)
+        device = shared.device
         self.device = name
         self.nbytes: int = device.global_mem_size
         self._most: int = device.max_mem_alloc_size
@@ -67,12 +95,9 @@ class OpenCL:
             local_bytes=device.local_mem_size,
             most_items=device.max_work_group_size,
         )
-        exact = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
-        self._options = ["-w", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else [])]
-        self._context = cl.Context([device])
+        self._context = shared.context
         self._queue = cl.CommandQueue(self._context)
         self._beside = cl.CommandQueue(self._context)
-        self._programs: dict[str, Any] = {}
         self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
 
     def typed(self, error: Any) -> Exception | None:
@@ -97,7 +122,8 @@ class OpenCL:
         self._cl.enqueue_fill_buffer(self._queue, memory, byte, offset, nbytes)
 
     def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None:
-        self._cl.enqueue_copy(self._queue,
+        self._cl.enqueue_copy(
+            self._queue,
             memory,
             source,
             dst_offset=offset,
@@ -106,7 +132,8 @@ class OpenCL:
         )
 
     def send(self, memory: Any, offset: int, values: Array) -> None:
-        event = self._cl.enqueue_copy(self._queue,
+        event = self._cl.enqueue_copy(
+            self._queue,
             memory,
             values,
             dst_offset=offset,
@@ -115,7 +142,8 @@ class OpenCL:
         self._keep(event, values)
 
     def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
-        event = self._cl.enqueue_copy(self._beside,
+        event = self._cl.enqueue_copy(
+            self._beside,
             memory,
             values,
             dst_offset=offset,
@@ -165,17 +193,10 @@ class OpenCL:
         size = nbytes + ALIGNMENT
         buffer = cl.Buffer(self._context, flags, size)
         how = cl.map_flags.READ | cl.map_flags.WRITE
-        mapped, _ = cl.enqueue_map_buffer(self._queue, buffer, how, 0, (size,), np.uint8
-        )
+        mapped, _ = cl.enqueue_map_buffer(self._queue, buffer, how, 0, (size,), np.uint8)
         skip = -mapped.ctypes.data % ALIGNMENT
         memory: Array = mapped[skip : skip + nbytes]
         return memory
-
-    def _program(self, text: str) -> Any:
-        if text not in self._programs:
-            program = self._cl.Program(self._context, text)
-            self._programs[text] = program.build(self._options)
-        return self._programs[text]
 
     def ready(
         self,
@@ -185,10 +206,8 @@ class OpenCL:
         group: tuple[int, ...],
         args: tuple[Any, ...],
     ) -> Callable[[], object]:
-        kernel = self._cl.Kernel(self._program(text), entry)
-        kernel.set_scalar_arg_dtypes(
-            [x.dtype if isinstance(x, np.generic) else None for x in args]
-        )
+        kernel = self._cl.Kernel(self._shared.program(text), entry)
+        kernel.set_scalar_arg_dtypes([x.dtype if isinstance(x, np.generic) else None for x in args])
         kernel.set_args(*args)
         whole = tuple([-(-n // by) * by for n, by in zip(size, group, strict=True)])
         return partial(self._cl.enqueue_nd_range_kernel, self._queue, kernel, whole, group)
@@ -204,4 +223,4 @@ def listed() -> list[tuple[str, str, int]]:
 
 def driver(name: str) -> OpenCL:
     """The device of that name, which `found` has."""
-    return OpenCL(name, dict(found())[name])
+    return OpenCL(name)

@@ -15,16 +15,18 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import OutOfMemory
-from mlvm.core.machine.fused import Chain
 from mlvm.core.op import OPS, Attributes, Kernel, Op
 from mlvm.core.ops import half
 from mlvm.core.types import ALIGNMENT, Array, TensorType
 from mlvm.machines.gpu import (  # noqa: F401  (their kernels are declared)
     elementwise,
+    indexing,
     moves,
     neural,
     products,
+    random,
     reductions,
+    sorting,
 )
 from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_chain
 from mlvm.machines.gpu.checks import Note
@@ -84,9 +86,7 @@ class Queue:
                 raise OutOfMemory(f"{wanted:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
-    def ready(
-        self, plan: tuple[list[Step], dict[str, int], int], arrays: Sequence[Any]
-    ) -> Ready:
+    def ready(self, plan: tuple[list[Step], dict[str, int], int], arrays: Sequence[Any]) -> Ready:
         """The plan on these arrays."""
         steps, offsets, size = plan
         scratch = self.scratch(size) if size else None
@@ -134,7 +134,9 @@ class Queue:
         if call.begins and tensors[0].address == tensors[1].address:
             return None
         with self.memory:
-            return self.memory.driver.ready(call.source, call.entry, call.size, call.group, tuple(args))
+            return self.memory.driver.ready(
+                call.source, call.entry, call.size, call.group, tuple(args)
+            )
 
     # --- launches ---
 
@@ -232,5 +234,3 @@ def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:
                 offsets[x.name] = size
                 size += -(-max(x.nbytes, 1) // ALIGNMENT) * ALIGNMENT
     return offsets, size
-
-

@@ -12,9 +12,9 @@ is sent back, and so are their results.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
-
 
 from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine import run as reference
@@ -37,6 +37,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle
 from mlvm.core.types import Array, TensorType, check_array, u8
 from mlvm.core.vm import VM
+from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
 from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
@@ -74,6 +75,7 @@ class GpuVM(LocalVM):
                 raise MachineError(f"{said}, and this one is on {device}")
         memory = DeviceMemory(driver_of(device))
         self._host = LocalVM(f"host of {device}")
+        residuals.register(self._host)  # in Python, whose functions any arrays may be given
         callees = [self._host.functions.binding(name).callee for name in OPS]
         fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
         self.queue = Queue(memory, fills)
@@ -81,6 +83,15 @@ class GpuVM(LocalVM):
         VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=memory)
         memory.name = self.name
         self._equip(native=False, threads=1)
+
+    def _equip(self, *, native: bool, threads: int) -> None:
+        """What every VM of this process has: residuals, lanes and checks are the host's."""
+        self.native, self.threads = native, threads
+        self.fast_path = self._pool = None
+        table = self._host.functions
+        self.register_callees(
+            {name: table.binding(name).callee for name in {*table} - {*self.functions}}
+        )
 
     @property
     def counts(self) -> Counts:
@@ -190,17 +201,21 @@ class _HostFunction(UserFunction):
         super().__init__(callee.name, callee.nparams, callee.nresults)
         self.reads = callee.reads
         self._callee = callee
-        self._memory = vm.memory
+        self._vm = weakref.ref(vm)
         callee.memory = HOST
 
     def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
-        memory = self._memory
+        vm = self._vm()
+        assert vm is not None  # it runs a program
+        memory, vm._host.depth = vm.memory, vm.depth
         places = [i for i, x in enumerate(params) if is_tensor(x)]
         copies = memory.read_all([params[i] for i in places])
         given: list[Any] = list(params)
         for i, copy in zip(places, copies, strict=True):
             given[i] = copy
-        written = [i for i in places if self.reads is None or i not in range(len(params))[self.reads]]
+        written = [
+            i for i in places if self.reads is None or i not in range(len(params))[self.reads]
+        ]
         before = {i: given[i].copy() for i in written}
         results = self._callee.call(given, attributes)
         for i in written:

@@ -1,41 +1,31 @@
-/* Tensors of a description. */
+/* Tensors of a description, and parts of matrices. DT is what elements are stored as. */
 
-#ifdef FILL
 KERNEL void fill(TENSOR(DT, out), const i64 n, const DT value) {
     const i64 i = ITEM(0);
     POINTER(DT, out);
     if (i < n) out[i] = value;
 }
-#endif
 
-#ifdef ARANGE_INTEGERS
 KERNEL void arange(TENSOR(DT, out), const i64 n, const u64 start, const u64 step) {
     const i64 i = ITEM(0);
     POINTER(DT, out);
     if (i < n) out[i] = (DT)(start + (u64)i * step); /* modulo 2^64, which is exact */
 }
-#endif
 
-#ifdef TRIANGLE /* keeps what is not above the k-th diagonal, or with UPPER what is not below it */
+/* Ones of a dtype on the k-th diagonal. */
+KERNEL void eye(TENSOR(DT, out), const i64 n, const i64 columns, const i64 k, const DT one) {
+    const i64 i = ITEM(0);
+    POINTER(DT, out);
+    if (i < n) out[i] = i % columns - i / columns == k ? one : (DT)0;
+}
+
+/* What is not above the k-th diagonal, or with sign -1 what is not below the -k-th. */
 KERNEL void triangle(TENSOR(DT, out), TENSOR(DT, x), const i64 n, const i64 rows, const i64 columns,
-                     const i64 k, const i64 parts) {
+                     const i64 sign, const i64 k, const i64 parts) {
     const i64 i = ITEM(0);
     if (i >= n) return;
     POINTER(DT, out);
     POINTER(DT, x);
     const i64 e = i / parts, column = e % columns, row = e / columns % rows;
-#ifdef UPPER
-    out[i] = column - row >= k ? x[i] : 0;
-#else
-    out[i] = column - row <= k ? x[i] : 0;
-#endif
+    out[i] = sign * (column - row) <= k ? x[i] : (DT)0;
 }
-#endif
-
-#ifdef DIAGONAL
-KERNEL void eye(TENSOR(DT, out), const i64 n, const i64 columns, const i64 k) {
-    const i64 i = ITEM(0);
-    POINTER(DT, out);
-    if (i < n) STORE(DT, out, i, i % columns - i / columns == k);
-}
-#endif

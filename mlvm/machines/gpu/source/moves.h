@@ -1,8 +1,8 @@
-/* Elements moved from one place to another, DIMS axes of them: out[sum of c * o] = x[sum of c * s].
+/* Elements moved from one place to another, along up to six axes: out[sum of c * o] = x[sum of c * s].
  * DT is what they are read as, TO what they are written as; with ADD they are added to what is there. */
 
 #define AXIS(d)                                                                                    \
-    if (DIMS > d) {                                                                                \
+    if (n##d != 1) {                                                                               \
         const INDEX c = rest % (INDEX)n##d;                                                        \
         rest /= (INDEX)n##d;                                                                       \
         to += (i64)c * o##d;                                                                       \
