@@ -24,15 +24,20 @@ def _rows(
     if not runs(device, types):
         return None
     x = types[1]
-    return [_over_rows(x.shape, x.dtype.name, axis, entry, args, **defines)]
+    return [_over_rows(device, x.shape, x.dtype.name, axis, entry, args, **defines)]
 
 
 def _over_rows(
-    shape: Shape, dtype: str, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
+    device: Facts, shape: Shape, dtype: str, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Call:
     before, length, behind = around(shape, axis)
-    lanes = GROUP if behind == 1 and length > _SHORT else 1
-    text = source("rows.c", T=dtype, A=computed(DType.named(dtype)).name, LANES=lanes, **defines)
+    lanes = GROUP if behind == 1 and length > _SHORT and not device.is_cpu else 1
+    text = source(
+        "rows.c",
+        **{"T": dtype, "A": computed(DType.named(dtype)).name, "LANES": lanes},
+        SIDE=16 if device.is_cpu and behind == 1 and length >= 16 else 1,
+        **defines,
+    )
     numbers = [np.int64(n) for n in (before * behind, length, behind)]
     return Call(text, entry, (before * behind * lanes,), (GROUP,), (*args, *numbers))
 
@@ -62,7 +67,7 @@ def _softmax_cross_entropy_vjp(device: Facts, types: Types) -> Calls:
     x, labels = types[2:]
     args = (0, 1, 2, 3, REFUSED)
     name = "softmax_cross_entropy_vjp"
-    return [_over_rows(x.shape, x.dtype.name, -1, name, args, Y=labels.dtype.name)]
+    return [_over_rows(device, x.shape, x.dtype.name, -1, name, args, Y=labels.dtype.name)]
 
 
 @kernel("layer_norm")
@@ -95,9 +100,9 @@ def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     sums = Scratch("sums", pieces * length * dtype.itemsize)
     name, wide = x.dtype.name, dtype.name
     args = (statistics, 2, scalar(x.dtype, eps))
-    calls = [_over_rows(x.shape, name, -1, "row_statistics", args)] if rows else []
+    calls = [_over_rows(device, x.shape, name, -1, "row_statistics", args)] if rows else []
     numbers = [np.int64(n) for n in (rows, length, piece, pieces)]
-    text = source("rows.c", T=name, LANES=1, A=wide)
+    text = source("rows.c", T=name, LANES=1, A=wide, SIDE=1)
     items, group = (pieces * length,), (GROUP,)
     calls.append(Call(text, "scale_gradient", items, group, (sums, 1, 2, statistics, *numbers)))
     sizes = (1, pieces, length)

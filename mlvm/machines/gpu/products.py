@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.types import DType, TensorType
 from mlvm.machines.gpu.dtypes import computed, runs
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
+from mlvm.machines.gpu.moves import Window, move
 from mlvm.machines.gpu.reductions import adding, fold
 
 
@@ -80,12 +81,12 @@ def product(
     """The calls of a product."""
     m, n, k, batch, summed = sizes
     dtype = computed(out.dtype)
+    names = {x.dtype, y.dtype, out.dtype.name}
+    if device.is_cpu and dtype.is_float and names == {dtype.name} and not windows and n >= 16:
+        return _in_panels(device, out, x, y, sizes, second)
     cut = tile(device, dtype, sizes)
     groups = -(-m // cut.rows) * -(-n // cut.columns) * batch
-    length, splits = max(k, 1), 1
-    if k * summed > _LONG and groups < _ENOUGH:
-        length = min(length, 512)
-        splits = min(-(-k // length) * summed, max(_ENOUGH // groups, 1))
+    length, splits = _shared_out(k, summed, groups)
     text = source(
         "product.c",
         T=out.dtype.name if splits == 1 else dtype.name,
@@ -103,19 +104,80 @@ def product(
         Y_ALONG=int(y.column == 1),
         **({"WINDOWS": 1} if windows else {}),
     )
-    numbers = (
+    items = groups * splits * cut.items, cut.items
+    numbers = (*_numbers(x, y, sizes, second, length, splits), *windows)
+    return _added_up(device, out, text, "product", items, (x.number, y.number), numbers, splits)
+
+
+def _shared_out(k: int, summed: int, groups: int) -> tuple[int, int]:
+    """How long the pieces of a sum are, and to how many groups they are shared out."""
+    if k * summed <= _LONG or groups >= _ENOUGH:
+        return max(k, 1), 1
+    length = min(k, 512)
+    return length, min(-(-k // length) * summed, max(_ENOUGH // max(groups, 1), 1))
+
+
+def _numbers(
+    x: _Operand, y: _Operand, sizes: Sizes, second: int, length: int, splits: int
+) -> tuple[int, ...]:
+    m, n, k, batch, summed = sizes
+    return (
         *(m, n, k, x.row, x.column, y.row, y.column, batch, second),
         *(x.first, x.second, y.first, y.second, summed, x.summed, y.summed, length, splits),
-        *windows,
     )
+
+
+def _added_up(
+    device: Facts,
+    out: TensorType,
+    text: str,
+    entry: str,
+    items: tuple[int, int],
+    operands: tuple[Argument, Argument],
+    numbers: tuple[int, ...],
+    splits: int,
+) -> list[Call]:
+    """The call of a product and, if it is split, the sum of what the splits have left."""
+    dtype = computed(out.dtype)
     to: Argument = 0 if splits == 1 else Scratch("splits", splits * out.size * dtype.itemsize)
-    items = groups * splits * cut.items
-    args = (to, x.number, y.number, *map(np.int64, numbers))
-    calls = [Call(text, "product", (items,), (cut.items,), args)]
+    args = (to, *operands, *map(np.int64, numbers))
+    calls = [Call(text, entry, items[:1], items[1:], args)]
     if splits > 1:
         parts = (1, splits, out.size)
         calls += fold(device, adding(dtype), (0, out.dtype.name), (to, dtype.name), parts)
     return calls
+
+
+def _in_panels(
+    device: Facts, out: TensorType, x: _Operand, y: _Operand, sizes: Sizes, second: int
+) -> list[Call]:
+    """The calls of a product on a processor. Rows of y are brought side by side in memory first."""
+    m, n, k, batch, summed = sizes
+    dtype = out.dtype
+    lanes = 64 // dtype.itemsize
+    wide = 2 * lanes if n >= 2 * lanes else lanes
+    calls, number = [], cast(Argument, y.number)
+    if y.column != 1:
+        stack = batch // second if y.first else 1
+        stack *= (second if y.second else 1) * (summed if y.summed else 1)
+        number = Scratch("transposed", stack * k * n * dtype.itemsize)
+        to, given = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
+        calls = move((stack, k, n), to, given, dtype, args=(number, y.number))
+        y = y._replace(row=n, column=1)
+    high = min(m, 8)
+    tiles = -(-m // high) * -(-n // wide) * batch
+    length, splits = _shared_out(k, summed, tiles // 8)
+    text = source(
+        "panels.c",
+        **{"T": dtype.name, "V": f"{_VECTORS[dtype.name]}{lanes}"},
+        **{"HIGH": high, "WIDE": wide, "LANES": lanes},
+    )
+    items = tiles * splits, 8
+    numbers = _numbers(x, y, sizes, second, length, splits)
+    product = _added_up(
+        device, out, text, "panels", items, (x.number, number), numbers, splits
+    )
+    return [*calls, *product]
 
 
 _VECTORS: Final = {"f32": "float", "f64": "double"}

@@ -1,25 +1,40 @@
 /* Functions of rows: softmax, losses, normalisation along the middle one of x[before, length, behind].
 
    LANES items go through a row together and fold their values by a tree. Where LANES is 1, an item has a row
-   of its own: for short rows, and for rows across memory. */
+   of its own: short rows, rows across memory, and on a processor, where SIDE elements of a row are computed
+   side by side. EACH runs its text for each element i of the row; `j` is that of the SIDE it belongs to. */
 
 #if LANES > 1
 #define ROW const i64 row = GROUP(0); const int lane = LOCAL_ITEM(0); LOCAL COMPUTED(T) tree[LANES];
 #define FOLD(value, combine) \
-    tree[lane] = value; \
+    tree[lane] = value[0]; \
     BARRIER; \
     for (int span = LANES / 2; span; span >>= 1) { \
         if (lane < span) tree[lane] = combine(tree[lane], tree[lane + span]); \
         BARRIER; \
     } \
-    value = tree[0]; \
+    value[0] = tree[0]; \
     BARRIER;
-#define EACH for (i64 start = 0, i = lane; start < length; start += LANES, i += LANES) if (i < length)
+#define EACH(text) \
+    for (i64 start = 0, i = lane; start < length; start += LANES, i += LANES) { \
+        const int j = 0; \
+        if (i < length) { text; } \
+    }
 #else
 #define ROW const i64 row = ITEM(0); const int lane = 0; if (row >= rows) return;
-#define FOLD(value, combine)
-#define EACH for (i64 i = 0; i < length; i++)
+#define FOLD(value, combine) for (int j = 1; j < SIDE; j++) value[0] = combine(value[0], value[j]);
+#define EACH(text) \
+    for (i64 start = 0; start < length / SIDE * SIDE; start += SIDE) \
+        for (int j = 0; j < SIDE; j++) { \
+            const i64 i = start + j; \
+            text; \
+        } \
+    for (i64 i = length / SIDE * SIDE; i < length; i++) { \
+        const int j = (int)(i % SIDE); \
+        text; \
+    }
 #endif
+#define VALUE(name, start) COMPUTED(T) name[SIDE]; for (int j = 0; j < SIDE; j++) name[j] = start;
 #define PLUS(a, b) ((a) + (b))
 #define LARGER(a, b) ((a) > (b) || (a) != (a) ? (a) : (b))
 #define OF(x) LOAD(T, x, first + i * behind)
@@ -27,11 +42,14 @@
 
 /* The largest element, and the sum of exp(x - largest). */
 #define PEAK_AND_SUM(x) \
-    COMPUTED(T) peak = -INFINITY, sum = 0; \
-    EACH peak = LARGER(peak, OF(x)); \
-    FOLD(peak, LARGER) \
-    EACH sum += exp(OF(x) - peak); \
-    FOLD(sum, PLUS)
+    VALUE(peaks, -INFINITY) \
+    VALUE(sums, 0) \
+    EACH(peaks[j] = LARGER(peaks[j], OF(x))) \
+    FOLD(peaks, LARGER) \
+    const COMPUTED(T) peak = peaks[0]; \
+    EACH(sums[j] += exp(OF(x) - peak)) \
+    FOLD(sums, PLUS) \
+    const COMPUTED(T) sum = sums[0];
 
 KERNEL void softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 length, const i64 behind)
 {
@@ -39,21 +57,19 @@ KERNEL void softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 leng
     POINTER(T, x);
     ROW
     FIRST
-    COMPUTED(T) peak = -INFINITY, sum = 0;
-    EACH peak = LARGER(peak, OF(x));
-    FOLD(peak, LARGER)
 #ifdef KEEPS /* T is what is computed in: the powers are written, and read again */
-    EACH {
-        const COMPUTED(T) power = exp(OF(x) - peak);
-        out[first + i * behind] = power;
-        sum += power;
-    }
-    FOLD(sum, PLUS)
-    EACH out[first + i * behind] /= sum;
+    VALUE(peaks, -INFINITY)
+    VALUE(sums, 0)
+    EACH(peaks[j] = LARGER(peaks[j], OF(x)))
+    FOLD(peaks, LARGER)
+    const COMPUTED(T) peak = peaks[0];
+    EACH(const COMPUTED(T) power = exp(OF(x) - peak); out[first + i * behind] = power; sums[j] += power)
+    FOLD(sums, PLUS)
+    const COMPUTED(T) sum = sums[0];
+    EACH(out[first + i * behind] /= sum)
 #else
-    EACH sum += exp(OF(x) - peak);
-    FOLD(sum, PLUS)
-    EACH STORE(T, out, first + i * behind, exp(OF(x) - peak) / sum);
+    PEAK_AND_SUM(x)
+    EACH(STORE(T, out, first + i * behind, exp(OF(x) - peak) / sum))
 #endif
 }
 
@@ -65,7 +81,7 @@ KERNEL void log_softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 
     FIRST
     PEAK_AND_SUM(x)
     const COMPUTED(T) less = log(sum);
-    EACH STORE(T, out, first + i * behind, OF(x) - peak - less);
+    EACH(STORE(T, out, first + i * behind, OF(x) - peak - less))
 }
 
 #ifdef Y
@@ -102,22 +118,20 @@ KERNEL void softmax_cross_entropy_vjp(TENSOR(T, out), TENSOR(T, g), TENSOR(T, x)
     PEAK_AND_SUM(x)
     LABEL
     const COMPUTED(T) scale = LOAD(T, g, row);
-    EACH STORE(T, out, first + i, (exp(OF(x) - peak) / sum - (i == label ? 1 : 0)) * scale);
+    EACH(STORE(T, out, first + i, (exp(OF(x) - peak) / sum - (i == label ? 1 : 0)) * scale))
 }
 #endif
 
 /* The mean, and 1 / sqrt(var + eps). */
 #define CENTRE(x) \
-    COMPUTED(T) mean = 0, square = 0; \
-    EACH mean += OF(x); \
-    FOLD(mean, PLUS) \
-    mean /= length; \
-    EACH { \
-        const COMPUTED(T) far = OF(x) - mean; \
-        square += far * far; \
-    } \
-    FOLD(square, PLUS) \
-    const COMPUTED(T) inverse = 1 / sqrt(square / length + eps);
+    VALUE(sums, 0) \
+    VALUE(squares, 0) \
+    EACH(sums[j] += OF(x)) \
+    FOLD(sums, PLUS) \
+    const COMPUTED(T) mean = sums[0] / length; \
+    EACH(const COMPUTED(T) far = OF(x) - mean; squares[j] += far * far) \
+    FOLD(squares, PLUS) \
+    const COMPUTED(T) inverse = 1 / sqrt(squares[0] / length + eps);
 
 KERNEL void layer_norm(TENSOR(T, out), TENSOR(T, x), TENSOR(T, scale), TENSOR(T, bias), const COMPUTED(T) eps, const i64 rows, const i64 length, const i64 behind)
 {
@@ -128,7 +142,7 @@ KERNEL void layer_norm(TENSOR(T, out), TENSOR(T, x), TENSOR(T, scale), TENSOR(T,
     ROW
     FIRST
     CENTRE(x)
-    EACH STORE(T, out, first + i, (OF(x) - mean) * inverse * LOAD(T, scale, i) + LOAD(T, bias, i));
+    EACH(STORE(T, out, first + i, (OF(x) - mean) * inverse * LOAD(T, scale, i) + LOAD(T, bias, i)))
 }
 
 KERNEL void layer_norm_normalize(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) eps, const i64 rows, const i64 length, const i64 behind)
@@ -138,7 +152,7 @@ KERNEL void layer_norm_normalize(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T)
     ROW
     FIRST
     CENTRE(x)
-    EACH STORE(T, out, first + i, (OF(x) - mean) * inverse);
+    EACH(STORE(T, out, first + i, (OF(x) - mean) * inverse))
 }
 
 KERNEL void layer_norm_vjp(TENSOR(T, out), TENSOR(T, g), TENSOR(T, x), TENSOR(T, scale), const COMPUTED(T) eps, const i64 rows, const i64 length, const i64 behind)
@@ -150,17 +164,13 @@ KERNEL void layer_norm_vjp(TENSOR(T, out), TENSOR(T, g), TENSOR(T, x), TENSOR(T,
     ROW
     FIRST
     CENTRE(x)
-    COMPUTED(T) total = 0, together = 0;
-    EACH {
-        const COMPUTED(T) h = OF(g) * LOAD(T, scale, i);
-        total += h;
-        together += h * (OF(x) - mean);
-    }
-    FOLD(total, PLUS)
-    FOLD(together, PLUS)
-    total /= length;
-    together *= inverse * inverse / length;
-    EACH STORE(T, out, first + i, (OF(g) * LOAD(T, scale, i) - total - (OF(x) - mean) * together) * inverse);
+    VALUE(totals, 0)
+    VALUE(products, 0)
+    EACH(const COMPUTED(T) h = OF(g) * LOAD(T, scale, i); totals[j] += h; products[j] += h * (OF(x) - mean))
+    FOLD(totals, PLUS)
+    FOLD(products, PLUS)
+    const COMPUTED(T) total = totals[0] / length, together = products[0] * (inverse * inverse / length);
+    EACH(STORE(T, out, first + i, (OF(g) * LOAD(T, scale, i) - total - (OF(x) - mean) * together) * inverse))
 }
 
 /* What the gradient of the scale adds up: the mean and the inverse of each row. */
