@@ -5,9 +5,9 @@
     python -m pytest --remote tests/eager tests/arena
 
 Every VM that a test makes is then a `RemoteVM` at the other end of a socket, or one on the device,
-and so is the default VM. `pytest.raises` waits for errors of what was posted. Tests that are about what only a VM of this
-process has are marked `local`, with the reason, and skipped. tests/machines/remote/test_suites.py
-runs these two folders so, with `--few`.
+and so is the default VM. `pytest.raises` waits for errors of what was posted. Tests that are about
+what only a VM of this process has are marked `local`, with the reason, and skipped.
+tests/machines/remote/test_suites.py runs these two folders so, with `--few`.
 """
 
 from __future__ import annotations

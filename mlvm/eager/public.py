@@ -108,6 +108,7 @@ WHEN_ASKED: Final = {
     "mlvm.input.pipeline": "PipelineState PipelineStats",
     "mlvm.input.sampling": "SampleRandom",
     "mlvm.machines.dry": "DryVM",
+    "mlvm.machines.gpu.devices": "devices",
     "mlvm.machines.remote.client": "RemoteVM",
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",

@@ -512,7 +512,6 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
         "device_get": "use x.numpy()",
-        "devices": 'a device is a VM: ml.default_vm(), or ml.VM(device="cuda:0"), see docs/gpu.md',
         "distributed": "see ml.parallel, and docs/parallel.md",
         "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
         "floating": 'use ml.isdtype(x.dtype, "real floating")',

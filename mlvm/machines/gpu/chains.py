@@ -43,7 +43,7 @@ Step: TypeAlias = Call | OnHost | Judged
 def steps_of(
     facts: Facts, op: Op, types: Types, attributes: Attributes, args: Sequence[Argument]
 ) -> list[Step]:
-    """What is done for an op on parameters, or scratch, of these types: the result's comes first."""
+    """What is done for an op on parameters, or scratch, of these types, the result's first."""
     if not types[0].size:
         return []
     row = KERNELS.get(op.name)
@@ -146,7 +146,7 @@ class _Lowering:
             self.steps += steps_of(
                 self._facts, op, types, attributes, [target, self._stored[source]]
             )
-        self._at.update({n: where for n, where in self._stored.items()})
+        self._at.update(self._stored)
         for _, _, _, target, _ in self._waiting:
             assert isinstance(target, int)
             self._at[self._value[target]] = target

@@ -1,8 +1,9 @@
 """Values that kernels on a device refuse, without waiting for the device at each.
 
-A kernel that refuses a value sets a flag of its own in the device's memory. The host reads all flags
-when it waits the next time, with what it waits for. The error is the reference kernel's own: it is
-given the operand that was judged, as it is then. The error knows op, types and place of the launch.
+A kernel that refuses a value sets a flag of its own in the device's memory. The host reads all
+flags when it waits the next time, with what it waits for. The error is the reference kernel's own:
+it is given the operand that was judged, as it is then. The error knows op, types and place of the
+launch.
 """
 
 from __future__ import annotations

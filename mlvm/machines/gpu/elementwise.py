@@ -28,6 +28,9 @@ from mlvm.machines.gpu.kernels import (
 
 GROUP: Final = 64
 
+_MOST_BYTES: Final = 1024
+"""Of a kernel's arguments: what each device of OpenCL takes."""
+
 _NUMBERS: Final = {
     "add": "x + y",
     "subtract": "x - y",
@@ -226,7 +229,7 @@ def chain_call(
 ) -> Call | None:
     """One kernel for links in their order, each of which makes a new value. `types` are those of
     all values, by number; `inputs` say where the first ones lie, `outputs` where values are to
-    go. None where an op has no expression."""
+    go. None where an op has no expression, and where there are more tensors than a kernel takes."""
     lines: list[str] = []
     stored: list[str] = []
     used = [n for n in inputs if any(n in link.sources for link in links)]
@@ -286,6 +289,8 @@ def chain_call(
         values[target] = f"v{k}"
     for k, (n, _) in enumerate(outputs):
         stored.append(f"STORE({_stored(types[n].dtype)}, o{k}, i, {values[n]});")
+    if 16 * (len(used) + len(outputs)) + 8 * len(scalars) > _MOST_BYTES:
+        return None
     scalars.sort()
     params += [f"const i64 {name}" for name, _ in scalars]
     args += [np.int64(value) for _, value in scalars]

@@ -87,7 +87,7 @@ class Driver(Protocol):
 
 @dataclass(eq=False, slots=True)
 class Buffer:
-    """A piece of the device's memory. `place` stands for its address, which there may be none of."""
+    """A piece of the device's memory. `place` stands for its address."""
 
     raw: Any
     nbytes: int
@@ -194,7 +194,7 @@ class Counts:
 
 
 class DeviceMemory(Memory):
-    """The memory of one device, as one VM uses it. Whenever the host waits, it looks at what kernels
+    """The memory of one device, as one VM uses it. When the host waits, it looks at what kernels
     have refused."""
 
     def __init__(self, driver: Driver) -> None:

@@ -2,8 +2,8 @@
 arrays, and launched without a wait.
 
 Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
-order. What has no kernel on the device runs on the host: its operands are read, which waits, and its
-result is sent. `counts` tells how often, and traces show it.
+order. What has no kernel on the device runs on the host: its operands are read, which waits, and
+its result is sent. `counts` tells how often, and traces show it.
 """
 
 from __future__ import annotations

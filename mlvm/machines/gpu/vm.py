@@ -1,9 +1,9 @@
-"""A VM whose tensors lie on a device, and whose kernels run there: `ml.VM("gpu0", device="opencl:0")`.
+"""A VM whose tensors lie on a device, and whose kernels run there: `ml.VM(device="opencl:0")`.
 
-Each storage is one buffer of the device. All that a VM does is done there in order, and nobody waits
-for it but who reads. Calls that a program makes in a row on its arguments are made ready when it is
-bound to them: a launch then only has the device begin each. Values are read where the program's
-control flow asks for them, and for ops without a kernel there, which run on the host.
+Each storage is one buffer of the device. All that a VM does is done there in order, and nobody
+waits for it but who reads. Calls that a program makes in a row on its arguments are made ready when
+it is bound to them: a launch then only has the device begin each. Values are read where the
+program's control flow asks for them, and for ops without a kernel there, which run on the host.
 
 Host functions in Python get the host's arrays: copies of their operands. What they write to those
 is sent back, and so are their results.
@@ -50,8 +50,8 @@ class GpuVM(LocalVM):
     Several devices are several VMs. It has no threads, no workers and no C functions, and lends no
     memory. `counts` tells launches, transfers, and how often the host waited.
 
-    Raises `MissingExtra` without the package that the device needs, `MachineError` for a device that
-    there is not and for options of the processor, `UnknownFunction` for a kernel of no op.
+    Raises `MissingExtra` without the package that the device needs, `MachineError` for a device
+    that there is not and for options of the processor, `UnknownFunction` for a kernel of no op.
     """
 
     memory: DeviceMemory
@@ -159,8 +159,8 @@ class GpuVM(LocalVM):
         return self.memory.pinned_zeros(nbytes)
 
     def synchronize(self) -> None:
-        """Wait until the device has done all it was given. Raises the error of a value that a kernel
-        has refused."""
+        """Wait until the device has done all it was given. Raises the error of a value that a
+        kernel has refused."""
         self.memory.synchronize()
 
     def borrow(self, handle: TensorHandle) -> NoReturn:
@@ -273,8 +273,9 @@ class Stretch:
                 for at in range(self._start, self._end):
                     calls.append(_Ahead(at, self._made_ready(at)))
                 self._calls = calls
-            for at, ready in self._calls:
-                self._queue.launch(ready)
+            for each in self._calls:
+                at = each.step
+                self._queue.launch(each.ready)
         except Exception as error:
             raise Failed(error, self._code, at) from None
 
