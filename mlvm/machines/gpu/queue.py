@@ -89,7 +89,7 @@ class Queue:
     def ready(self, plan: tuple[list[Step], dict[str, int], int], arrays: Sequence[Any]) -> Ready:
         """The plan on these arrays."""
         steps, offsets, size = plan
-        scratch = self.scratch(size) if size else None
+        scratch: Any = self.scratch(size) if size else None
 
         def place(x: Argument, type: TensorType | None = None) -> Any:
             if isinstance(x, int):
