@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha1
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -211,6 +213,12 @@ def _rounded(value: str, dtype: DType) -> str:
     return f"rounded_{dtype.name}({value})" if dtype.is_half else value
 
 
+@cache
+def prelude() -> str:
+    """What stands in front of the text of each chain. Kernels of several can be one source."""
+    return source("elementwise.h")
+
+
 class Link(NamedTuple):
     """A link of a kernel: an op, the number of its result, and of its operands."""
 
@@ -257,9 +265,10 @@ def chain_call(
     params = [f"TENSOR({dtype}, {name})" for dtype, name in tensors]
     params += [f"const i64 {name}" for name in scalars]
     lines = "\n    ".join(["const i64 i = ITEM(0);", "if (i >= n) return;", *body])
-    text = f"KERNEL void chain({', '.join(params)}) {{\n    {lines}\n}}\n"
+    rest = f"({', '.join(params)}) {{\n    {lines}\n}}\n"
+    entry = f"chain_{sha1(rest.encode(), usedforsecurity=False).hexdigest()}"
     args = (*[where for *_, where in names], *map(np.int64, scalars.values()))
-    return Call(source("elementwise.h") + text, "chain", (size,), (GROUP,), args)
+    return Call(f"{prelude()}KERNEL void {entry}{rest}", entry, (size,), (GROUP,), args)
 
 
 def _indices(
