@@ -56,7 +56,8 @@ def raising_late() -> Iterator[None]:
     def end(raises: Any, kind: Any, error: Any, traceback: Any) -> bool:
         if kind is None:
             try:
-                for vm in [each for each in _behind if not isinstance(each, DryVM)]:
+                vms: list[Any] = [each for each in _behind if not isinstance(each, DryVM)]
+                for vm in vms:
                     vm.synchronize()
             except Exception as late:
                 kind, error, traceback = type(late), late, late.__traceback__

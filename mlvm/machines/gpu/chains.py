@@ -162,7 +162,9 @@ class _Lowering:
         shape = self._types[next(iter(self._stored))].shape
         if not all(self._types[n].size for n in self._stored):
             return
-        call = chain_call(self._links, self._types, inputs, list(self._stored.items()), shape)
+        call = None
+        if all(self._facts.has(self._types[n].dtype) for n in {*made, *inputs}):
+            call = chain_call(self._links, self._types, inputs, list(self._stored.items()), shape)
         if call is not None:
             self.steps.append(call)
             return

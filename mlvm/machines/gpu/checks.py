@@ -9,7 +9,7 @@ launch.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -18,11 +18,16 @@ from mlvm.core.op import Attributes, Op
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
 
-if TYPE_CHECKING:
-    from mlvm.machines.gpu.memory import DeviceMemory
-
 _MOST: Final = 1 << 14
 """Calls that refuse values, of which one may not have been looked at yet."""
+
+
+class Crossings(Protocol):
+    """What is asked of the device's memory."""
+
+    def zeros(self, nbytes: int) -> Any: ...
+    def write(self, array: Any, values: Any) -> None: ...
+    def fetched(self, arrays: Sequence[Any]) -> list[Array]: ...
 
 
 class Note:
@@ -64,7 +69,7 @@ class Note:
 class Refusals:
     """The flags of one device, and the calls of which they have not been looked at."""
 
-    def __init__(self, memory: DeviceMemory) -> None:
+    def __init__(self, memory: Crossings) -> None:
         self._memory = memory
         self._all: Any = None
         self._free: list[int] = []

@@ -100,6 +100,9 @@ class Cuda:
         skip = -memory.ctypes.data % ALIGNMENT
         return memory[skip : skip + nbytes]
 
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Each is compiled alone."""
+
     def ready(
         self,
         text: str,

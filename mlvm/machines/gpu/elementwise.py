@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha1
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -135,7 +137,7 @@ def converted(value: str, dtype: DType, to: DType) -> str:
         return f"({value} != 0)"
     if to.is_half:
         if dtype.name in ("f64", "i64", "u64", "i32", "u32"):
-            value = f"odd_f32((f64)({value}))"
+            value = f"BEFORE_HALF({value})"
         return f"rounded_{to.name}((f32)({value}))"
     if dtype.is_float and to.is_integer:
         bits = 8 * to.itemsize - (to.kind == "signed")
@@ -211,6 +213,12 @@ def _rounded(value: str, dtype: DType) -> str:
     return f"rounded_{dtype.name}({value})" if dtype.is_half else value
 
 
+@cache
+def prelude() -> str:
+    """What stands in front of the text of each chain. Kernels of several can be one source."""
+    return source("elementwise.h")
+
+
 class Link(NamedTuple):
     """A link of a kernel: an op, the number of its result, and of its operands."""
 
@@ -230,87 +238,68 @@ def chain_call(
     """One kernel for links in their order, each of which makes a new value. `types` are those of
     all values, by number; `inputs` say where the first ones lie, `outputs` where values are to
     go. None where an op has no expression, and where there are more tensors than a kernel takes."""
-    lines: list[str] = []
-    stored: list[str] = []
     used = [n for n in inputs if any(n in link.sources for link in links)]
     used += [n for n, _ in outputs if n in inputs and n not in used]
-    dims, strides = collapsed(shape, [types[n].shape for n in used])
-    params, args, declared = [], [], []
-    index: dict[int, str] = {}
     size = math.prod(shape)
-    wide = "i64" if size >= 1 << 31 else "u32"
-    for k, (_, where) in enumerate(outputs):
-        params.append(f"TENSOR({_stored(types[outputs[k][0]].dtype)}, o{k})")
-        declared.append(f"POINTER({_stored(types[outputs[k][0]].dtype)}, o{k});")
-        args.append(where)
-    needs: set[int] = set()
-    scalars: list[tuple[str, int]] = [("n", size)]
-    for k, (n, steps) in enumerate(zip(used, strides, strict=True)):
-        dtype = _stored(types[n].dtype)
-        params.append(f"TENSOR({dtype}, p{k})")
-        declared.append(f"POINTER({dtype}, p{k});")
-        args.append(inputs[n])
-        if not any(steps):
-            index[n] = "0"
-        elif len(dims) == 1 or steps == packed(dims):
-            index[n] = "i"
-        else:
-            terms = []
-            for d, step in enumerate(steps):
-                if step:
-                    needs.add(d)
-                    terms.append(f"(i64)c{d} * s{k}_{d}")
-                    scalars.append((f"s{k}_{d}", step))
-            index[n] = " + ".join(terms)
-    if needs:
-        lines.append(f"{wide} rest = ({wide})i;")
-        for d in range(len(dims) - 1, min(needs) - 1, -1):
-            scalars.append((f"d{d}", dims[d]))
-            if d in needs:
-                lines.append(f"const {wide} c{d} = rest % ({wide})d{d};")
-            if d > min(needs):
-                lines.append(f"rest /= ({wide})d{d};")
+    body, scalars, index = _indices(size, *collapsed(shape, [types[n].shape for n in used]))
+    names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
+    names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
+    if 16 * len(names) + 8 * len(scalars) > _MOST_BYTES:
+        return None
+    dtypes = {n: type.dtype for n, type in types.items()}
+    tensors = [(dtypes[n].name, name) for name, n, _ in names]
+    body += [f"POINTER({dtype}, {name});" for dtype, name in tensors]
     values: dict[int, str] = {}
     for k, n in enumerate(used):
-        dtype = types[n].dtype
-        values[n] = f"x{k}"
-        lines.append(f"const {_of(dtype)} x{k} = LOAD({_stored(dtype)}, p{k}, {index[n]});")
+        values[n], dtype = f"x{k}", dtypes[n].name
+        body.append(f"const COMPUTED({dtype}) x{k} = LOAD({dtype}, p{k}, {index[k]});")
     for k, (name, target, sources, attributes) in enumerate(links):
-        text = expression(
-            name,
-            types[target].dtype,
-            [types[n].dtype for n in sources],
-            [values[n] for n in sources],
-            attributes,
-        )
-        if text is None:
+        out, operands = dtypes[target], [dtypes[n] for n in sources]
+        made = expression(name, out, operands, [values[n] for n in sources], attributes)
+        if made is None:
             return None
-        lines.append(f"const {_of(types[target].dtype)} v{k} = {text};")
         values[target] = f"v{k}"
+        body.append(f"const COMPUTED({out.name}) v{k} = {made};")
     for k, (n, _) in enumerate(outputs):
-        stored.append(f"STORE({_stored(types[n].dtype)}, o{k}, i, {values[n]});")
-    if 16 * (len(used) + len(outputs)) + 8 * len(scalars) > _MOST_BYTES:
-        return None
-    scalars.sort()
-    params += [f"const i64 {name}" for name, _ in scalars]
-    args += [np.int64(value) for _, value in scalars]
-    body = "\n    ".join([*declared, *lines, *stored])
-    text = (
-        f"KERNEL void chain({', '.join(params)}) {{\n"
-        f"    const i64 i = ITEM(0);\n    if (i >= n) return;\n    {body}\n}}\n"
-    )
-    return Call(source("elementwise.h") + text, "chain", (size,), (GROUP,), tuple(args))
+        body.append(f"STORE({dtypes[n].name}, o{k}, i, {values[n]});")
+    params = [f"TENSOR({dtype}, {name})" for dtype, name in tensors]
+    params += [f"const i64 {name}" for name in scalars]
+    lines = "\n    ".join(["const i64 i = ITEM(0);", "if (i >= n) return;", *body])
+    rest = f"({', '.join(params)}) {{\n    {lines}\n}}\n"
+    entry = f"chain_{sha1(rest.encode(), usedforsecurity=False).hexdigest()}"
+    args = (*[where for *_, where in names], *map(np.int64, scalars.values()))
+    return Call(f"{prelude()}KERNEL void {entry}{rest}", entry, (size,), (GROUP,), args)
 
 
-def _of(dtype: DType) -> str:
-    return f"COMPUTED({_stored(dtype)})"
+def _indices(
+    size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[list[str], dict[str, int], list[str]]:
+    """Lines of C that find a work item's coordinates, as far as they are needed; the numbers they
+    are made with; and the expression of each operand's index."""
+    lines: list[str] = []
+    scalars = {"n": size}
+    index: list[str] = []
+    needed: set[int] = set()
+    for k, steps in enumerate(strides):
+        if list(steps) == packed(dims) and any(steps):
+            index.append("i")
+            continue
+        walked = [d for d, step in enumerate(steps) if step]
+        needed.update(walked)
+        scalars.update({f"s{k}_{d}": steps[d] for d in walked})
+        index.append(" + ".join([f"(i64)c{d} * s{k}_{d}" for d in walked]) or "0")
+    if needed:
+        wide = "i64" if size >= 1 << 32 else "u32"
+        lines.append(f"{wide} rest = ({wide})i;")
+        for d in range(len(dims) - 1, min(needed) - 1, -1):
+            scalars[f"d{d}"] = dims[d]
+            if d in needed:
+                lines.append(f"const {wide} c{d} = rest % ({wide})d{d};")
+            lines.append(f"rest /= ({wide})d{d};")
+    return lines, scalars, index
 
 
 _RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
-
-
-def _stored(dtype: DType) -> str:
-    return dtype.name
 
 
 def packed(shape: Sequence[int]) -> list[int]:
@@ -354,6 +343,8 @@ def as_bits(types: Types) -> list[TensorType] | None:
 def _one(device: Facts, types: Types, name: str, attributes: Attributes) -> Calls:
     """The kernel of a single op."""
     out = types[0]
+    if name not in _MOVES and not all(device.has(x.dtype) for x in types):
+        return None
     if name in _MOVES:
         values = types[1:] if name == "where" else types
         if len({x.dtype for x in (out, *values[name == "where" :])}) == 1:

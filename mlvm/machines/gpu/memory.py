@@ -73,6 +73,9 @@ class Driver(Protocol):
     def pinned(self, nbytes: int) -> Array:
         """A u8 array of the host's memory, from which the device copies fast."""
 
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Compile sources together that begin alike, if that takes less time."""
+
     def ready(
         self,
         text: str,

@@ -277,8 +277,8 @@ def _triangle(types: Types, sign: int, k: int) -> Calls:
     rows, columns = x.shape[-2:]
     k = max(-rows - columns, min(k, rows + columns))
     count = out.size * parts
-    args = (0, 1, *map(np.int64, (count, rows, columns, sign, k, parts)))
-    return [_created("triangle", raw, count, args)]
+    numbers = map(np.int64, (count, rows, columns, sign, k, parts))
+    return [_created("triangle", raw, count, (0, 1, *numbers))]
 
 
 @kernel("tril")

@@ -71,6 +71,13 @@ class _Shared:
                 self._programs[text] = program.build(self._options)
             return self._programs[text]
 
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Compile the sources together, which begin alike: most of the time goes into a program's
+        beginning."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._programs]
+        whole = self.program("".join([prelude, *[text.removeprefix(prelude) for text in new]]))
+        self._programs.update(dict.fromkeys(new, whole))
+
 
 @cache
 def _shared(name: str) -> _Shared:
@@ -197,6 +204,9 @@ class OpenCL:
         skip = -mapped.ctypes.data % ALIGNMENT
         memory: Array = mapped[skip : skip + nbytes]
         return memory
+
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        self._shared.compile(prelude, texts)
 
     def ready(
         self,

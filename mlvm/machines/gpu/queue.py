@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -35,7 +35,15 @@ from mlvm.machines.gpu.memory import DeviceArray, DeviceMemory
 
 _MOST_PLANS: Final = 4096
 
-Launch = Callable[[], object]
+Launch: TypeAlias = Callable[[], object]
+
+
+class Plan(NamedTuple):
+    """What is done for types, where in scratch memory its parts lie, and the size of that."""
+
+    steps: list[Step]
+    offsets: dict[str, int]
+    nbytes: int
 
 
 class Ready:
@@ -54,7 +62,7 @@ class Queue:
     def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
         self.memory = memory
         self._host = host
-        self._plans: dict[Any, tuple[list[Step], dict[str, int], int]] = {}
+        self._plans: dict[Any, Plan] = {}
         self._scratch: Any = None
 
     def kernels(self) -> dict[str, Kernel]:
@@ -65,16 +73,23 @@ class Queue:
 
     def plan(
         self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
-    ) -> tuple[list[Step], dict[str, int], int]:
-        """What is done for these types, where in scratch memory its parts lie, and its size."""
+    ) -> Plan:
+        """The plan of that key, which says the types, too."""
         found = self._plans.get(key)
         if found is None:
             if len(self._plans) >= _MOST_PLANS:
                 self._plans.clear()
             made = steps([TensorType.of(x) for x in arrays])
-            offsets, size = _laid_out(made)
-            found = self._plans[key] = made, offsets, size
+            found = self._plans[key] = Plan(made, *_laid_out(made))
         return found
+
+    def compile(self, plans: Sequence[Plan]) -> None:
+        """Compile what these need, as far as it can be done together."""
+        calls = [each for plan in plans for each in plan.steps if isinstance(each, Call)]
+        chains = [call.source for call in calls if call.source.startswith(elementwise.prelude())]
+        if len(chains) > 1:
+            with self.memory:
+                self.memory.driver.compile(elementwise.prelude(), chains)
 
     def scratch(self, nbytes: int) -> Any:
         """Memory of so many bytes at least, which all ops share."""
@@ -86,10 +101,10 @@ class Queue:
                 raise OutOfMemory(f"{wanted:,} bytes of scratch memory: {error}") from None
         return self._scratch
 
-    def ready(self, plan: tuple[list[Step], dict[str, int], int], arrays: Sequence[Any]) -> Ready:
+    def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:
         """The plan on these arrays."""
         steps, offsets, size = plan
-        scratch = self.scratch(size) if size else None
+        scratch: Any = self.scratch(size) if size else None
 
         def place(x: Argument, type: TensorType | None = None) -> Any:
             if isinstance(x, int):
@@ -187,19 +202,19 @@ class OfOp:
     def __init__(self, queue: Queue, op: Op) -> None:
         self._queue, self._op = queue, op
 
-    def ready(self, arrays: Sequence[Any], attributes: Attributes) -> Ready:
+    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
         queue, op = self._queue, self._op
         key = op.name, tuple([(x.dtype, x.shape) for x in arrays]), repr(dict(attributes))
 
         def steps(types: list[TensorType]) -> list[Step]:
             return steps_of(queue.memory.driver.facts, op, types, attributes, range(len(types)))
 
-        return queue.ready(queue.plan(key, arrays, steps), arrays)
+        return queue.plan(key, arrays, steps)
 
     def __call__(self, *arrays: Any, **attributes: Any) -> Any:
         if self._op.dynamic:
             return self._queue.dynamic(self._op, arrays, attributes)
-        return self._queue.launch(self.ready(arrays, attributes))
+        return self._queue.launch(self._queue.ready(self.plan(arrays, attributes), arrays))
 
 
 class OfChain:
@@ -210,17 +225,17 @@ class OfChain:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
 
-    def ready(self, arrays: Sequence[Any], attributes: Attributes) -> Ready:
+    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
         queue, chain = self._queue, attributes["chain"]
         key = repr(chain.attributes()), tuple([(x.dtype, x.shape) for x in arrays])
 
         def steps(types: list[TensorType]) -> list[Step]:
             return steps_of_chain(queue.memory.driver.facts, chain, types)
 
-        return queue.ready(queue.plan(key, arrays, steps), arrays)
+        return queue.plan(key, arrays, steps)
 
     def __call__(self, *arrays: Any, **attributes: Any) -> None:
-        self._queue.launch(self.ready(arrays, attributes))
+        self._queue.launch(self._queue.ready(self.plan(arrays, attributes), arrays))
 
 
 def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:

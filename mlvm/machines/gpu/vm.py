@@ -40,7 +40,7 @@ from mlvm.core.vm import VM
 from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
-from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
+from mlvm.machines.gpu.queue import OfChain, OfOp, Plan, Queue, Ready
 from mlvm.machines.local import LocalVM
 
 
@@ -269,27 +269,27 @@ class Stretch:
                     binding.kernel(*arrays, **(rest or NO_ATTRIBUTES))
                 return
             if self._calls is None:
-                calls = []
+                plans = []
                 for at in range(self._start, self._end):
-                    calls.append(_Ahead(at, self._made_ready(at)))
-                self._calls = calls
+                    _, binding, arrays, rest = self._code.steps[at]
+                    plans.append(binding.callee.kernel.plan(arrays, rest or NO_ATTRIBUTES))
+                self._queue.compile(plans)
+                self._calls = [self._ahead(at, plan) for at, plan in enumerate(plans, self._start)]
             for each in self._calls:
                 at = each.step
                 self._queue.launch(each.ready)
         except Exception as error:
             raise Failed(error, self._code, at) from None
 
-    def _made_ready(self, step: int) -> Ready:
-        _, binding, arrays, rest = self._code.steps[step]
-        kernel = binding.callee.kernel
-        ready: Ready = kernel.ready(arrays, rest or NO_ATTRIBUTES)
+    def _ahead(self, step: int, plan: Plan) -> _Ahead:
+        ready = self._queue.ready(plan, self._code.steps[step][2])
 
         def explained(error: Exception) -> Exception:
             return reference.explain(error, State([], [], self._code, step))
 
         for note in ready.notes:
             note.explained = explained
-        return ready
+        return _Ahead(step, ready)
 
 
 def _is_ahead(step: Step) -> bool:

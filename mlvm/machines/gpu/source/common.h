@@ -159,6 +159,9 @@ DEVICE f32 odd_f32(f64 x) {
     bits |= (f64)nearest != x;
     return F32_OF_BITS(bits);
 }
+#define BEFORE_HALF(x) odd_f32((f64)(x))
+#else
+#define BEFORE_HALF(x) ((f32)(x)) /* of integers, which may be rounded twice */
 #endif
 
 #define PASTE_(a, b) a##b
