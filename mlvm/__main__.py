@@ -43,7 +43,7 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.machines import gpu
+from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
@@ -568,11 +568,9 @@ def print_info() -> None:
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
-    try:
-        found = "; ".join(f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in gpu.devices())
-    except MlvmError as error:
-        found = f"no GPU ({error})"
-    print(f"devices: cpu; {found}")
+    told = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
+    missing = [f"no {kind} ({why})" for kind in ("opencl", "cuda") if (why := why_not(kind))]
+    print(f"devices: {'; '.join(['cpu', *told, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}")
     print("instructions:")
     for opcode in Opcode:

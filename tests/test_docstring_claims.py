@@ -754,6 +754,7 @@ NEVER = {
     },
     "default_arena": "it takes nothing",
     "default_vm": "it takes nothing",
+    "devices": "it takes nothing",
     "record": "every arena can be recorded, also a closed one",
     "unique_all": "every tensor has values",
     "unique_counts": "every tensor has values",

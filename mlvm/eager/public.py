@@ -108,6 +108,7 @@ WHEN_ASKED: Final = {
     "mlvm.input.pipeline": "PipelineState PipelineStats",
     "mlvm.input.sampling": "SampleRandom",
     "mlvm.machines.dry": "DryVM",
+    "mlvm.machines.gpu.devices": "devices",
     "mlvm.machines.remote.client": "RemoteVM",
     "mlvm.machines.remote.connect": "connect",
     "mlvm.show.record": "record",
@@ -151,7 +152,7 @@ _ADDED: Final[list[tuple[type, str, str]]] = [
     (Arena, "report", "mlvm.show.report"),
     (Arena, "_repr_html_", "mlvm.show.picture"),
     (VM, "trace", "mlvm.show.trace"),
-    (VM, "on_device", "mlvm.machines.gpu"),
+    (VM, "on_device", "mlvm.machines.gpu.vm"),
 ]
 """What modules add to classes when they are imported."""
 

@@ -40,7 +40,7 @@ def placed(device: Device) -> AbstractContextManager[object]:
         return nullcontext()
     if not callable(getattr(device, "launch", None)):
         raise AttributeRefused(
-            'a device is a VM, such as x.device, default_vm() or ml.VM(device="cuda:0"), not '
+            'a device is a VM, such as x.device, default_vm() or ml.VM(device="opencl:0"), not '
             f"{brief(device)}"
         )
     arena = arena_on(device)
