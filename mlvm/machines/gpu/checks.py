@@ -32,7 +32,8 @@ class Crossings(Protocol):
 
 class Note:
     """A call that may refuse values: its op and operands, of which number `judges` is judged. Its
-    flag is number `slot`. `explained` tells its error where in a program it was raised."""
+    flag is number `slot`. `explained` tells its error where in a program it was raised, and the
+    line of Python that launched it."""
 
     def __init__(
         self,
@@ -46,7 +47,7 @@ class Note:
         self.op, self.attributes, self.types = op, attributes, types
         self.judged, self.judges, self.slot = judged, judges, slot
         self.place: Place | None = None
-        self.explained: Callable[[MlvmError], Exception] | None = None
+        self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, judged: Array) -> Exception:
         """What the reference kernel says to the operand; it asks for no other before that."""
@@ -59,10 +60,10 @@ class Note:
         except OpError as found:
             error = found
         error.at(self.op.name, self.types[1:])
+        line = None if self.place is None else line_of(self.place)
         if self.explained is not None:
-            return self.explained(error)
-        if self.place is not None:
-            error.add_note(f"called from {line_of(self.place)}")
+            return self.explained(error, line)
+        error.add_note(f"called from {line}")
         return error
 
 

@@ -47,12 +47,24 @@ class Plan(NamedTuple):
 
 
 class Ready:
-    """An op's calls on certain arrays, ready to be launched again and again."""
+    """Calls on certain arrays, ready to be launched again and again: that of `launches` which was
+    launched last has number `at`. `keeps` is what must live as long."""
 
     def __init__(self, launches: list[Launch], notes: list[Note], keeps: Any) -> None:
         self.launches = launches
         self.notes = notes
+        self.at = 0
+        self._kernels = sum([not isinstance(each, _HostCall) for each in launches])
         self._keeps = keeps
+
+    def launch(self, memory: DeviceMemory) -> None:
+        """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
+        with memory:
+            for self.at, launch in enumerate(self.launches):  # noqa: B020
+                launch()
+        memory.counts.launches += self._kernels
+        for note in self.notes:
+            memory.refusals.note(note)
 
 
 class Queue:
@@ -155,15 +167,6 @@ class Queue:
 
     # --- launches ---
 
-    def launch(self, ready: Ready) -> None:
-        """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
-        with self.memory:
-            for launch in ready.launches:
-                launch()
-        self.memory.counts.launches += len(ready.launches)
-        for note in ready.notes:
-            self.memory.refusals.note(note)
-
     def on_host(self, step: OnHost, arrays: Sequence[Any]) -> None:
         """Run the op's kernel on the host, on copies, and send the result."""
         made = np.empty(arrays[0].shape, arrays[0].dtype)
@@ -214,7 +217,8 @@ class OfOp:
     def __call__(self, *arrays: Any, **attributes: Any) -> Any:
         if self._op.dynamic:
             return self._queue.dynamic(self._op, arrays, attributes)
-        return self._queue.launch(self._queue.ready(self.plan(arrays, attributes), arrays))
+        self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
+        return None
 
 
 class OfChain:
@@ -235,7 +239,7 @@ class OfChain:
         return queue.plan(key, arrays, steps)
 
     def __call__(self, *arrays: Any, **attributes: Any) -> None:
-        self._queue.launch(self._queue.ready(self.plan(arrays, attributes), arrays))
+        self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
 
 
 def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 from mlvm.core.errors import HandleError, MachineError
 from mlvm.core.machine import run as reference
@@ -40,7 +41,7 @@ from mlvm.core.vm import VM
 from mlvm.machines import residuals
 from mlvm.machines.gpu.devices import driver_of
 from mlvm.machines.gpu.memory import Counts, DeviceMemory
-from mlvm.machines.gpu.queue import OfChain, OfOp, Plan, Queue, Ready
+from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
 from mlvm.machines.local import LocalVM
 
 
@@ -238,13 +239,6 @@ class Failed(BaseException):
         return reference.explain(self.error, State([], [], self._code, self._step))
 
 
-class _Ahead(NamedTuple):
-    """A call of a stretch, made ready: its step in the bound program."""
-
-    step: int
-    ready: Ready
-
-
 class Stretch:
     """The calls of steps `start` .. `end - 1` of a bound program, which follow one another on
     arguments of the launch. It is called as a binding's kernel is."""
@@ -257,39 +251,51 @@ class Stretch:
         self._functions = functions
         self._version = int(functions.version)
         self._queue = queue
-        self._calls: list[_Ahead] | None = None
+        self._ready: Ready | None = None
+        self._steps: list[int] = []  # of which each launch is
 
     def kernel(self) -> None:
         """Launch the calls. Raises `Failed`."""
+        if int(self._functions.version) != self._version:  # since the program was bound
+            self._call_each()
+            return
+        ready = self._ready or self._made_ready()
+        try:
+            ready.launch(self._queue.memory)
+        except Exception as error:
+            raise Failed(error, self._code, self._steps[ready.at]) from None
+
+    def _call_each(self) -> None:
+        for at in range(self._start, self._end):
+            _, binding, arrays, rest = self._code.steps[at]
+            try:
+                binding.kernel(*arrays, **(rest or NO_ATTRIBUTES))
+            except Exception as error:
+                raise Failed(error, self._code, at) from None
+
+    def _made_ready(self) -> Ready:
+        launches, notes, keeps, plans = [], [], [], []
         at = self._start
         try:
-            if int(self._functions.version) != self._version:  # since the program was bound
-                for at in range(self._start, self._end):
-                    _, binding, arrays, rest = self._code.steps[at]
-                    binding.kernel(*arrays, **(rest or NO_ATTRIBUTES))
-                return
-            if self._calls is None:
-                plans = []
-                for at in range(self._start, self._end):
-                    _, binding, arrays, rest = self._code.steps[at]
-                    plans.append(binding.callee.kernel.plan(arrays, rest or NO_ATTRIBUTES))
-                self._queue.compile(plans)
-                self._calls = [self._ahead(at, plan) for at, plan in enumerate(plans, self._start)]
-            for each in self._calls:
-                at = each.step
-                self._queue.launch(each.ready)
+            for at in range(self._start, self._end):
+                _, binding, arrays, rest = self._code.steps[at]
+                plans.append(binding.callee.kernel.plan(arrays, rest or NO_ATTRIBUTES))
+            self._queue.compile(plans)
+            for at, plan in enumerate(plans, self._start):
+                ready = self._queue.ready(plan, self._code.steps[at][2])
+                for note in ready.notes:
+                    note.explained = partial(self._explained, at)
+                launches += ready.launches
+                notes += ready.notes
+                keeps.append(ready)
+                self._steps += [at] * len(ready.launches)
         except Exception as error:
             raise Failed(error, self._code, at) from None
+        self._ready = Ready(launches, notes, keeps)
+        return self._ready
 
-    def _ahead(self, step: int, plan: Plan) -> _Ahead:
-        ready = self._queue.ready(plan, self._code.steps[step][2])
-
-        def explained(error: Exception) -> Exception:
-            return reference.explain(error, State([], [], self._code, step))
-
-        for note in ready.notes:
-            note.explained = explained
-        return _Ahead(step, ready)
+    def _explained(self, step: int, error: Exception, line: str | None) -> Exception:
+        return reference.explain(error, State([], [], self._code, step), line=line)
 
 
 def _is_ahead(step: Step) -> bool:
