@@ -1,5 +1,5 @@
-"""Elements chosen by indices and by masks. Sums by index are made in the order of the updates: indices
-are sorted, and each element of the result adds up those that point to it."""
+"""Elements chosen by indices and by masks. Sums by index are made in the order of the updates:
+indices are sorted, and each element of the result adds up those that point to it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,18 @@ import numpy as np
 
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, Shape, TensorType, i64
-from mlvm.machines.gpu.dtypes import around, computed, runs
-from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Scratch, Types, kernel
-from mlvm.machines.gpu.kernels import source
+from mlvm.machines.gpu.dtypes import around, runs
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
 from mlvm.machines.gpu.reductions import GROUP, running
 from mlvm.machines.gpu.sorting import sorted_rows, text_of
 
@@ -219,6 +228,3 @@ def _masked(
     inner = 1 if units > 1 else steps[1]
     numbers = (mask.size, math.prod(behind) * units, count, steps[0] * units, inner)
     return [*sums, _call(text, "mask_set", args, out.size * units, *numbers)]
-
-
-

@@ -10,8 +10,17 @@ import numpy as np
 from mlvm.core.ops.neural import Padding, Pair
 from mlvm.core.types import DType, Shape
 from mlvm.machines.gpu.dtypes import around, computed, runs, scalar
-from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Scratch, Types, kernel
-from mlvm.machines.gpu.kernels import source
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
 from mlvm.machines.gpu.reductions import GROUP, adding, fold
 
 _SHORT = 64  # elements of a row that one item goes through
@@ -28,13 +37,21 @@ def _rows(
 
 
 def _over_rows(
-    device: Facts, shape: Shape, dtype: str, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
+    device: Facts,
+    shape: Shape,
+    dtype: str,
+    axis: int,
+    entry: str,
+    args: tuple[Any, ...],
+    **defines: str | int,
 ) -> Call:
     before, length, behind = around(shape, axis)
     lanes = GROUP if behind == 1 and length > _SHORT and not device.is_cpu else 1
     text = source(
         "rows.c",
-        **{"T": dtype, "A": computed(DType.named(dtype)).name, "LANES": lanes},
+        T=dtype,
+        A=computed(DType.named(dtype)).name,
+        LANES=lanes,
         SIDE=16 if device.is_cpu and behind == 1 and length >= 16 else 1,
         **defines,
     )
@@ -91,7 +108,7 @@ def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     """The statistics of each row, then sums over pieces of the rows, which a reduction adds up."""
     if not runs(device, types):
         return None
-    out, g, x = types
+    out, _, x = types
     dtype, length = computed(x.dtype), x.shape[-1]
     rows = x.size // max(length, 1)
     piece = max(-(-rows // 256), 32)
@@ -144,9 +161,7 @@ def _patches(
 ) -> Calls:
     out, x = types
     grid = out.shape[1:3]
-    return _windows(
-        device, types, "patches", x.shape, grid, window, stride, padding, pad_value
-    )
+    return _windows(device, types, "patches", x.shape, grid, window, stride, padding, pad_value)
 
 
 @kernel("unpatches")
@@ -163,9 +178,7 @@ def _max_pool2d(
 ) -> Calls:
     out, x = types
     grid = out.shape[1:3]
-    return _windows(
-        device, types, "max_pool2d", x.shape, grid, window, stride, padding, -math.inf
-    )
+    return _windows(device, types, "max_pool2d", x.shape, grid, window, stride, padding, -math.inf)
 
 
 @kernel("avg_pool2d")

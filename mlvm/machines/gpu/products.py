@@ -8,27 +8,12 @@ from typing import Final, NamedTuple, cast
 import numpy as np
 
 from mlvm.core.ops.neural import Padding, Pair
-from mlvm.core.types import DType, TensorType
+from mlvm.core.types import TensorType
 from mlvm.machines.gpu.dtypes import computed, runs
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.moves import Window, move
 from mlvm.machines.gpu.reductions import adding, fold
-
-
-class Tile(NamedTuple):
-    """How a product is cut: what a group makes in how deep steps, what an item makes of it, and how
-    many values are computed with at once."""
-
-    rows: int
-    columns: int
-    depth: int
-    high: int
-    wide: int
-    lanes: int
-
-    @property
-    def items(self) -> int:
-        return (self.rows // self.high) * (self.columns // self.wide)
+from mlvm.machines.gpu.tiles import tile
 
 
 class Sizes(NamedTuple):
@@ -41,19 +26,9 @@ class Sizes(NamedTuple):
     summed: int
 
 
+_PART: Final = 64 * 64  # elements of a result that keep a group busy
 _ENOUGH: Final = 64  # groups: with fewer, a long sum is shared out
 _LONG: Final = 1024  # elements of a sum that are not shared out
-
-
-def tile(device: Facts, dtype: DType, sizes: Sizes) -> Tile:
-    """The tile for a product on that device."""
-    small = sizes.m <= 32 or sizes.n <= 32
-    if device.is_cpu and dtype.is_float:
-        lanes = 64 // dtype.itemsize
-        return Tile(8, 32, 64, 8, 32, lanes) if small else Tile(64, 64, 64, 8, 2 * lanes, lanes)
-    if small or sizes.m * sizes.n * sizes.batch < 512 * 512:
-        return Tile(32, 32, 16, 2, 2, 1)
-    return Tile(64, 64, 16, 4, 4, 1)
 
 
 class _Operand(NamedTuple):
@@ -79,14 +54,14 @@ def product(
     windows: tuple[int, ...] = (),
 ) -> list[Call]:
     """The calls of a product."""
-    m, n, k, batch, summed = sizes
+    m, n, _, batch, _ = sizes
     dtype = computed(out.dtype)
     names = {x.dtype, y.dtype, out.dtype.name}
     if device.is_cpu and dtype.is_float and names == {dtype.name} and not windows and n >= 16:
         return _in_panels(device, out, x, y, sizes, second)
-    cut = tile(device, dtype, sizes)
+    cut = tile(device, dtype, m, n, batch)
     groups = -(-m // cut.rows) * -(-n // cut.columns) * batch
-    length, splits = _shared_out(k, summed, groups)
+    length, splits = _shared_out(sizes)
     text = source(
         "product.c",
         T=out.dtype.name if splits == 1 else dtype.name,
@@ -109,12 +84,15 @@ def product(
     return _added_up(device, out, text, "product", items, (x.number, y.number), numbers, splits)
 
 
-def _shared_out(k: int, summed: int, groups: int) -> tuple[int, int]:
-    """How long the pieces of a sum are, and to how many groups they are shared out."""
+def _shared_out(sizes: Sizes) -> tuple[int, int]:
+    """How long the pieces of a sum are, and to how many groups they are shared out: where the
+    elements of the result keep few groups busy. It is a matter of sizes, not of tiles."""
+    m, n, k, batch, summed = sizes
+    groups = max(m * n * batch // _PART, 1)
     if k * summed <= _LONG or groups >= _ENOUGH:
         return max(k, 1), 1
     length = min(k, 512)
-    return length, min(-(-k // length) * summed, max(_ENOUGH // max(groups, 1), 1))
+    return length, min(-(-k // length) * summed, _ENOUGH // groups)
 
 
 def _numbers(
@@ -154,8 +132,9 @@ def _in_panels(
     """The calls of a product on a processor. Rows of y are brought side by side in memory first."""
     m, n, k, batch, summed = sizes
     dtype = out.dtype
-    lanes = 64 // dtype.itemsize
-    wide = 2 * lanes if n >= 2 * lanes else lanes
+    cut = tile(device, dtype, m, n, batch)
+    lanes = min(cut.lanes, 64 // dtype.itemsize)
+    wide = cut.wide if n >= cut.wide else lanes
     calls, number = [], cast(Argument, y.number)
     if y.column != 1:
         stack = batch // second if y.first else 1
@@ -164,19 +143,20 @@ def _in_panels(
         to, given = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
         calls = move((stack, k, n), to, given, dtype, args=(number, y.number))
         y = y._replace(row=n, column=1)
-    high = min(m, 8)
+    high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
-    length, splits = _shared_out(k, summed, tiles // 8)
+    length, splits = _shared_out(sizes)
     text = source(
         "panels.c",
-        **{"T": dtype.name, "V": f"{_VECTORS[dtype.name]}{lanes}"},
-        **{"HIGH": high, "WIDE": wide, "LANES": lanes},
+        T=dtype.name,
+        V=f"{_VECTORS[dtype.name]}{lanes}",
+        HIGH=high,
+        WIDE=wide,
+        LANES=lanes,
     )
     items = tiles * splits, 8
     numbers = _numbers(x, y, sizes, second, length, splits)
-    product = _added_up(
-        device, out, text, "panels", items, (x.number, number), numbers, splits
-    )
+    product = _added_up(device, out, text, "panels", items, (x.number, number), numbers, splits)
     return [*calls, *product]
 
 
@@ -184,9 +164,7 @@ _VECTORS: Final = {"f32": "float", "f64": "double"}
 
 
 @kernel("matmul")
-def _matmul(
-    device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool
-) -> Calls:
+def _matmul(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool) -> Calls:
     out, x, y = types
     if not runs(device, types):
         return None
@@ -243,9 +221,7 @@ def _stack(
 
 
 @kernel("batch_contract")
-def _batch_contract(
-    device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool
-) -> Calls:
+def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose_y: bool) -> Calls:
     out, x, y = types
     if not runs(device, types):
         return None
@@ -254,12 +230,8 @@ def _batch_contract(
     batch = math.prod(x.shape[:-2])
     if transpose_x and not transpose_y:  # batch and inner axis are one
         inner, batch = inner * batch, 1
-    left = _Operand(
-        1, x.dtype.name, *_steps(rows, inner, transpose_x), summed=rows * inner
-    )
-    right = _Operand(
-        2, y.dtype.name, *_steps(inner, columns, transpose_y), summed=inner * columns
-    )
+    left = _Operand(1, x.dtype.name, *_steps(rows, inner, transpose_x), summed=rows * inner)
+    right = _Operand(2, y.dtype.name, *_steps(inner, columns, transpose_y), summed=inner * columns)
     return product(device, out, left, right, Sizes(rows, columns, inner, 1, batch))
 
 
@@ -274,6 +246,4 @@ def _conv2d(device: Facts, types: Types, *, stride: Pair, padding: Padding) -> C
     right = _Operand(2, weights.dtype.name, channels, 1)
     grid = out.shape[1:3]
     windows = (*x.shape[1:], *grid, weights.shape[1], *stride, padding[0][0], padding[1][0])
-    return product(
-        device, out, left, right, Sizes(rows, channels, inner, 1, 1), windows=windows
-    )
+    return product(device, out, left, right, Sizes(rows, channels, inner, 1, 1), windows=windows)

@@ -1,5 +1,5 @@
-"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its words to
-numbers. The generator is a function of a key and a counter, so that all blocks are made at once."""
+"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its words
+to numbers. The generator is a function of a key and a counter: all blocks are made at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Final
 import numpy as np
 
 from mlvm.core.ops.random import SPLIT
-from mlvm.core.types import DType, Shape, TensorType, f64, i64
+from mlvm.core.types import Shape, f64, i64
 from mlvm.machines.gpu.dtypes import runs, scalar
-from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Calls, Facts, Scratch, Types, kernel
-from mlvm.machines.gpu.kernels import source
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
 from mlvm.machines.gpu.reductions import GROUP, running
 
 
@@ -156,6 +165,3 @@ def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
         calls.append(_call(text, "jump", args, size, 1))
     args = (0, values, starts, np.int64(count))
     return [*calls, _call(text, "gather_values", args, count, 1)]
-
-
-

@@ -32,7 +32,7 @@ _CHOICE: Final = 16  # bytes of a value with its place
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction in C: how an element is mapped, two values are combined, and the last is finished.
+    """A reduction in C: how an element is mapped, two are combined, and the last is finished.
 
     `of` is the dtype that it computes in; "choice" a value with its place. `defines` are what else
     the text needs."""
@@ -47,7 +47,12 @@ class Fold:
     def text(self, x: str, out: str, wide: int, divisor: str) -> str:
         return source(
             "reduction.c",
-            **{"X": x, "T": out, "A": self.of, "D": divisor, "WIDE": wide, "INITIAL": self.initial},
+            X=x,
+            T=out,
+            A=self.of,
+            D=divisor,
+            WIDE=wide,
+            INITIAL=self.initial,
             **{"MAP(v, i)": self.map, "COMBINE(a, b)": self.combine, "FINISH(a)": self.finish},
             **dict(self.defines),
         )
@@ -137,16 +142,16 @@ def side_by_side(
         return None
     there = Scratch("moved", x.size * x.dtype.itemsize)
     calls = [
-        call._replace(args=tuple([there if isinstance(a, int) and a == 0 else a for a in call.args]))
+        call._replace(
+            args=tuple([there if isinstance(a, int) and a == 0 else a for a in call.args])
+        )
         for call in made
     ]
     length = math.prod(x.shape[i] for i in axes)
     return calls, there, (x.size // max(length, 1), length, 1)
 
 
-def _fold_axes(
-    device: Facts, types: Types, axis: Axis, how: Fold, divisor: Any = None
-) -> Calls:
+def _fold_axes(device: Facts, types: Types, axis: Axis, how: Fold, divisor: Any = None) -> Calls:
     out, x = types
     if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
         sizes = (out.size, 0, 1)
@@ -174,16 +179,12 @@ def adding(dtype: DType) -> Fold:
 
 
 @kernel("sum")
-def _sum(
-    device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None
-) -> Calls:
+def _sum(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
     return _fold_axes(device, types, axis, adding(types[0].dtype)) if runs(device, types) else None
 
 
 @kernel("prod")
-def _prod(
-    device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None
-) -> Calls:
+def _prod(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
     how = Fold("1", "((a) * (b))", computed(types[0].dtype).name, _CAST)
     return _fold_axes(device, types, axis, how) if runs(device, types) else None
 
@@ -203,10 +204,8 @@ def _mean(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
 
 
 @kernel("var")
-def _var(
-    device: Facts, types: Types, *, axis: Axis, keepdims: bool, correction: float
-) -> Calls:
-    out, x = types
+def _var(device: Facts, types: Types, *, axis: Axis, keepdims: bool, correction: float) -> Calls:
+    _, x = types
     wide = _wide(x)
     if not (runs(device, types) and device.has(wide)):
         return None
@@ -342,23 +341,22 @@ def running(
         totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
         numbers = [np.int64(n) for n in (before, length, behind, piece, pieces, 0)]
         text = how.text(x[1], how.of, 1, "i64")
-        call = Call(text, "columns", (before * pieces * behind,), (GROUP,), (totals, x[0], *numbers))
+        call = Call(
+            text, "columns", (before * pieces * behind,), (GROUP,), (totals, x[0], *numbers)
+        )
         middle = (before, pieces, behind)
         made = (totals, how.of)
         calls = [call, *running(device, dtype, (starts, how.of), made, middle, depth + 1)]
     numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
     text = how.text(x[1], out[1], 1, "i64")
-    items = before * pieces * behind
-    return [*calls, Call(text, "scan", (items,), (GROUP,), (out[0], x[0], starts, *numbers))]
+    items = (before * pieces * behind,)
+    return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
 
 
 @kernel("cumulative_sum")
-def _cumulative_sum(
-    device: Facts, types: Types, *, axis: int | None, dtype: str | None
-) -> Calls:
+def _cumulative_sum(device: Facts, types: Types, *, axis: int | None, dtype: str | None) -> Calls:
     out, x = types
     if not runs(device, types):
         return None
     sizes = around(x.shape, 0 if axis is None else axis)
     return running(device, out.dtype, (0, out.dtype.name), (1, x.dtype.name), sizes)
-

@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
+from mlvm.core.types import DType
 from mlvm.machines.gpu.dtypes import around, computed, runs
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.reductions import GROUP
-from mlvm.core.types import DType
 
 _RUN: Final = 32  # RUN of sorting.c
 _MOST: Final = 2**31 - 1  # elements of a row: they are numbered in i32

@@ -25,9 +25,7 @@ MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
-def outcome_of(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None
-) -> str:
+def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> str:
     """What came of a program, in a few words. Raises `Found`, and what else it fails with."""
     with warnings.catch_warnings(), time_limit(SECONDS):
         warnings.simplefilter("error")
@@ -50,9 +48,7 @@ def kind_of(error: Exception | None) -> str | None:
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
-def cut_down(
-    source: Source, skip: Collection[Kind] = (), device: str | None = None
-) -> Source:
+def cut_down(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> Source:
     """The program without what it does not need to fail as it does."""
     kind = kind_of(failure_of(source, skip, device))
     until = time.monotonic() + CUTTING_SECONDS
@@ -71,9 +67,7 @@ def cut_down(
 class Fuzz:
     """Tries programs, and counts what comes of them."""
 
-    def __init__(
-        self, seed: int, skip: Collection[Kind] = (), device: str | None = None
-    ) -> None:
+    def __init__(self, seed: int, skip: Collection[Kind] = (), device: str | None = None) -> None:
         self.seed = seed
         self.skip = skip
         self.device = device

@@ -1,5 +1,5 @@
-"""Cases of ops that take a device more than one step: trees of several levels, tiles with edges, runs
-that are merged, draws that are refused. What they are worth is asked of the reference machine.
+"""Cases of ops that take a device more than one step: trees of several levels, tiles with edges,
+runs that are merged, draws that are refused. The reference machine says what is right.
 
     python -m tests.machines.gpu.larger opencl:0
 """

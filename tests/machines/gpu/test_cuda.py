@@ -1,7 +1,7 @@
-"""The kernels as CUDA C: NVRTC compiles them to PTX where its wheel is installed, also without a GPU.
+"""The kernels as CUDA C: NVRTC compiles them to PTX where its wheel is installed, without a GPU.
 
-    pip install nvidia-cuda-nvrtc-cu12
-    python -m tests.machines.gpu.test_cuda      # each source, for each architecture
+pip install nvidia-cuda-nvrtc-cu12
+python -m tests.machines.gpu.test_cuda      # each source, for each architecture
 """
 
 from __future__ import annotations
@@ -119,7 +119,9 @@ def main() -> int:
         start = time.monotonic()
         ptx = compiled(nvrtc, together(texts), architecture)
         seconds = time.monotonic() - start
-        print(f"{architecture}: {len(texts)} sources, {ptx.count('.entry')} kernels, {seconds:.0f} s")
+        print(
+            f"{architecture}: {len(texts)} sources, {ptx.count('.entry')} kernels, {seconds:.0f} s"
+        )
     return 0
 
 
