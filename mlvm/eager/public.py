@@ -30,8 +30,9 @@ from mlvm.machines.local import LocalVM as VM
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",
     "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
-        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64 u8:uint8
-        u16:uint16 u32:uint32 u64:uint64""",
+        f16:float16 f32:float32 f4e2m1:float4_e2m1fn f64:float64 f8e4m3:float8_e4m3fn
+        f8e5m2:float8_e5m2 i16:int16 i2:int2 i32:int32 i4:int4 i64:int64 i8:int8 u16:uint16
+        u2:uint2 u32:uint32 u4:uint4 u64:uint64 u8:uint8""",
     "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
     "mlvm.eager.functions.activations": """celu elu glu hard_sigmoid hard_swish hard_tanh
         hardshrink leaky_relu log_sigmoid mish prelu relu6 selu silu soft_sign softplus
