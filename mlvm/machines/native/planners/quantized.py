@@ -22,7 +22,7 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     n, k = y.shape
     groups, per_word = scale.shape[1], 4 * y.dtype.per_byte
     words = k // groups / per_word
-    if groups > 1 and words not in (4, 8) and words % _WORDS:
+    if groups > 1 and words not in (2, 4, 8) and words % _WORDS:
         return None
     row = -(-k // (_WORDS * per_word)) * _WORDS * (per_word + 1) * 4
     m = math.prod(x.shape[:-1])

@@ -97,15 +97,13 @@ typedef struct {
 
 typedef struct {
     int64_t bytes, groups;  /* of a row */
-    int64_t words;          /* of a group; 0: there is one group */
+    int64_t words;          /* of a group, at most all */
     int64_t chunks;
     int pairs;              /* whether there are offsets */
 } Weights;
 
-static inline void load_words(W *to, const Row *row, const Weights *w, int64_t chunk)
+static inline void load_words(W *to, const char *from, int64_t left)
 {
-    int64_t at = chunk * 4 * WORDS, left = w->bytes - at;
-    const char *from = row->weights + at;
 #if defined(__AVX512F__)
     __mmask64 mask = left >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << left) - 1;
     to[0] = (W)_mm512_maskz_loadu_epi8(mask, from);
@@ -120,39 +118,28 @@ static inline void load_words(W *to, const Row *row, const Weights *w, int64_t c
 #endif
 }
 
-/* The scale, or what is `behind` it, of each word's group; anything behind the last. */
-static inline void load_scales(V *to, const Row *row, const Weights *w, int64_t chunk, int behind)
+/* The scale, or what is `behind` it, of each word's group, of which `count` are left; anything behind. */
+static inline void load_scales(V *to, const float *scale, const Weights *w, int64_t count, int behind)
 {
     int step = 1 + w->pairs;
-    float spread[WORDS];
-    if (!w->words) {
-        for (int i = 0; i < WORDS; i++)
-            spread[i] = row->scale[behind];
-    } else if (w->words >= WORDS) {
-        float one = row->scale[chunk * WORDS / w->words * step + behind];
-        for (int i = 0; i < WORDS; i++)
-            spread[i] = one;
-    } else {
-        int64_t words = w->words, first = chunk * WORDS / words;
-        int64_t count = WORDS / words;
-        count = count < w->groups - first ? count : w->groups - first;
-        const float *scale = row->scale + first * step;
-#if defined(__AVX512F__)
-        __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-        numbers = _mm512_srli_epi32(numbers, words == 4 ? 2 : 3);
-        numbers = _mm512_add_epi32(w->pairs ? _mm512_slli_epi32(numbers, 1) : numbers,
-                                   _mm512_set1_epi32(behind));
-        __m512 some = _mm512_maskz_loadu_ps((__mmask16)((1u << (count * step)) - 1), scale);
-        to[0] = (V)_mm512_permutexvar_ps(numbers, some);
+    if (w->words >= WORDS) {
+        EACH_PART to[part] = scale[behind] - (V){0};
         return;
-#else
-        for (int i = 0; i < WORDS; i++) {
-            int64_t group = i / words;
-            spread[i] = group < count ? scale[group * step + behind] : 0;
-        }
-#endif
     }
+    count = count * w->words < WORDS ? count : WORDS / w->words;
+#if defined(__AVX512F__)
+    __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    numbers = _mm512_srli_epi32(numbers, w->words == 2 ? 1 : w->words == 4 ? 2 : 3);
+    numbers = _mm512_slli_epi32(numbers, (unsigned)w->pairs);
+    numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(behind));
+    __m512 some = _mm512_maskz_loadu_ps((__mmask16)((1u << (count * step)) - 1), scale);
+    to[0] = (V)_mm512_permutexvar_ps(numbers, some);
+#else
+    float spread[WORDS];
+    for (int i = 0; i < WORDS; i++)
+        spread[i] = i / w->words < count ? scale[i / w->words * step + behind] : 0;
     EACH_PART to[part] = *(const LooseV *)(spread + part * LANES);
+#endif
 }
 
 static inline float total(const V *sums)
@@ -179,9 +166,10 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
     for (int64_t chunk = 0; chunk < w->chunks; chunk++) {
         W words[4][PARTS];
         V some[4][4][PARTS];
+        int64_t byte = chunk * 4 * WORDS, group = chunk * WORDS / w->words;
         UNROLL for (int r = 0; r < rows; r++)
         {
-            load_words(words[r], &row[r], w, chunk);
+            load_words(words[r], row[r].weights + byte, w->bytes - byte);
             UNROLL for (int i = 0; i < many; i++)
                 EACH_PART some[r][i][part] = (V){0};
         }
@@ -209,12 +197,13 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
         UNROLL for (int r = 0; r < rows; r++)
         {
             V scale[PARTS];
-            load_scales(scale, &row[r], w, chunk, 0);
+            const float *from = row[r].scale + group * (1 + w->pairs);
+            load_scales(scale, from, w, w->groups - group, 0);
             UNROLL for (int i = 0; i < many; i++)
                 EACH_PART sums[r][i][part] = fma_v(some[r][i][part], scale[part], sums[r][i][part]);
             if (!w->pairs)
                 continue;
-            load_scales(scale, &row[r], w, chunk, 1);
+            load_scales(scale, from, w, w->groups - group, 1);
             UNROLL for (int i = 0; i < many; i++)
                 EACH_PART
                 {
@@ -237,7 +226,7 @@ product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char
     int per_word = 32 / of.bits, step = 1 + (int)n[PAIRS];
     int64_t per_chunk = WORDS * per_word;
     Weights w = {.bytes = n[K] * of.bits / 8, .groups = n[GROUPS], .pairs = (int)n[PAIRS],
-                 .words = n[GROUPS] == 1 ? 0 : n[K] / n[GROUPS] / per_word,
+                 .words = n[GROUPS] == 1 ? INT64_MAX / 2 : n[K] / n[GROUPS] / per_word,
                  .chunks = (n[K] + per_chunk - 1) / per_chunk};
     int64_t x_row = w.chunks * (per_chunk + WORDS);
     int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
