@@ -89,6 +89,8 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.linalg": "cross tensordot vecdot",
     "mlvm.eager.functions.products": """cdist diag diagonal dot inner kron trace tril_indices
         triu_indices vdot""",
+    "mlvm.eager.functions.quantization": """dequantize_linear dynamic_quantize_linear
+        quantize_groups quantize_linear""",
     "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
         segment_sum""",
     "mlvm.eager.functions.signal": "hamming hanning istft stft",
@@ -97,6 +99,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
         median nanmax nanmean nanmin nanstd nansum nanvar percentile ptp quantile""",
     "mlvm.eager.nn.ctc": "ctc",
+    "mlvm.eager.nn.quantized": "quantization_errors quantize",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
     "mlvm.eager.transform.batch": "batch",

@@ -102,3 +102,14 @@ def _nearest(dtype: DType, x: Array) -> Array:
     else:
         codes = np.where(np.isnan(x), half - 1, codes)  # the one after the largest stands for more
     return (codes + np.where(np.signbit(x), half, 0)).astype(np.uint8)
+
+
+def limits(dtype: DType) -> tuple[float, float]:
+    """The least and the largest finite number of a dtype of few bits, or of i8 and u8."""
+    if dtype in (i8, u8):
+        return (-128, 127) if dtype is i8 else (0, 255)
+    if dtype not in FLOATS:
+        return integers(dtype)[0], integers(dtype)[-1]
+    values = _floats(dtype)
+    most = float(values[np.isfinite(values)].max())
+    return -most, most
