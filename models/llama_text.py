@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
 import mlvm.eager as ml
 from mlvm.eager import Tensor
 from models.command import OptionError
@@ -90,9 +92,9 @@ class LlamaText:
                 cache = self._room(cache, min(room, self.model.config.context))
             with self.batch:
                 found = self.step(
-                    ml.asarray(tokens),
+                    ml.asarray(np.array(tokens)),
                     cache,
-                    ml.asarray(at),
+                    ml.asarray(np.int64(at)),
                     ml.random.key(seed),
                     ml.asarray(temperature) if temperature else None,
                     top_k,

@@ -142,14 +142,22 @@ static inline void load_scales(V *to, const float *scale, const Weights *w, int6
 #endif
 }
 
+/* Each half is added to the other until one number is left. */
 static inline float total(const V *sums)
 {
-    float s[WORDS];
-    EACH_PART *(LooseV *)(s + part * LANES) = sums[part];
-    for (int half = WORDS / 2; half; half /= 2)
-        for (int i = 0; i < half; i++)
-            s[i] += s[i + half];
-    return s[0];
+    float s[4];
+#if defined(__AVX512F__)
+    __m512 all = (__m512)sums[0];
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+#elif defined(__FMA__)
+    __m256 eight = (__m256)(sums[0] + sums[1]);
+#endif
+#if defined(__FMA__)
+    _mm_storeu_ps(s, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
+#else
+    *(LooseV *)s = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+#endif
+    return (s[0] + s[2]) + (s[1] + s[3]);
 }
 
 /* `rows` rows of weights by `many` rows of x. */
@@ -159,7 +167,9 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
 {
     V sums[4][4][PARTS];
     int per_word = 32 / of.bits;
-    memset(sums, 0, sizeof sums);
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < many; i++)
+            EACH_PART sums[r][i][part] = (V){0};
 #if defined(__AVX512F__)
     __m512 table = table_of(of);
 #endif
@@ -215,8 +225,8 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
                 }
         }
     }
-    for (int r = 0; r < rows; r++)
-        for (int i = 0; i < many; i++)
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < many; i++)
             out[i * out_row + r] = total(sums[r][i]);
 }
 
