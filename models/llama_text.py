@@ -61,9 +61,10 @@ class LlamaText:
         temperature: float = 0.0,
         top_k: int | None = None,
         length: int | None = None,
+        until_end: bool = True,
     ) -> Iterator[int]:
-        """The tokens that follow the prompt, until the one that ends a text, or `length` of them,
-        or the end of what the model was trained for. With a temperature of 0 each is the likeliest;
+        """The tokens that follow the prompt, until the one that ends a text (unless it is to go on),
+        or `length` of them, or the end of what the model was trained for. With a temperature of 0 each is the likeliest;
         else the same seed gives the same ones.
 
         Raises `OptionError` for a prompt without tokens, or of too many, and for other options that
@@ -78,10 +79,17 @@ class LlamaText:
             raise OptionError(f"top_k must be 1 or more, not {top_k}")
         most = config.context - len(prompt)
         last = most if length is None else min(length, most)
-        return self._generate(prompt, seed, temperature, top_k, last)
+        end = self.tokenizer.eos if until_end else None
+        return self._generate(prompt, seed, temperature, top_k, last, end)
 
     def _generate(
-        self, prompt: list[int], seed: int, temperature: float, top_k: int | None, count: int
+        self,
+        prompt: list[int],
+        seed: int,
+        temperature: float,
+        top_k: int | None,
+        count: int,
+        end: int | None,
     ) -> Iterator[int]:
         room, at, tokens = 0, 0, prompt
         cache: Cache = []
@@ -101,7 +109,7 @@ class LlamaText:
                 )
                 token = int(found)
             yield token
-            if token == self.tokenizer.eos:
+            if token == end:
                 return
             at, tokens = at + len(tokens), [token]
 

@@ -180,9 +180,9 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
         UNROLL for (int r = 0; r < rows; r++)
         {
             load_words(words[r], row[r].weights + byte, w->bytes - byte);
-            /* Rows are short for a processor that guesses what comes next: those of the next tile. */
-            __builtin_prefetch(row[r].weights + byte + 4 * w->bytes);
-            __builtin_prefetch(row[r].scale + group * (1 + w->pairs) + 4 * w->groups * (1 + w->pairs));
+            /* Rows are short for a processor that guesses what comes next: those of the tile after the next. */
+            __builtin_prefetch(row[r].weights + byte + 8 * w->bytes);
+            __builtin_prefetch(row[r].scale + group * (1 + w->pairs) + 8 * w->groups * (1 + w->pairs));
             UNROLL for (int i = 0; i < many; i++)
                 EACH_PART some[r][i][part] = (V){0};
         }
