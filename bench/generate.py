@@ -1,7 +1,7 @@
-"""What a token of a Llama of 100 million weights in four bits takes, beside llama.cpp on the same file.
+"""What a token of a Llama of 100 million weights in few bits takes, beside llama.cpp.
 
 `token_ms` is the time of one token behind those before it, at temperature 0: the median of a round.
-llama.cpp quantises activations to eight bits, by groups of 32; here they stay f32. So the tokens
+Both read one file. llama.cpp quantises activations to eight bits, by groups of 32; here they stay f32. So the tokens
 part sooner or later, and their work does not.
 """
 
@@ -86,9 +86,7 @@ SUITE = Suite(
     module="bench.generate",
     contenders=(
         Contender("mlvm-1t", "mlvm", preparing(partial(mlvm_generate, threads=1))),
-        Contender(
-            "llama.cpp-1t", "llama_cpp", preparing(partial(llama_cpp_generate, threads=1))
-        ),
+        Contender("llama.cpp-1t", "llama_cpp", preparing(partial(llama_cpp_generate, threads=1))),
     ),
     units={"token_ms": "ms"},
     ours=("mlvm-1t",),

@@ -13,8 +13,13 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 CODES: Final = {"F32": 0, "F16": 1, "Q4_0": 2, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
 BLOCKS: Final = {
-    **{"F32": (1, 4), "F16": (1, 2), "Q4_0": (32, 18), "Q8_0": (32, 34)},
-    **{"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)},
+    "F32": (1, 4),
+    "F16": (1, 2),
+    "Q4_0": (32, 18),
+    "Q8_0": (32, 34),
+    "Q4_K": (256, 144),
+    "Q5_K": (256, 176),
+    "Q6_K": (256, 210),
 }
 """Elements and bytes of a block."""
 _ALIGNMENT: Final = 32
@@ -46,7 +51,9 @@ class Blocks(NamedTuple):
             bytes_ = codes[:, :16] | codes[:, 16:] << 4
         else:
             bytes_ = np.round(groups * inverse).astype(np.int8).view(np.uint8)
-        return cls(format, x.shape, np.hstack([scale.astype("<f2").view(np.uint8), bytes_]).reshape(-1))
+        return cls(
+            format, x.shape, np.hstack([scale.astype("<f2").view(np.uint8), bytes_]).reshape(-1)
+        )
 
 
 def write(file: Path, metadata: Mapping[str, Any], tensors: Mapping[str, Blocks]) -> None:

@@ -237,7 +237,8 @@ class Llama(nn.Module):
         positions = ml.arange(tokens.shape[0]) + at
         angles = ml.expand_dims(positions, axis=1) * self.rates
         shape = (tokens.shape[0], 1, 1, self.config.rope_dim // 2)
-        cos, sin = (ml.astype(ml.reshape(x, shape), ml.float32) for x in (ml.cos(angles), ml.sin(angles)))
+        both = (ml.cos(angles), ml.sin(angles))
+        cos, sin = (ml.astype(ml.reshape(x, shape), ml.float32) for x in both)
         seen = ml.arange(cache[0][0].shape[2]) <= ml.expand_dims(positions, axis=1)
         x = self.tokens(tokens)
         for block, known in zip(self.blocks, cache, strict=True):

@@ -63,9 +63,9 @@ class LlamaText:
         length: int | None = None,
         until_end: bool = True,
     ) -> Iterator[int]:
-        """The tokens that follow the prompt, until the one that ends a text (unless it is to go on),
-        or `length` of them, or the end of what the model was trained for. With a temperature of 0 each is the likeliest;
-        else the same seed gives the same ones.
+        """The tokens that follow the prompt, until the one that ends a text (if `until_end`), or
+        `length` of them, or the end of what the model was trained for. With a temperature of 0 each
+        is the likeliest; else the same seed gives the same ones.
 
         Raises `OptionError` for a prompt without tokens, or of too many, and for other options that
         are out of range.

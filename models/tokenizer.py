@@ -16,13 +16,12 @@ from typing import Any, Final
 
 import mlvm.eager as ml
 
-_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3  # kinds of tokens
+_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
 _KEY: Final = "tokenizer.ggml."
 _SPACE: Final = "\u2581"
 _LETTER, _OTHER = r"[^\W\d_]", r"(?:[^\s\w]|_)"
-_GPT2: Final = (
-    rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?\d+| ?{_OTHER}+|\s+(?!\S)|\s+"
-)
+_GPT2: Final = rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?\d+| ?{_OTHER}+|\s+(?!\S)|\s+"
 _LLAMA3: Final = (
     rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:(?![\r\n]){_OTHER}|(?![\r\n])\s)?{_LETTER}+|\d{{1,3}}|"
     rf" ?{_OTHER}+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -35,7 +34,8 @@ def _letters_of_bytes() -> dict[int, str]:
     """The letter that stands for each byte in GPT-2's vocabulary."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
     hidden = [byte for byte in range(256) if byte not in shown]
-    return {byte: chr(byte) for byte in shown} | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+    letters = {byte: chr(byte) for byte in shown}
+    return letters | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
 
 
 class Tokenizer:
@@ -61,7 +61,8 @@ class Tokenizer:
         self._words = re.compile(_WORDS.get(value("pre", ""), _GPT2))
         if self.kind == "llama":
             self._ranks = dict(zip(self.tokens, value("scores", [0.0] * count), strict=False))
-            self._bytes = {i: bytes([int(x[3:5], 16)]) for i, x in enumerate(self.tokens) if _is_byte(x)}
+            named = [(i, x) for i, x in enumerate(self.tokens) if _BYTE.fullmatch(x)]
+            self._bytes = {i: bytes([int(x[3:5], 16)]) for i, x in named}
             self._of_byte = {data[0]: i for i, data in self._bytes.items()}
         else:
             merges = [tuple(pair.split(" ", 1)) for pair in value("merges", [])]
@@ -83,7 +84,8 @@ class Tokenizer:
         for word in self._words.findall(text):
             letters = [self._letters[byte] for byte in word.encode("utf-8", "surrogatepass")]
             for piece in self._merged(letters):
-                found += [self._ids[each] for each in ([piece] if piece in self._ids else piece) if each in self._ids]
+                parts = [piece] if piece in self._ids else piece
+                found += [self._ids[part] for part in parts if part in self._ids]
         return found
 
     def data(self, token: int) -> bytes:
@@ -91,8 +93,10 @@ class Tokenizer:
         if not 0 <= token < len(self.tokens) or self.kinds[token] == _CONTROL:
             return b""
         text = self.tokens[token]
+        if self.kind == "llama" and token in self._bytes:
+            return self._bytes[token]
         if self.kind == "llama":
-            return self._bytes.get(token) or text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
+            return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
         if all(letter in self._of_letter for letter in text):
             return bytes([self._of_letter[letter] for letter in text])
         return text.encode("utf-8", "surrogatepass")
@@ -156,7 +160,3 @@ class Decoder:
     def end(self) -> str:
         """What is left: letters that never became whole."""
         return self._decode(b"", True)
-
-
-def _is_byte(token: str) -> bool:
-    return re.fullmatch(r"<0x[0-9A-Fa-f]{2}>", token) is not None

@@ -96,7 +96,7 @@ class DType:
 
     @property
     def is_storage(self) -> bool:
-        """Whether tensors only store it, to be converted and multiplied: see `mlvm.core.ops.few`."""
+        """Whether tensors only store it, to be converted and multiplied: `mlvm.core.ops.few`."""
         return self.kind == "storage"
 
     @property
@@ -148,15 +148,26 @@ c128 = DType("c128", "complex", np.complex128)
 i4, u4, i2, u2, f8e4m3, f8e5m2, f4e2m1 = (
     DType(name, "storage", [(name, np.uint8)], per_byte)
     for name, per_byte in {
-        **{"i4": 2, "u4": 2, "i2": 4, "u2": 4},
-        **{"f8e4m3": 1, "f8e5m2": 1, "f4e2m1": 2},
+        "i4": 2,
+        "u4": 2,
+        "i2": 4,
+        "u2": 4,
+        "f8e4m3": 1,
+        "f8e5m2": 1,
+        "f4e2m1": 2,
     }.items()
 )
 
 _OF_NUMPY = {dtype.numpy: dtype for dtype in (*DType.all.values(), *DType.storage.values())}
 _LONG_NAMES = {
-    **{"bfloat16": bf16, "int4": i4, "uint4": u4, "int2": i2, "uint2": u2},
-    **{"float8_e4m3fn": f8e4m3, "float8_e5m2": f8e5m2, "float4_e2m1fn": f4e2m1},
+    "bfloat16": bf16,
+    "int4": i4,
+    "uint4": u4,
+    "int2": i2,
+    "uint2": u2,
+    "float8_e4m3fn": f8e4m3,
+    "float8_e5m2": f8e5m2,
+    "float4_e2m1fn": f4e2m1,
 }
 
 _PARTS = {c64: f32, c128: f64}

@@ -134,8 +134,8 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
 
 @op(infer=_quantized_matmul, flops=_flops, takes_storage=True)
 def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
-    """x @ dequantize(y, scale).T: floats by weights that stay in few bits. Sums are made in f32, and
-    nothing of x is quantised.
+    """x @ dequantize(y, scale).T: floats by weights that stay in few bits. Sums are made in f32,
+    and nothing of x is quantised.
 
     x: f32[..., k]; y: [n, k] and its scale as of `dequantize` -> f32[..., n]. Raises `ShapeError`
     and `DTypeError` for others.

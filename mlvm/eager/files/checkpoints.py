@@ -156,10 +156,11 @@ def load(
     where: Where | None = None,
 ) -> Any:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
-    texts of the file. Of a GGUF file their `plain` has its metadata, and what it has in blocks of
-    few bits stays so, with its scales beside it: `x` and `x.scale` (docs/quantization.md). With `into`, a Module, they are written over its parameters and buffers, by
-    the paths of its `state()`, and the Module is returned. So is a dict of what `save` takes, whose
-    items that are numbers, texts and arrays are replaced.
+    texts of the file. Of a GGUF file their `plain` has its metadata, and blocks of few bits stay
+    so: `x` has the elements, and `x.scale` what `quantized_matmul` takes with them. With `into`, a
+    Module, they are written over its parameters and buffers, by the paths of its `state()`, and the
+    Module is returned. So is a dict of what `save` takes, whose items that are numbers, texts and
+    arrays are replaced.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata

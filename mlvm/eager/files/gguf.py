@@ -223,10 +223,7 @@ class GgufFile:
         return count
 
     def _text(self) -> str:
-        try:
-            return str(self._take(self._number("Q")), "utf-8", "surrogateescape")
-        except ValueError:
-            raise WeightsError("a text in its header is no UTF-8") from None
+        return str(self._take(self._number("Q")), "utf-8", "surrogateescape")
 
     def _value(self, code: int, depth: int = 0) -> Any:
         if code in _NUMBERS:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.ops import few
 from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType, f32, i8, u8
@@ -21,9 +21,7 @@ def require_quantized(dtype: object) -> DType:
     """The dtype, if numbers are quantised in it. Raises `DTypeError`."""
     wanted = DType.of(dtype)
     if wanted not in (i8, u8) and not wanted.is_storage:
-        raise DTypeError(
-            f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {wanted}"
-        )
+        raise DTypeError(f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {wanted}")
     return wanted
 
 
@@ -95,7 +93,8 @@ def quantize_linear(
     many axes as x, as blocks of equal lengths along `axis` have it. Raises `DTypeError` and
     `ShapeError` for others.
 
-        >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), ml.asarray(2, dtype="u8"))
+        >>> zero = ml.asarray(2, dtype="u8")
+        >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
         Tensor([2, 5, 0], u8[3])
     """
     wanted = require_quantized(dtype if zero_point is None else zero_point.dtype)
@@ -117,7 +116,8 @@ def dequantize_linear(
     x: i8, u8, i32 or of few bits [...]; scale: f32, and zero_point of x's dtype: as of
     `quantize_linear`. Raises `DTypeError` and `ShapeError` for others.
 
-        >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), ml.asarray(2, dtype="u8"))
+        >>> zero = ml.asarray(2, dtype="u8")
+        >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
         Tensor([0. , 1.5], f32[2])
     """
     values = astype(x, f32)

@@ -18,7 +18,7 @@ _UNIT: Final = 16
 
 @planner("quantized_matmul")
 def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    out, x, y, scale = types
+    _, x, y, scale = types
     n, k = y.shape
     groups, per_word = scale.shape[1], 4 * y.dtype.per_byte
     words = k // groups / per_word
