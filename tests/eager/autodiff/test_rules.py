@@ -118,7 +118,8 @@ def test_every_rule_is_tried_in_f64() -> None:
         for i in _differentiable(name, case, "f8")
     }
     rules = {(name, operand) for name, entry in VJPS.items() for operand in entry}
-    assert sorted(rules - tried) == []
+    of_f32 = [("quantized_matmul", "x")]  # tests/eager/nn/test_quantized.py has it
+    assert sorted(rules - tried) == of_f32
 
 
 UP_TO_PHASES = {"eig", "eigh", "svd"}
