@@ -867,7 +867,11 @@ def variants(x: ml.Tensor) -> Iterator[ml.Tensor]:
     """Tensors of other dtypes, and of other shapes."""
     yield from (ml.ones(x.shape, dtype=dtype) for dtype in ("bool", "i64", "f32", "c64"))
     for shape in ((), (0,), (5, 3), (2, 3, 5), (1, 2, 2, 2, 2)):
-        yield ml.ones(shape, dtype=x.dtype)
+        if x.dtype.is_storage:
+            shape = (*shape, 4)  # which fill bytes
+            yield ml.astype(ml.ones(shape), x.dtype)
+        else:
+            yield ml.ones(shape, dtype=x.dtype)
 
 
 def wrong(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -1116,6 +1120,7 @@ StaleTensor Tensor.numpy: stale.numpy()
 AttributeRefused Tensor.to_device: v.to_device("cpu")
 GradientError Tensor.to_device: ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)
 DTypeError TensorType.of: ml.TensorType.of(np.asarray(["text"]))
+ShapeError TensorType.of: ml.TensorType.of(np.zeros((), ml.int4.numpy))
 DTypeError TensorType.parse: ml.TensorType.parse("f99[2]")
 ShapeError TensorType.parse: ml.TensorType.parse("f32[-2]")
 ShapeError TensorType.with_shape: v.type.with_shape((-2,))

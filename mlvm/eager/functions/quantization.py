@@ -45,7 +45,7 @@ def quantize_groups(
     group, 2]. Raises `DTypeError` for other dtypes, `ShapeError` for an x without axes and where
     `group` does not divide k.
 
-        >>> q, scale = ml.quantize_groups(ml.asarray([1.0, -2.0, 30.0, 70.0]), "i4", group=2)
+        >>> q, scale = ml.quantize_groups(ml.asarray([1.1, -2.0, 30.0, 70.0]), "i4", group=2)
         >>> q, ml.dequantize(q, scale).type
         (Tensor([ 4, -7,  3,  7], i4[4]), f32[4])
     """

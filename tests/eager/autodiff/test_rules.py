@@ -27,13 +27,14 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from tests.brief import cases
-from tests.core.ops.cases import CASES, Case
+from tests.core.ops.cases import CASES, Case, quantized
 
 Function = Callable[..., Tensor]
 
 _STAYS_F64 = Case((np.array([0.5, -1.25]),), lambda x, dtype: x, {"dtype": "f64"})
 _STAYS_C128 = Case((np.array([0.5, -1.25j]),), lambda x, dtype: x, {"dtype": "c128"})
 _CASES = {**CASES, "astype": [*CASES["astype"], _STAYS_F64, _STAYS_C128]}
+_CASES = {name: cases for name, cases in _CASES.items() if name not in quantized.CASES}
 
 
 # --- the table -------------------------------------------------------------------------
