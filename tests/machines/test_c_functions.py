@@ -131,7 +131,13 @@ def test_a_tensor_is_described(vm: VM, code: int, shape: tuple[int, ...]) -> Non
     x = np.ones(TensorType(DTYPES[code], shape).array_shape, DTYPES[code].numpy)
     [y] = vm.launch(Program.of_op("describe", 1, {}, 1), [put(vm, x)])
     dtype, ndim, size, nbytes, askew, *lengths = y.tolist()
-    assert (dtype, ndim, size, nbytes, tuple(lengths)) == (code, x.ndim, math.prod(shape), x.nbytes, shape)
+    assert (dtype, ndim, size, nbytes, tuple(lengths)) == (
+        code,
+        x.ndim,
+        math.prod(shape),
+        x.nbytes,
+        shape,
+    )
     assert not (size and askew)
 
 

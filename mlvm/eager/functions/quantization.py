@@ -150,8 +150,10 @@ def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
     axis = normalize_axis(axis, x.ndim)
     if scale.ndim == 1 and scale.shape[0] == x.shape[axis]:
         return reshape(scale, [n if i == axis else 1 for i, n in enumerate(x.shape)])
-    others = [scale.shape[i] == n for i, n in enumerate(x.shape) if i != axis]
-    if scale.ndim != x.ndim or not all(others) or x.shape[axis] % scale.shape[axis]:
+    same = scale.ndim == x.ndim and all(
+        m == n or i == axis for i, (m, n) in enumerate(zip(scale.shape, x.shape, strict=True))
+    )
+    if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
         raise ShapeError(f"a scale {scale.type} does not go with {x.type} along axis {axis}")
     return _repeated(scale, x.shape[axis] // scale.shape[axis], axis)
 
