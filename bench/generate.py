@@ -1,8 +1,8 @@
 """What a token of a Llama of 100 million weights in few bits takes, beside llama.cpp.
 
 `token_ms` is the time of one token behind those before it, at temperature 0: the median of a round.
-Both read one file. llama.cpp quantises activations to eight bits, by groups of 32; here they stay f32. So the tokens
-part sooner or later, and their work does not.
+Both read one file. llama.cpp quantises activations to eight bits, by groups of 32; here they stay
+f32. So the tokens part sooner or later, and their work does not.
 """
 
 from __future__ import annotations

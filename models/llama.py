@@ -7,12 +7,13 @@ The names of weights are those of GGUF files, whose blocks of few bits stay as t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor, nn
 
+Layer = Callable[[Tensor], Tensor]
 SCALE = ".scale"
 """Behind the name of a tensor of few bits, `ml.load` gives its scales."""
 
@@ -92,7 +93,7 @@ class Weights:
             raise ml.errors.WeightsError(f"{name} must be [{wanted}], not {x.type}")
         return x
 
-    def linear(self, name: str, inputs: int, outputs: int | None) -> nn.Module:
+    def linear(self, name: str, inputs: int, outputs: int | None) -> Layer:
         weight = self.tensor(f"{name}.weight", outputs, inputs)
         bias = self.tensor(f"{name}.bias", outputs) if f"{name}.bias" in self else None
         scale = self._tensors.get(f"{name}.weight{SCALE}")
@@ -100,7 +101,7 @@ class Weights:
             return nn.QuantizedLinear(weight, scale, bias)
         return Dense(weight, bias)
 
-    def embedding(self, name: str, features: int) -> nn.Module:
+    def embedding(self, name: str, features: int) -> Layer:
         rows = self.tensor(f"{name}.weight", None, features)
         scale = self._tensors.get(f"{name}.weight{SCALE}")
         return Rows(rows) if scale is None else nn.QuantizedEmbedding(rows, scale)

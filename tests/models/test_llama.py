@@ -113,7 +113,8 @@ def test_the_same_seed_draws_the_same(text: LlamaText) -> None:
 def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not generate.main(["--weights", str(file), "--prompt", "w1 w2", "--length", "5"])
     out, err = capsys.readouterr()
-    assert out and "tokens" in err
+    assert out
+    assert "tokens" in err
     with pytest.raises(SystemExit, match="2"):
         generate.main([str(file), "--weights", str(file)])
     (file.parent / "cut.gguf").write_bytes(file.read_bytes()[:1000])

@@ -39,7 +39,8 @@ def unpacked(x: Array) -> Array:
     """The values in `unpacked_dtype`: [..., n / per_byte] -> [..., n]."""
     dtype = DType.of(x.dtype)
     found = _values(dtype)[x.view(np.uint8)]
-    return found.reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
+    whole: Array = found.reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
+    return whole
 
 
 def pack(out: Array, x: Array) -> None:
@@ -68,7 +69,8 @@ def _values(dtype: DType) -> Array:
     if dtype in FLOATS:
         return _floats(dtype)[codes]
     own = integers(dtype)
-    return np.where(codes > own[-1], codes + 2 * own[0], codes).astype(unpacked_dtype(dtype).numpy)
+    signed: Array = np.where(codes > own[-1], codes + 2 * own[0], codes)
+    return signed.astype(unpacked_dtype(dtype).numpy)
 
 
 @cache

@@ -91,7 +91,7 @@ def quantize_linear(
 
     x: f32[...]; scale and zero_point: scalars, or [n] along the axis `axis` of n elements, or of as
     many axes as x, as blocks of equal lengths along `axis` have it. Raises `DTypeError` and
-    `ShapeError` for others.
+    `ShapeError` for others, `AxisRefused` for an axis that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
@@ -114,7 +114,8 @@ def dequantize_linear(
     """(x - zero_point) scale, in f32: ONNX's DequantizeLinear.
 
     x: i8, u8, i32 or of few bits [...]; scale: f32, and zero_point of x's dtype: as of
-    `quantize_linear`. Raises `DTypeError` and `ShapeError` for others.
+    `quantize_linear`. Raises `DTypeError` and `ShapeError` for others, `AxisRefused` for an axis
+    that x does not have.
 
         >>> zero = ml.asarray(2, dtype="u8")
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
@@ -131,7 +132,7 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x in u8, its scale f32[] and zero point u8[], which its least and largest number tell, 0
     among them: ONNX's DynamicQuantizeLinear.
 
-    x: f32[...] -> u8[...]. Raises `DTypeError` for others.
+    x: f32[...] -> u8[...]. Raises `DTypeError` for others, `ShapeError` for no numbers.
 
         >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
         Tensor([  0, 255], u8[2])

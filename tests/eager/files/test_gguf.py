@@ -1,4 +1,4 @@
-"""GGUF files: what is read, beside the formats' own formulas and the `gguf` package; what is refused."""
+"""GGUF files: what is read, beside the formats' own formulas and the `gguf` package."""
 
 from __future__ import annotations
 

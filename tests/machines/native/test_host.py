@@ -419,7 +419,7 @@ def test_a_parameter_that_is_left_is_the_same_tensor(machines: Machines) -> None
 
 def _is_made(code: int, shape: tuple[int, ...]) -> bool:
     """Whether the last axis fills bytes."""
-    return DTYPES[code].per_byte == 1 or bool(shape) and shape[-1] % 4 == 0
+    return DTYPES[code].per_byte == 1 or (bool(shape) and shape[-1] % 4 == 0)
 
 
 NEW = [

@@ -55,7 +55,7 @@ def _values(x: Array) -> Array:
     rows = x.view(np.uint8)
     codes = [(rows >> (bits * i)) & ((1 << bits) - 1) for i in range(dtype.per_byte)]
     apart = np.stack(codes, axis=-1).reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
-    return np.vectorize(lambda code: _value(int(code), dtype.name), otypes="d")(apart)
+    return np.asarray(np.vectorize(lambda c: _value(int(c), dtype.name), otypes="d")(apart))
 
 
 def _dequantized(x: Array, scale: Array) -> Array:
@@ -64,18 +64,20 @@ def _dequantized(x: Array, scale: Array) -> Array:
     scales = scale[..., 0] if with_offset else scale
     size = values.shape[-1] // scales.shape[-1]
     out = values * np.repeat(scales.astype(float), size, axis=-1)
-    return out + np.repeat(scale[..., 1].astype(float), size, axis=-1) if with_offset else out
+    if with_offset:
+        out = out + np.repeat(scale[..., 1].astype(float), size, axis=-1)
+    return np.asarray(out)
 
 
 def _product(x: Array, y: Array, scale: Array) -> Any:
     return np.einsum("...k,nk->...n", x.astype(float), _dequantized(y, scale)).astype(np.float32)
 
 
-def _integers(x: Array, y: Array) -> Array:
-    return np.einsum("...k,nk->...n", x.astype(np.int64), y.astype(np.int64)).astype(np.int32)
+def _integers(x: Array, y: Array) -> Any:
+    return np.asarray(x.astype(np.int64) @ y.astype(np.int64).T).astype(np.int32)
 
 
-def _unpacked(x: Array) -> Array:
+def _unpacked(x: Array) -> Any:
     kinds = {"i": np.int8, "u": np.uint8, "f": np.float32}
     return _values(x).astype(kinds[DType.of(x.dtype).name[0]])
 
