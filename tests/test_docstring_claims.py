@@ -791,7 +791,7 @@ def named() -> dict[str, Any]:
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
-    volumes = ml.ones((1, 2, 2, 2, 2))
+    volumes, few = ml.ones((1, 2, 2, 2, 2)), ml.quantize_groups(half)
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 
