@@ -11,6 +11,8 @@
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(USE_NEON)
+#include <arm_neon.h>
 #endif
 
 enum { quantized_integers(NAME) };
@@ -40,6 +42,8 @@ static inline V fma_v(V x, V y, V z)
     return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
 #elif defined(__FMA__)
     return (V)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(USE_NEON)
+    return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
 #else
     return x * y + z;
 #endif
@@ -386,9 +390,7 @@ static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin,
     return 0;
 }
 
-#define ENTRY(dtype) {"quantized_matmul_" #dtype, quantized_matmul_##dtype, NULL}
-
-const KernelEntry TARGETED(quantized_kernels)[] = {
-    ENTRY(i8), ENTRY(u8), ENTRY(i4), ENTRY(u4), ENTRY(i2), ENTRY(u2),
-    {"integer_matmul", integer_matmul, NULL},
-    {NULL, NULL, NULL}};
+#define ENTRY(name) KERNEL(name, name, NULL)
+KERNEL_TABLE(quantized, ENTRY(quantized_matmul_i8) ENTRY(quantized_matmul_u8) ENTRY(quantized_matmul_i4)
+                            ENTRY(quantized_matmul_u4) ENTRY(quantized_matmul_i2)
+                                ENTRY(quantized_matmul_u2) ENTRY(integer_matmul))
