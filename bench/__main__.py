@@ -18,6 +18,7 @@ SUITES = {
     "calls": "bench.calls",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
+    "generate": "bench.generate",
     "gpu": "bench.gpu",
     "inference": "bench.inference",
     "machine": "bench.machine",

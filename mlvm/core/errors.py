@@ -35,7 +35,7 @@
     ├── CheckFailed             (AssertionError) what `ml.check` was told to hold does not
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
     ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
-    ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or not run
+    ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or is refused
     ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
     │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
