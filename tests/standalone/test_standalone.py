@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -248,3 +250,15 @@ def test_a_host_function_is_refused(
     monkeypatch.delitem(steps.RECORDS, "residuals.push")
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "out")]) == 1
     assert "it is a host function, which runs in Python" in capsys.readouterr().err
+
+
+def test_the_example_of_a_sensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).resolve().parents[2]
+    example = root / "examples" / "embedded" / "anomaly.py"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, example, tmp_path], check=True, env=environment)
+    options = ["-o", str(tmp_path / "c"), "--simd", "plain", "--weights", "embed"]
+    assert main(["build", str(tmp_path / "learn.mlvm"), *options]) == 0
+    memory = re.search(r"memory: (\d+) bytes", capsys.readouterr().out)
+    assert memory is not None
+    assert int(memory[1]) < 20_000
