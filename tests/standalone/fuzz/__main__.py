@@ -53,8 +53,9 @@ def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
         made = subprocess.run([str(each) for each in fuzzer], capture_output=True)
         if made.returncode == 0:
             return True
-    plain = ["gcc", *FLAGS, "-fsanitize=address,undefined", HERE / "drive.c", *arguments]
-    subprocess.run([*map(str, plain), "-o", str(program)], check=True)
+    sanitizers = ["-fsanitize=address,undefined", str(HERE / "drive.c")]
+    plain = ["gcc", *FLAGS, *sanitizers, *map(str, arguments), "-o", str(program)]
+    subprocess.run(plain, check=True)
     return False
 
 
