@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | build | disasm | memory | show | launch |
-mpirun | ops | info`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | show | onnx | launch |
+mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ from mlvm.core.program.assembly import (
 from mlvm.core.program.encoding import KIND_AT, MAGIC, Kind
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.machines import gpu
+from mlvm.machines.gpu import tiles
+from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
@@ -97,6 +98,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             memory(options)
         elif options.command == "show":
             return show(options, arguments)
+        elif options.command == "onnx":
+            run_onnx(options)
         elif options.command == "launch":
             return launch(
                 options.members,
@@ -112,6 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print_ops(options.names)
         elif options.command == "info":
             print_info()
+        elif options.command == "tune":
+            print_tuning(options.device)
         else:
             remote.run(options, __version__)
         sys.stdout.flush()
@@ -189,6 +194,16 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
 
+    text = "run an ONNX file: its inputs and outputs, its ops by time, its plan of memory"
+    add = commands.add_parser("onnx", help=text).add_argument
+    add("file", metavar="MODEL", help="an .onnx file")
+    text = "the next input: a .npy file, the tensor itself, or its type for zeros, as in memory"
+    add("--input", **remote.REPEATED, metavar="X", help=text)
+    add("--time", action="store_true", help="time calls, and the ops in one")
+    add("--plan", action="store_true", help="print and draw the plan of memory")
+    add("--save", type=Path, metavar="STEP", help="write the planned step, which run takes")
+    add("--out", type=Path, metavar="DIR", help="where results and pictures go")
+
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
     add("--members", type=_count, required=True, metavar="N", help="processes on this host")
@@ -208,6 +223,10 @@ def _parser() -> argparse.ArgumentParser:
     add = commands.add_parser("ops", help=text).add_argument
     add("names", nargs="*", metavar="OP", help="an op to document in full")
 
+    add = commands.add_parser(
+        "tune", help="find the tiles that make a device's products fast"
+    ).add_argument
+    add("device", metavar="DEVICE", help="such as opencl:0")
     commands.add_parser("info", help="versions, kernels, dtypes and the instruction set")
     remote.add_commands(commands)
     return parser
@@ -514,6 +533,21 @@ def _as_step(planned: Planned) -> Step:
     return Step(program, planned.recording(), planned.moments, lines, arguments)
 
 
+def run_onnx(options: argparse.Namespace) -> None:
+    """Say what an ONNX file is, and run, time, plan and save it."""
+    from mlvm.onnx.command import run  # which the other commands do without
+
+    arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
+    run(
+        Path(options.file),
+        arrays,
+        times=options.time,
+        plan=options.plan,
+        save=options.save,
+        out=options.out,
+    )
+
+
 def print_ops(names: Sequence[str]) -> None:
     """The signature and first line of every op by room, or all about the named ones."""
     for name in names:
@@ -530,6 +564,15 @@ def print_ops(names: Sequence[str]) -> None:
             print(f"  {op.signature}\n      {op.doc.splitlines()[0]}")
 
 
+def print_tuning(device: str) -> None:
+    """What products of a device reach with each tile that may suit, and where the best is kept."""
+    from mlvm.machines.gpu.tune import tune  # which imports the machine of devices
+
+    for dtype, tile, gflops in tune(device):
+        print(f"{dtype}  {gflops:8.1f} GFLOP/s  {', '.join(map(str, tile))}", flush=True)
+    print(f"the fastest of each dtype are kept in {tiles.path()}")
+
+
 def print_info() -> None:
     """Versions, and what the machine is made of."""
     print(f"mlvm {__version__}, Python {platform.python_version()}, numpy {np.__version__}")
@@ -541,11 +584,9 @@ def print_info() -> None:
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")
     threads = extension.default_threads()
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
-    try:
-        found = "; ".join(f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in gpu.devices())
-    except MlvmError as error:
-        found = f"no GPU ({error})"
-    print(f"devices: cpu; {found}")
+    told = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
+    missing = [f"no {kind} ({why})" for kind in ("opencl", "cuda") if (why := why_not(kind))]
+    print(f"devices: {'; '.join(['cpu', *told, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}")
     print("instructions:")
     for opcode in Opcode:

@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.op import Kernel, Op
+from mlvm.core.ops import few
 from mlvm.core.ops.blocks import BLOCK_SIZE, blocks, memory_of
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
 
@@ -153,9 +154,13 @@ def _write_next(out: Array, x: Array, y: Array) -> None:
 def convert(out: Array, x: Array) -> None:
     """The values of x in the dtype of `out`. To a half they are rounded once, an integer of more
     than 53 bits first to f64."""
+    if few.is_few(x):
+        x = few.unpacked(x)
     if is_half(x):
         x = widened(x)
-    if is_half(out):
+    if few.is_few(out):
+        few.pack(out, x)
+    elif is_half(out):
         narrow(out, x)
     elif x.dtype.kind == "f" and out.dtype.kind in "iu":
         truncate(np, out, x)
@@ -178,14 +183,16 @@ def cast(x: Array, dtype: DType) -> Array:
     """The array in that dtype, each element converted as `astype` does; itself if it has that."""
     if x.dtype == dtype.numpy:
         return x
-    out = np.empty(x.shape, dtype.numpy)
+    out = np.empty(TensorType.of(x).with_dtype(dtype).array_shape, dtype.numpy)
     with np.errstate(all="ignore"):
         convert(out, x)
     return out
 
 
 def shown(x: Array) -> Array:
-    """The array, as numpy can compute with it: bf16 in f32."""
+    """The array, as numpy can compute with it: bf16 in f32, few bits as i8, u8 or f32."""
+    if few.is_few(x):
+        return few.unpacked(x)
     return widened(x) if x.dtype == bf16.numpy else x
 
 

@@ -56,6 +56,12 @@
     EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(GRID_HEIGHT) \
     EACH(GRID_WIDTH) EACH(AXES)
 
+/* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
+ * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. X_SIGNED, Y_SIGNED: bytes of these kinds. */
+#define quantized_integers(EACH)                                                         \
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)            \
+    EACH(X_SIGNED) EACH(Y_SIGNED)
+
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
  * integer that chooses a stream, 0 without one. */
 #define random_integers(EACH) EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND)

@@ -12,6 +12,7 @@
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \
     X(linalg, target)                                                                    \
+    X(quantized, target)                                                                 \
     X(random, target)                                                                    \
     X(reduction, target)                                                                 \
     X(rows, target)                                                                      \
