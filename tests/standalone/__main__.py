@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import subprocess
 import sys
 import tempfile
 import time
@@ -25,10 +26,11 @@ from mlvm.core.errors import MlvmError
 from mlvm.machines.native import _native
 from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import SavedStep
-from tests.same_programs.__main__ import AT_ONCE, Checkout, written
+from tests.same_programs.__main__ import Checkout, written
 from tests.standalone.making import Kernels, difference
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+AT_ONCE: Final = 8
 MODE: Final = ".fuse=True,recompute=True."
 
 
@@ -41,8 +43,15 @@ def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
     parts = [x for x in (checkout.out / "list").read_text().splitlines() if "models:" in x]
     parts = [part for part in (*parts, *fuzzed) if only in part]
     chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
+
+    def run(chunk: list[str]) -> str:
+        try:
+            return checkout.run(chunk)
+        except subprocess.TimeoutExpired:
+            return f"not all of {chunk} were captured in time"
+
     with ThreadPoolExecutor(2) as pool:
-        for failed in pool.map(checkout.run, chunks):
+        for failed in pool.map(run, chunks):
             if failed:
                 print(failed[-500:])
     return sorted(file for file in checkout.out.iterdir() if MODE in file.name)

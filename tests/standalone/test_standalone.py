@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Final
 
@@ -214,12 +216,12 @@ def test_the_command_line(folder: Path) -> None:
 def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By op and line."""
     key, x = ml.random.key(0), ml.asarray(np.ones(3, np.float32))
-    written(tmp_path / "normal.mlvm", lambda x: x + ml.random.normal((3,), key=key), x)
+    written(tmp_path / "drawn.mlvm", lambda x: ml.random.permutation(3, key=key), x)
     written(tmp_path / "lanes.mlvm", lambda x: ml.sum(x), x)
     here = f"{Path(__file__)}:{test_what_needs_python_is_refused.__code__.co_firstlineno + 3}"
     out = ["-o", str(tmp_path / "out")]
     for file, told, options in (
-        ("normal.mlvm", f"normal, at {here}, cannot be built: there is no kernel in C for", []),
+        ("drawn.mlvm", f"permutation, at {here}, cannot be built: there is no kernel in C for", []),
         (
             "lanes.mlvm",
             "aarch64 has no avx2; there are neon, plain",
@@ -232,7 +234,7 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         assert main(["build", str(tmp_path / file), *out, *options]) == 1
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    refuses(SystemExit, "", main, ["build", str(tmp_path / "normal.mlvm")])
+    refuses(SystemExit, "", main, ["build", str(tmp_path / "drawn.mlvm")])
 
 
 def test_a_host_function_is_refused(
@@ -248,3 +250,15 @@ def test_a_host_function_is_refused(
     monkeypatch.delitem(steps.RECORDS, "residuals.push")
     assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "out")]) == 1
     assert "it is a host function, which runs in Python" in capsys.readouterr().err
+
+
+def test_the_example_of_a_sensor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = Path(__file__).resolve().parents[2]
+    example = root / "examples" / "embedded" / "anomaly.py"
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run([sys.executable, example, tmp_path], check=True, env=environment)
+    options = ["-o", str(tmp_path / "c"), "--simd", "plain", "--weights", "embed"]
+    assert main(["build", str(tmp_path / "learn.mlvm"), *options]) == 0
+    memory = re.search(r"memory: (\d+) bytes", capsys.readouterr().out)
+    assert memory is not None
+    assert int(memory[1]) < 20_000

@@ -298,7 +298,7 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
     """The sources that the build compiles, in folders like our own."""
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
-        raise CannotBuild("the C sources are not here: they come with mlvm's wheels from 0.2 on")
+        raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
     wanted = [plan / name for name in ("bound.c", "loop.c", "processor.c")]
     wanted += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     wanted += [plan / "kernels" / f"{name}.c" for name in files]

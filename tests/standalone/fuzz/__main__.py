@@ -53,8 +53,9 @@ def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
         made = subprocess.run([str(each) for each in fuzzer], capture_output=True)
         if made.returncode == 0:
             return True
-    plain = ["gcc", *FLAGS, "-fsanitize=address,undefined", HERE / "drive.c", *arguments]
-    subprocess.run([*map(str, plain), "-o", str(program)], check=True)
+    sanitizers = ["-fsanitize=address,undefined", str(HERE / "drive.c")]
+    plain = ["gcc", *FLAGS, *sanitizers, *map(str, arguments), "-o", str(program)]
+    subprocess.run(plain, check=True)
     return False
 
 
@@ -87,7 +88,9 @@ def main() -> int:
                 shutil.copy(folder / "weights.bin", seeds)
                 np.save(seeds / "x.npy", np.zeros((2, 3), np.float32))
             limits = [f"-max_total_time={options.seconds}", "-max_len=2048", "-print_final_stats=1"]
-            given = [*limits, seeds] if fuzzer else [str(options.seconds), *seeds.iterdir()]
+            given: list[str | Path] = [*limits, seeds]
+            if not fuzzer:
+                given = [str(options.seconds), *seeds.iterdir()]
             done = subprocess.run([program, *given], cwd=folder, capture_output=True, text=True)
             told = [x for x in done.stderr.splitlines() if "executed_units" in x or "ERROR" in x]
             print(f"{name}: status {done.returncode}; {'; '.join(told)}", flush=True)
