@@ -23,6 +23,7 @@ SUITES = {
     "machine": "bench.machine",
     "memory": "bench.memory",
     "mixer": "bench.mixer",
+    "products": "bench.products",
     "queue": "bench.queue",
     "remote": "bench.remote",
     "scaling": "bench.scaling",

@@ -204,9 +204,9 @@ def call(product: Product) -> KernelCall | None:
         # The rows of x with a vector: columns of x transposed.
         axes = [(length, b, a) for length, a, b in product.axes]
         length, a, b = product.groups
-        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), 2, 1)
-    if x.rows == 1 and y.column == 1:
-        return _vector(product, 1, 2)
+        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
+    if x.rows == 1:
+        return _vector(product, by_columns=True)
     return tiles(product)
 
 
@@ -216,11 +216,13 @@ def _block(k: int) -> int:
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
-def _vector(product: Product, x: int, y: int) -> KernelCall | None:
-    """A row times a matrix. The parameters x and y may have changed places."""
+def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
+    """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a column,
+    whose parameters have changed places."""
+    x, y = (1, 2) if by_columns else (2, 1)
     unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)
-    integers = {**product.integers, "x": x, "y": y, "by_columns": 1, "unit": unit}
+    integers = {**product.integers, "x": x, "y": y, "by_columns": by_columns, "unit": unit}
     return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
 
 

@@ -69,12 +69,18 @@ static void OF(copy_panel)(T *to, const T *y, int64_t y_k, int64_t columns, int6
 typedef T OF(Side) __attribute__((vector_size(SQUARE_BYTES)));
 typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof(T)), may_alias));
 
+/* By value: what gcc copies in memory it copies word by word. */
+static inline OF(Side) OF(load_side)(const T *from)
+{
+    return *(const OF(LooseSide) *)from;
+}
+
 /* A square of y, whose columns are far apart, becomes rows of a panel. */
 static inline void OF(transpose)(T *to, const T *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
     UNROLL for (int j = 0; j < SQUARE; j++)
-        r[j] = *(const OF(LooseSide) *)(y + j * y_column);
+        r[j] = OF(load_side)(y + j * y_column);
     OF(TRANSPOSE)(r);
     UNROLL for (int j = 0; j < SQUARE; j++)
         *(OF(LooseSide) *)(to + j * COLUMNS) = r[j];
@@ -307,38 +313,109 @@ static void OF(add_rows)(T *sum, const T *x, int64_t x_k, const T *y, int64_t y_
             OF(store)(sum + j, OF(FMA)(OF(SPREAD)(x[0]), OF(load)(y + j), OF(load)(sum + j)));
 }
 
-/* The same for one column. */
-static T OF(add_column)(const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t k)
+/* The same for less than a vector of columns. Vectors reach into the next rows, where there are any. */
+static void OF(add_narrow)(T *sum, const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t columns,
+                           int64_t k)
 {
-    V sum = {0};
-    for (int64_t l = 0; l < k; l++)
-        sum = OF(FMA)(OF(SPREAD)(x[l * x_k]), OF(SPREAD)(y[l * y_k]), sum);
-    return sum[0];
+    int64_t beyond = (LANES - columns + y_k - 1) / y_k, l = 0;
+    V total = OF(load)(sum);
+    for (; l < k - beyond; l++)
+        total = OF(FMA)(OF(SPREAD)(x[l * x_k]), OF(load)(y + l * y_k), total);
+    for (; l < k; l++) {
+        V row = {0};
+        memcpy(&row, y + l * y_k, (size_t)columns * sizeof(T));
+        total = OF(FMA)(OF(SPREAD)(x[l * x_k]), row, total);
+    }
+    memcpy(sum, &total, (size_t)columns * sizeof(T));
 }
 
 static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
 {
     enum { AT_ONCE = 2048 };
-    _Alignas(64) T sum[AT_ONCE];
+    _Alignas(64) T sum[AT_ONCE], last[LANES];
     for (int64_t jc = 0; jc < columns; jc += AT_ONCE) {
         int64_t some = least(columns - jc, AT_ONCE), whole = some / LANES * LANES;
         memset(out + jc, 0, (size_t)some * sizeof(T));
         for (int64_t group = 0; group < n[GROUPS]; group++)
             for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
-                int64_t k = least(n[K] - first, n[BLOCK]);
+                int64_t k = least(n[K] - first, n[BLOCK]), left = some - whole;
                 const T *a = x + group * n[X_GROUP] + first * n[X_K];
                 const T *b = y + group * n[Y_GROUP] + first * n[Y_K] + jc;
-                memset(sum, 0, (size_t)some * sizeof(T));
+                memset(sum, 0, (size_t)whole * sizeof(T));
+                memset(last, 0, sizeof last);
                 OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
-                for (int64_t j = whole; j < some; j++)
-                    sum[j] = OF(add_column)(a, n[X_K], b + j, n[Y_K], k);
+                if (left && whole) { /* the last vector again, as far as the end */
+                    OF(add_rows)(last, a, n[X_K], b + some - LANES, n[Y_K], LANES, k);
+                    memcpy(sum + whole, last + LANES - left, (size_t)left * sizeof(T));
+                } else if (left) {
+                    OF(add_narrow)(last, a, n[X_K], b, n[Y_K], left, k);
+                    memcpy(sum, last, (size_t)left * sizeof(T));
+                }
                 for (int64_t j = 0; j < some; j++)
                     out[jc + j] += sum[j];
             }
     }
 }
 
-/* M is 1, and columns of y are packed: dot products of x with some of them. A sum has as many lanes
+/* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
+ * summed in the order of tiles, too. Two squares after the other are a line of the cache. */
+static inline __attribute__((always_inline)) void OF(turned_squares)(T *out, const T *x, const T *y,
+                                                                     int64_t y_column, int64_t k,
+                                                                     const int squares)
+{
+    OF(Side) sum[2], r[SQUARE];
+    int64_t l = 0;
+    UNROLL for (int s = 0; s < squares; s++)
+        sum[s] = (OF(Side)){0};
+    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE) {
+        const T *from = y + l;
+        UNROLL for (int s = 0; s < squares; s++, from += SQUARE * y_column)
+            UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
+                UNROLL for (int i = 0; i < SQUARE; i++)
+                    r[i] = OF(load_side)(from + i * y_column + half);
+                OF(TRANSPOSE)(r);
+                UNROLL for (int i = 0; i < SQUARE; i++)
+                    sum[s] = OF(FMA_SIDE)(x[l + half + i], r[i], sum[s]);
+            }
+    }
+    for (; l < k; l++)
+        for (int s = 0; s < squares; s++) {
+            OF(Side) row = {0};
+            UNROLL for (int i = 0; i < SQUARE; i++)
+                row[i] = y[(s * SQUARE + i) * y_column + l];
+            sum[s] = OF(FMA_SIDE)(x[l], row, sum[s]);
+        }
+    UNROLL for (int s = 0; s < squares; s++)
+        *(OF(LooseSide) *)(out + s * SQUARE) += sum[s];
+}
+
+static void OF(turned_product)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
+{
+    enum { AT_ONCE = 512 }; /* BLOCK, at least */
+    T row[AT_ONCE];
+    int64_t y_column = n[Y_COLUMN];
+    memset(out, 0, (size_t)columns * sizeof(T));
+    for (int64_t group = 0; group < n[GROUPS]; group++)
+        for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
+            int64_t k = least(n[K] - first, n[BLOCK]), j = 0;
+            const T *a = x + group * n[X_GROUP] + first * n[X_K];
+            const T *b = y + group * n[Y_GROUP] + first;
+            for (int64_t l = 0; l < k; l++)
+                row[l] = a[l * n[X_K]];
+            for (; j + 2 * SQUARE <= columns; j += 2 * SQUARE)
+                OF(turned_squares)(out + j, row, b + j * y_column, y_column, k, 2);
+            for (; j + SQUARE <= columns; j += SQUARE)
+                OF(turned_squares)(out + j, row, b + j * y_column, y_column, k, 1);
+            for (; j < columns; j++) {
+                OF(Side) sum = {0};
+                for (int64_t l = 0; l < k; l++)
+                    sum = OF(FMA_SIDE)(row[l], (OF(Side)){b[j * y_column + l]}, sum);
+                out[j] += sum[0];
+            }
+        }
+}
+
+/* y is a vector, and x has taken its place: dot products with some rows of it. A sum has as many lanes
  * in every instruction set, folded in halves. */
 enum { OF(DOT) = 64 / sizeof(T) };
 typedef T OF(Half) __attribute__((vector_size(16)));
@@ -431,7 +508,9 @@ static int OF(gemv)(const KernelCall *call, char *const *p, int64_t begin, int64
         int64_t product = begin / units, from = begin % units, x_offset, y_offset;
         int64_t upto = least(units, from + end - begin), place = from * n[UNIT];
         offsets(n, product, &x_offset, &y_offset);
-        (n[Y_COLUMN] == 1 ? OF(row_product) : OF(dots))(
+        (n[Y_COLUMN] == 1   ? OF(row_product)
+         : n[BY_COLUMNS] ? OF(turned_product)
+                         : OF(dots))(
             n, (const T *)p[n[X]] + x_offset,
             (const T *)p[n[Y]] + y_offset + place * n[Y_COLUMN],
             (T *)p[n[OUT]] + product * n[N] + place, least(upto * n[UNIT], n[N]) - place);

@@ -19,6 +19,8 @@ enum { VECTOR_BYTES = 64, ROWS = 14, SQUARE_BYTES = 32 };
 #define FMA_f64(x, y, z) (Vector_f64) _mm512_fmadd_pd((__m512d)(x), (__m512d)(y), (__m512d)(z))
 #define SPREAD_f32(x) (Vector_f32) _mm512_set1_ps(x)
 #define SPREAD_f64(x) (Vector_f64) _mm512_set1_pd(x)
+#define FMA_SIDE_f32(x, y, z) (Side_f32) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(z))
+#define FMA_SIDE_f64(x, y, z) (Side_f64) _mm256_fmadd_pd(_mm256_set1_pd(x), (__m256d)(y), (__m256d)(z))
 #elif defined(__FMA__)
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
@@ -26,6 +28,8 @@ enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
 #define FMA_f64(x, y, z) (Vector_f64) _mm256_fmadd_pd((__m256d)(x), (__m256d)(y), (__m256d)(z))
 #define SPREAD_f32(x) (Vector_f32) _mm256_set1_ps(x)
 #define SPREAD_f64(x) (Vector_f64) _mm256_set1_pd(x)
+#define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(SPREAD_f64(x), y, z)
 #else
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
@@ -33,6 +37,8 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
 #define FMA_f64(x, y, z) ((x) * (y) + (z))
 #define SPREAD_f32(x) ((x) - (Vector_f32){0})
 #define SPREAD_f64(x) ((x) - (Vector_f64){0})
+#define FMA_SIDE_f32(x, y, z) FMA_f32(x, y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(x, y, z)
 #endif
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -59,13 +65,20 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
     EXCHANGE(r, 4, 1, Lanes, LIST(0, 4, 2, 6), LIST(1, 5, 3, 7))                         \
     EXCHANGE(r, 4, 2, Lanes, LIST(0, 1, 4, 5), LIST(2, 3, 6, 7))
 #if defined(__FMA__)
+/* As the processor has it: pairs of lanes are woven, and rows 1 and 2 of each four come out exchanged. */
 #define TRANSPOSE_f32(r)                                                                 \
-    EXCHANGE(r, 8, 1, Lanes_f32, LIST(0, 8, 2, 10, 4, 12, 6, 14),                        \
-             LIST(1, 9, 3, 11, 5, 13, 7, 15))                                            \
+    EXCHANGE(r, 8, 1, Lanes_f32, LIST(0, 8, 1, 9, 4, 12, 5, 13),                         \
+             LIST(2, 10, 3, 11, 6, 14, 7, 15))                                           \
     EXCHANGE(r, 8, 2, Lanes_f32, LIST(0, 1, 8, 9, 4, 5, 12, 13),                         \
              LIST(2, 3, 10, 11, 6, 7, 14, 15))                                           \
     EXCHANGE(r, 8, 4, Lanes_f32, LIST(0, 1, 2, 3, 8, 9, 10, 11),                         \
-             LIST(4, 5, 6, 7, 12, 13, 14, 15))
+             LIST(4, 5, 6, 7, 12, 13, 14, 15))                                           \
+    UNROLL for (int i = 1; i < 8; i += 4)                                                \
+    {                                                                                    \
+        __typeof__(r[0]) x = r[i];                                                       \
+        r[i] = r[i + 1];                                                                 \
+        r[i + 1] = x;                                                                    \
+    }
 #define TRANSPOSE_f64(r) TRANSPOSE_4(r, Lanes_f64)
 #else
 #define TRANSPOSE_f32(r) TRANSPOSE_4(r, Lanes_f32)
