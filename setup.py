@@ -27,10 +27,9 @@ GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
 FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
-X86_TARGETS = {
-    "avx2": "-mavx2 -mfma",
-    "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
-}
+AVX512 = "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
+X86_TARGETS = {"avx2": "-mavx2 -mfma", "avx512": AVX512, "avx512_bf16": f"{AVX512} -mavx512bf16"}
+ONLY = {"avx512_bf16": ["linalg.c"]}  # all else is that of the target before
 
 
 class BuildStubs(build_py):
@@ -91,6 +90,7 @@ class BuildNative(build_ext):
             jobs += [
                 (source, build / name, options, [("TARGET", name)])
                 for source in sorted(KERNELS.glob("*.c"))
+                if source.name in ONLY.get(name, [source.name])
             ]
         newest_header = max(path.stat().st_mtime for path in INCLUDED)
 

@@ -37,6 +37,9 @@ _MOVES: Final = frozenset(
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
 
+_OF_HALVES: Final = frozenset(["batch_contract", "matmul"])
+"""What kernels read halves for, beside what they move and what they do with each element."""
+
 
 class NativeKernel:
     """A kernel that runs its planner's call, or what it stands for where there is none.
@@ -73,7 +76,8 @@ class NativeKernel:
         moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        if any(map(is_half, types)) and not (self._op.copies_only or self._op.links):
+        takes = self._op.copies_only or self._op.links or self._op.name in _OF_HALVES
+        if any(map(is_half, types)) and not takes:
             return False
         try:
             return self._op.infer(types[1:], attributes) is types[0]

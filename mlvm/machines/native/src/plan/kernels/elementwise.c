@@ -4,6 +4,7 @@
  * Integers wrap around as numpy's do: their arithmetic is that of a wide enough unsigned type. */
 #include "../plan.h"
 #include "functions.h"
+#include "half.h"
 #include "trigonometric.h"
 
 #include <string.h>
@@ -282,34 +283,7 @@ FLOATS(CONVERSIONS)
 #define TRUNCATIONS(from, A, W) TO_INTEGERS(TRUNCATION, from, A)
 FLOATS(TRUNCATIONS)
 
-/* --- halves: f16 is IEEE 754's binary16, bf16 the upper half of an f32 --- */
-
-static inline float float_of_bits(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static inline uint32_t bits_of_float(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static inline float widen_bf16(uint16_t x)
-{
-    return float_of_bits((uint32_t)x << 16);
-}
-
-/* To nearest even: half a unit of the last place, or one less where that is even, carries. */
-static inline uint16_t narrow_bf16(float x)
-{
-    uint32_t bits = bits_of_float(x), upper = bits >> 16;
-    uint32_t rounded = (bits + 0x7FFF + (upper & 1)) >> 16;
-    return (uint16_t)(x != x ? upper | 0x40 : rounded);
-}
+/* --- halves: f16 is IEEE 754's binary16; half.h has bf16 --- */
 
 /* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
 static inline float widen_f16(uint16_t x)

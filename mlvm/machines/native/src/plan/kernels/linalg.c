@@ -2,6 +2,7 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "half.h"
 
 #include <string.h>
 
@@ -59,6 +60,8 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
     }
 typedef int32_t Lane_f32;
 typedef int64_t Lane_f64;
+typedef int32_t Lane_bf16;
+typedef int32_t Lane_bf16x2;
 typedef Lane_f32 Lanes_f32 __attribute__((vector_size(SQUARE_BYTES)));
 typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define TRANSPOSE_4(r, Lanes)                                                            \
@@ -83,6 +86,21 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #else
 #define TRANSPOSE_f32(r) TRANSPOSE_4(r, Lanes_f32)
 #define TRANSPOSE_f64(r) EXCHANGE(r, 2, 1, Lanes_f64, LIST(0, 2), LIST(1, 3))
+#endif
+
+/* --- bf16: an f32 each, or two that are multiplied and added at once --- */
+
+#define FMA_bf16(x, y, z) FMA_f32(x, y, z)
+#define FMA_SIDE_bf16(x, y, z) FMA_SIDE_f32(x, y, z)
+#define SPREAD_bf16(x) SPREAD_f32(x)
+#define TRANSPOSE_bf16(r) TRANSPOSE_f32(r)
+#if defined(__AVX512BF16__)
+#define FMA_bf16x2(x, y, z)                                                              \
+    (Vector_bf16x2) _mm512_dpbf16_ps((__m512)(z), (__m512bh)(x), (__m512bh)(y))
+#define FMA_SIDE_bf16x2(x, y, z)                                                         \
+    (Side_bf16x2) _mm256_dpbf16_ps((__m256)(z), (__m256bh)_mm256_set1_ps(x), (__m256bh)(y))
+#define SPREAD_bf16x2(x) SPREAD_f32(x)
+#define TRANSPOSE_bf16x2(r) TRANSPOSE_f32(r)
 #endif
 
 /* --- what a call says --- */
@@ -134,22 +152,42 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 #define HEIGHT ((ROWS + LANES - 1) / LANES * LANES)     /* ROWS as whole vectors */
 #define SQUARE ((int)(SQUARE_BYTES / sizeof(T)))
 
+#define DT f32
 #define T float
-#define OF(name) MLVM_JOIN(name, f32)
-#include "tile.h"
-#include "gemm.h"
-#undef T
-#undef OF
+#define S float
+#define HALVES 0
+#define PACK 1
+#include "products_of.h"
 
+#define DT f64
 #define T double
-#define OF(name) MLVM_JOIN(name, f64)
-#include "tile.h"
-#include "gemm.h"
-#undef T
-#undef OF
+#define S double
+#define HALVES 0
+#define PACK 1
+#include "products_of.h"
+
+#define DT bf16
+#define T float
+#define S uint16_t
+#define HALVES 1
+#define PACK 1
+#include "products_of.h"
+
+#if defined(__AVX512BF16__)
+#define DT bf16x2
+#define T float
+#define S uint16_t
+#define HALVES 1
+#define PACK 2
+#include "products_of.h"
+#define PAIRS(X) X(bf16x2)
+#else
+#define PAIRS(X)
+#endif
 
 #define ENTRIES(dtype)                                                                   \
     {"matmul_" #dtype, matmul_##dtype, NULL}, {"gemv_" #dtype, gemv_##dtype, NULL},      \
-        {"matmul_chain_" #dtype, matmul_chain_##dtype, NULL}
+        {"matmul_chain_" #dtype, matmul_chain_##dtype, NULL},
 
-const KernelEntry TARGETED(linalg_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
+const KernelEntry TARGETED(linalg_kernels)[] = {
+    ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES) {NULL, NULL, NULL}};
