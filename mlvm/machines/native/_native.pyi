@@ -136,6 +136,7 @@ MOST_PARAMETERS: int
 CHAIN_MOST_VALUES: int
 CHAIN_MOST_AXES: int
 CHAIN_VALUE: tuple[str, ...]
+HALVES_VALUE: tuple[str, ...]
 COPY_UNIT: int
 RANGE_UNIT: int
 DRAW_UNIT: int
@@ -147,6 +148,10 @@ WHOLE: int
 REPEATED: int
 SPREAD: int
 TEMPORARY: int
+AS_IT_IS: int
+PIECES: int
+ALL: int
+LATER: int
 
 def dtypes() -> dict[str, int]: ...
 def simd() -> str: ...

@@ -10,6 +10,7 @@
 #define KERNEL_FILES(X, target, products)                                                \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
+    X(halves, target)                                                                    \
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \
     X(linalg, products)                                                                  \
