@@ -1,9 +1,9 @@
 """Matrix products of f32 beside numpy, PyTorch and JAX: 24 shapes, all transposes, one thread.
 
-`TN 512x1568x2048` is a product of 512 rows, each the sum of 1568 terms, with 2048 columns, whose first
-operand lies transposed in memory. `us` is the time of one, `error` the largest difference from f64's, in
-units of 1e-7 of the largest element. The shapes are layers, and their gradients, of a recurrent network,
-of BERT, of Mixers and of a convolutional network, from one row to 12544.
+`TN 512x1568x2048` is a product of 512 rows, each the sum of 1568 terms, with 2048 columns, whose
+first operand lies transposed in memory. `us` is the time of one, `error` the largest difference
+from f64's, in units of 1e-7 of the largest element. The shapes are layers, and their gradients, of
+a recurrent network, of BERT, of Mixers and of a convolutional network, from one row to 12544.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ _PIECE: Final = 4096  # elements of an operand, roughly, that are widened before
 
 
 def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """The call of f32's kernel for a result and operands some of which are halves, all of one dtype;
-    None if there is none."""
+    """The call of f32's kernel for a result and operands some of which are halves, all of one
+    dtype; None if there is none."""
     floats = {type.dtype for type in types if type.dtype.is_float} - {f32}
     if len(floats) > 1:
         return None

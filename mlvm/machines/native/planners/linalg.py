@@ -175,8 +175,8 @@ def rounding(
     target: int = 0,
     rest: Sequence[Link] = (),
 ) -> Chain | None:
-    """The chain after a product of bf16, which is made in f32 and rounded to `target`; then comes the
-    rest of a chain. None if a link has no row function."""
+    """The chain after a product of bf16, which is made in f32 and rounded to `target`; then comes
+    the rest of a chain. None if a link has no row function."""
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
     exact = product.with_dtype(f32)
     child = chain_call([link, *rest], [*types, exact], unit=max(1, product.shape[-1]))
@@ -187,8 +187,8 @@ def rounding(
 
 
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
-    """The suffix of the kernels for these factors: pairs of bf16 where the processor multiplies them
-    at once, and each sum has whole pairs."""
+    """The suffix of the kernels for these factors: pairs of bf16 where the processor multiplies
+    these at once, and each sum has whole pairs."""
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
         return "bf16x2" if "gemv_bf16x2" in _native.kernels() and length % 2 == 0 else "bf16"
@@ -248,8 +248,8 @@ def _block(k: int) -> int:
 
 
 def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
-    """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a column,
-    whose parameters have changed places."""
+    """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a
+    column, whose parameters have changed places."""
     x, y = (1, 2) if by_columns else (2, 1)
     unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)
