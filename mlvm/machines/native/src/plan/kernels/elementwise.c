@@ -324,6 +324,38 @@ static inline float to_odd(double x)
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)
 
+/* Ops on bf16 without the way by rows of f32. GELUs are for eight bits: within 2^-15 of the true value. */
+#define SHORT_C1 1.5957691216057308f /* 2 sqrt(2 / pi), and 0.044715 times that */
+#define SHORT_C3 0.07135481282553068f
+
+static inline float short_gelu_tanh(float x)
+{
+    float within = at_least_f32(-30, x);
+    float y = within / (1 + exp_f32(-within * (SHORT_C1 + SHORT_C3 * (within * within))));
+    return x == -INFINITY ? NAN : y;
+}
+
+static inline float short_gelu_tanh_vjp(float g, float x)
+{
+    float within = at_least_f32(-30, at_most_f32(30, x)), square = within * within;
+    float e = exp_f32(-within * (SHORT_C1 + SHORT_C3 * square)), y = 1 / (1 + e);
+    float rest = e > 1e30f ? 1 : e * y, slope = within * (SHORT_C1 + 3 * SHORT_C3 * square);
+    return g * (y * (1 + rest * slope));
+}
+
+#define BF16_UNARY(op, result)                                                           \
+    UNARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_bf16(result(widen_bf16(x))))
+#define BF16_BINARY(op, result)                                                          \
+    BINARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_bf16(result(widen_bf16(x), widen_bf16(y))))
+#define SUM_OF(x, y) (x) + (y)
+#define DIFFERENCE(x, y) (x) - (y)
+#define PRODUCT(x, y) (x) * (y)
+BF16_BINARY(add, SUM_OF)
+BF16_BINARY(subtract, DIFFERENCE)
+BF16_BINARY(multiply, PRODUCT)
+BF16_UNARY(gelu_tanh, short_gelu_tanh)
+BF16_BINARY(gelu_tanh_vjp, short_gelu_tanh_vjp)
+
 /* --- the ops --- */
 
 #define BOOL 1
@@ -377,6 +409,8 @@ const RowEntry TARGETED(elementwise_rows)[] = {
     /* clang-format off */
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
+    ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
+    ENTRY_(gelu_tanh_bf16, gelu_tanh_bf16, 0.15) ENTRY_(gelu_tanh_vjp_bf16, gelu_tanh_vjp_bf16, 0.2)
 #include "elementwise_dtypes.h"
     {NULL, NULL, 0}
     /* clang-format on */
