@@ -76,7 +76,7 @@ def preparing(make: Callable[[Shape], tuple[Multiply, Callable[[Any], Array]]]) 
         def timed(case: str) -> Mapping[str, float]:
             multiply, error = made(case)
             us = 1 + 2 * math.prod(CASES[case][1:]) / 5e4
-            times = range(1 if quick else max(1, round(ROUND_US / us)))
+            times = range(max(1, round(ROUND_US / us / (20 if quick else 1))))
             elapsed = microseconds(lambda: [multiply() for _ in times])
             return {"us": elapsed / len(times), "error": error}
 
