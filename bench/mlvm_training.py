@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, Size, batch_of
+from mlvm.core.types import DType
 from mlvm.eager import Tensor, nn
 from models.convnet import ConvNet
 from models.mlp_mixer import MlpMixer
@@ -22,7 +23,7 @@ class Training:
     With a `dtype` of bf16 the model computes in that; weights, momentum and the loss are f32.
     """
 
-    def __init__(self, size: Size, vm: ml.VM | None = None, dtype: ml.DType = ml.float32) -> None:
+    def __init__(self, size: Size, vm: ml.VM | None = None, dtype: DType = ml.float32) -> None:
         self.vm = vm or ml.VM("bench")
         self.dtype = dtype
         self.weights = ml.Arena(self.vm, "weights")
@@ -54,7 +55,9 @@ class Training:
 
 
 @ml.parallel.value_and_grad
-def loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor, dtype: ml.DType) -> Tensor:
+def loss_and_grads(
+    model: nn.Module, images: Tensor, labels: Tensor, dtype: DType = ml.float32
+) -> Tensor:
     if dtype is ml.float32:
         return ml.mean(ml.softmax_cross_entropy(model(images), labels))
     logits = model.astype(dtype)(ml.astype(images, dtype))

@@ -100,7 +100,9 @@ def in_mlvm(shape: Shape) -> tuple[Multiply, Callable[[Any], Array]]:
     lasting, passing = ml.Arena(vm, "operands"), ml.Arena(vm, "product")
     with lasting.allocating():
         x, y = map(ml.asarray, shape.operands)
-    turns = {f"transpose_{name}": t == "T" for name, t in zip("xy", shape.transposed, strict=True)}
+    turns: dict[str, Any] = {
+        f"transpose_{name}": t == "T" for name, t in zip("xy", shape.transposed, strict=True)
+    }
     multiply: Callable[[], ml.Tensor] = partial(ml.matmul, x, y, **turns)
 
     def once() -> object:

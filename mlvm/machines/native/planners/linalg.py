@@ -96,7 +96,7 @@ class Chain(NamedTuple):
 @planner("matmul")
 def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     product = _matmul(types[1], types[2], attributes)
-    return product and call(product, types)
+    return product and call(product, rounding(types[0], types))
 
 
 def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
@@ -126,7 +126,8 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
         y = y.with_shape((batch * y.shape[-2], y.shape[-1]))
         batch = 1
     groups = batch, math.prod(x.shape[-2:]), math.prod(y.shape[-2:])
-    return call(Product(dtype, *_matrices(x, y, attributes), groups=groups), types)
+    product = Product(dtype, *_matrices(x, y, attributes), groups=groups)
+    return call(product, rounding(types[0], types))
 
 
 def matmul_chain(
@@ -136,6 +137,8 @@ def matmul_chain(
     large that a thread cannot go through it row by row."""
     product = _matmul(x, y, attributes)
     if product is None or product.y.columns == 1:
+        return None
+    if chain is None and product.dtype.startswith("bf16"):
         return None
     return tiles(product, chain)
 
@@ -176,11 +179,13 @@ def rounding(
     rest: Sequence[Link] = (),
 ) -> Chain | None:
     """The chain after a product of bf16, which is made in f32 and rounded to `target`; then comes
-    the rest of a chain. None if a link has no row function."""
+    the rest of a chain. None for other products, and if a link has no row function."""
+    if product.dtype is not bf16:
+        return None
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
     exact = product.with_dtype(f32)
     child = chain_call([link, *rest], [*types, exact], unit=max(1, product.shape[-1]))
-    return child and Chain(child, len(types), *factors, None)
+    return None if child is None else Chain(child, len(types), *factors, None)
 
 
 # --- what they have in common ------------------------------------------------------------
@@ -225,8 +230,9 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
     return axes
 
 
-def call(product: Product, types: Types) -> KernelCall | None:
-    """How the product is best made, of a result and operands of these types."""
+def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
+    """How the product is best made. `chain` follows, unless a vector is made; None for other
+    products of bf16 without one."""
     x, y = product.x, product.y
     if y.columns == 1:
         # The rows of x with a vector: columns of x transposed.
@@ -235,10 +241,9 @@ def call(product: Product, types: Types) -> KernelCall | None:
         return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
     if x.rows == 1:
         return _vector(product, by_columns=True)
-    if types[0].dtype is bf16:
-        chain = rounding(types[0], types)
-        return chain and tiles(product, chain)
-    return tiles(product)
+    if chain is None and product.dtype.startswith("bf16"):
+        return None
+    return tiles(product, chain)
 
 
 def _block(k: int) -> int:
