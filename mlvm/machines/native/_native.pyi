@@ -150,7 +150,7 @@ SPREAD: int
 TEMPORARY: int
 AS_IT_IS: int
 PIECES: int
-ALL: int
+ENTIRE: int
 LATER: int
 
 def dtypes() -> dict[str, int]: ...

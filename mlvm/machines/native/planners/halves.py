@@ -55,7 +55,7 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
             if i == 0 and later:
                 kind = _native.LATER
             elif name in _WHOLE:
-                kind, size = _native.ALL, type.size
+                kind, size = _native.ENTIRE, type.size
             else:
                 kind, size = _native.PIECES, together * lengths[i]
         told = {"KIND": kind, "LENGTH": lengths[i], "COUNT": type.size, "PLACE": end}

@@ -114,7 +114,7 @@
      * it; rounds it when all units are done. */                                                          \
     X(AS_IT_IS, 0)                                                                       \
     X(PIECES, 1)                                                                         \
-    X(ALL, 2)                                                                            \
+    X(ENTIRE, 2)                                                                         \
     X(LATER, 3)
 #define CONSTANT(name, number) name = number,
 enum { CONSTANTS(CONSTANT) };

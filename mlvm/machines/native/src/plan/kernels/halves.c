@@ -35,7 +35,7 @@ static int halves(const KernelCall *call, char *const *p, int64_t begin, int64_t
                 if (i)
                     widen(row, least(last * value[LENGTH], value[COUNT]) - from, NULL);
                 q[i] = place - from * 4;
-            } else if (value[KIND] == ALL && u == begin) {
+            } else if (value[KIND] == ENTIRE && u == begin) {
                 char *row[] = {place, p[i]};
                 widen(row, value[COUNT], NULL);
                 q[i] = place;
