@@ -1,12 +1,13 @@
 """`--remote`: run the tests on VMs of which there is nothing but the protocol.
+`--device opencl:0`: run them on VMs on that device.
 `--native`: give the plain VMs, which the tests of `mlvm.core` make, the native kernels and loop.
 
     python -m pytest --remote tests/eager tests/arena
 
-Every VM that a test makes is then a `RemoteVM` at the other end of a socket, and so is the default
-VM. `pytest.raises` waits for errors of what was posted. Tests that are about what only a VM of this
-process has are marked `local`, with the reason, and skipped. tests/machines/remote/test_suites.py
-runs these two folders so, with `--few`.
+Every VM that a test makes is then a `RemoteVM` at the other end of a socket, or one on the device,
+and so is the default VM. `pytest.raises` waits for errors of what was posted. Tests that are about
+what only a VM of this process has are marked `local`, with the reason, and skipped.
+tests/machines/remote/test_suites.py runs these two folders so, with `--few`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import pytest
 from hypothesis import settings
 
 from mlvm.core.vm import VM
-from tests.wired import connect_to, elsewhere, raising_late
+from tests.wired import connect_to, elsewhere, on_device, raising_late
 
 
 def put_elsewhere(way: Callable[[VM], Any]) -> None:
@@ -67,6 +68,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--few", type=int, metavar="N", help="of each test's parameters, run N spread over all"
     )
+    parser.addoption("--device", metavar="NAME", help="run on VMs on that device")
     parser.addoption("--native", action="store_true", help="run on native kernels and loop")
 
 
@@ -83,12 +85,14 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("--native"):
         make_native()
-    if _is_elsewhere(config):
+    if config.getoption("--remote"):
         put_elsewhere(connect_to)
+    elif config.getoption("--device"):
+        put_elsewhere(on_device(config.getoption("--device")))
 
 
 def _is_elsewhere(config: pytest.Config) -> bool:
-    return bool(config.getoption("--remote"))
+    return bool(config.getoption("--remote") or config.getoption("--device"))
 
 
 @pytest.fixture
@@ -100,7 +104,7 @@ def vm() -> VM:
 
 @pytest.fixture(autouse=True, scope="session")
 def _errors_may_come_late(pytestconfig: pytest.Config) -> Iterator[None]:
-    with raising_late() if pytestconfig.getoption("--remote") else nullcontext():
+    with raising_late() if _is_elsewhere(pytestconfig) else nullcontext():
         yield
 
 

@@ -28,6 +28,7 @@ FLOORS = [
     ["mlvm.arena"],
     ["mlvm.show", "mlvm.input", "mlvm.step", "mlvm.parallel"],
     ["mlvm.eager"],
+    ["mlvm.onnx"],
     ["mlvm"],  # __init__ and __main__
     ["models"],
 ]

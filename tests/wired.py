@@ -8,17 +8,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import pytest
 
 from mlvm.core.errors import ConnectionLost
 from mlvm.core.vm import VM
+from mlvm.machines.dry import DryVM
 from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.session import Session
 from mlvm.machines.remote.stream import Stream
 
-_behind: weakref.WeakKeyDictionary[object, VM] = weakref.WeakKeyDictionary()
+_behind: weakref.WeakKeyDictionary[object, VM | None] = weakref.WeakKeyDictionary()
 
 
 def connect_to(machine: VM) -> RemoteVM:
@@ -32,6 +34,19 @@ def connect_to(machine: VM) -> RemoteVM:
     return vm
 
 
+def on_device(name: str) -> Callable[[VM], Any]:
+    """What makes a VM on that device in the place of a plain one."""
+
+    vm_on_device = import_module("mlvm.machines.gpu.vm").GpuVM
+
+    def way(machine: VM) -> Any:
+        if isinstance(machine, DryVM):  # which computes nothing
+            return machine
+        return vm_on_device(machine.name, device=name, checked=machine.checked)
+
+    return way
+
+
 @contextmanager
 def raising_late() -> Iterator[None]:
     """In the block `pytest.raises` also waits for what was posted to VMs elsewhere: its error is
@@ -41,7 +56,8 @@ def raising_late() -> Iterator[None]:
     def end(raises: Any, kind: Any, error: Any, traceback: Any) -> bool:
         if kind is None:
             try:
-                for vm in [each for each in _behind if isinstance(each, RemoteVM)]:
+                vms: list[Any] = [each for each in _behind if not isinstance(each, DryVM)]
+                for vm in vms:
                     vm.synchronize()
             except Exception as late:
                 kind, error, traceback = type(late), late, late.__traceback__
@@ -68,7 +84,7 @@ def elsewhere(kind: Callable[..., VM], way: Callable[[VM], Any]) -> Callable[...
     def make(*args: Any, **options: Any) -> Any:
         machine = kind(*args, **options)
         vm = way(machine)
-        _behind[vm] = machine
+        _behind[vm] = machine if isinstance(vm, RemoteVM) else None
         return vm
 
     return make
@@ -77,4 +93,4 @@ def elsewhere(kind: Callable[..., VM], way: Callable[[VM], Any]) -> Callable[...
 def machine(vm: Any) -> Any:
     """The VM that runs the programs: itself, or the one elsewhere. It is for what a server does,
     such as registering host functions."""
-    return _behind.get(vm, vm)
+    return _behind.get(vm) or vm

@@ -64,4 +64,4 @@ HOST: Final = Memory()
 
 def address(x: Any) -> int:
     """The first byte of an array, in the memory that it lies in."""
-    return x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return x.ctypes.data if isinstance(x, np.ndarray) else x.address

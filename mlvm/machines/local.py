@@ -37,7 +37,7 @@ class LocalVM(VM):
     result depends on how many they are. They are `pinned` to a processor each if asked.
     `kernels`, by op name, take the place of all others.
 
-    On a `device` such as "cuda:0" all of these but `checked` and `kernels` are refused; see
+    On a `device` such as "opencl:0" all of these but `checked` and `kernels` are refused; see
     `mlvm.machines.gpu`.
 
     Raises `MissingExtra` for a native machine that was not built, `MachineError` for impossible

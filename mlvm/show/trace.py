@@ -19,7 +19,7 @@ import numpy as np
 
 from mlvm.core.errors import Place, brief, user_place
 from mlvm.core.machine.callee import Value, describe, is_tensor
-from mlvm.core.observe import Layer, observed
+from mlvm.core.observe import Layer, observed, on_wait
 from mlvm.core.op import Attributes
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
@@ -105,6 +105,10 @@ class Trace:
             "bytes": sum(x.nbytes for x in arrays),
         }
         self._note(name, entry[1], ended, about, *self._origin(name))
+
+    def waited(self, what: str, began: int) -> None:
+        """A thread has waited for the VM's device since then."""
+        self._note(f"wait: {what}", began, time.perf_counter_ns(), {})
 
     def layers(self) -> dict[str, Layer]:
         """What to observe a VM with."""
@@ -201,17 +205,25 @@ def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
 @contextmanager
 def trace(vm: VMProtocol, path: str | Path) -> Iterator[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
-    The VM and each worker have a row; each call has its name, types and bytes. Of a VM that is not
-    of this process it has the calls of the protocol, with the time that they take here.
+    The VM and each worker have a row; each call has its name, types and bytes, each wait for the
+    VM's device its time. Of a VM that is not of this process it has the calls of the protocol, with
+    the time that they take here.
 
     Raises `OSError` at the start if the file cannot be written.
     """
     seen = Trace(vm.name)
+
+    def waited(name: str, what: str, began: float) -> None:
+        if name == vm.name:
+            seen.waited(what, round(began * 1e9))
+
     with open(path, "w", encoding="utf-8") as file:
+        on_wait.append(waited)
         try:
             with vm.instrumented(seen) if isinstance(vm, VM) else observed(vm, **seen.layers()):
                 yield
         finally:
+            on_wait.remove(waited)
             seen.write(file)
 
 

@@ -396,7 +396,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=(*DTYPES, *_LONG_NAMES),
         default="f32",
         help="what the model computes in: halves save the memory of activations; a step takes 2 to "
-        "4 times as long on a processor, and a GPU refuses them",
+        "4 times as long on a processor",
     )
     add(
         "--group",
@@ -414,7 +414,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--device",
         metavar="NAME",
-        help="train there: cpu, or cuda:0, which needs CuPy: docs/gpu.md (default: cpu)",
+        help="train there: cpu, or a device such as opencl:0: docs/gpu.md (default: cpu)",
     )
     add("--secret-file", type=Path, metavar="FILE", help="the secret of that server")
     add(

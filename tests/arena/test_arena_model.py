@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from mlvm.arena.arena import STALE, Allocation, Arena, Mark, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow, HandleError, StaleTensor
+from mlvm.core.memory import address as first_byte
 from mlvm.core.types import ALIGNMENT, TensorType, f32
 from mlvm.core.vm import VM
 from tests.brief import refuses
@@ -262,8 +263,8 @@ class ArenaAgainstModel(RuleBasedStateMachine):
         for tensor in self.arena.live():
             storage, offset = address(tensor)
             assert offset % ALIGNMENT == 0
-            array = machine(self.vm).borrow(tensor.handle)
-            assert not array.size or array.ctypes.data % ALIGNMENT == 0
+            array = machine(self.vm).array_of(tensor.handle)
+            assert not array.size or first_byte(array) % ALIGNMENT == 0
             spans.append((storage, offset, offset + rounded(tensor.type)))
         assert len(spans) == len(self.groups)
         assert spans == sorted(spans)

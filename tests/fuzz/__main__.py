@@ -3,6 +3,7 @@
     python -m tests.fuzz --programs 100000 --seed 0
     python -m tests.fuzz --machines --programs 100000 --seed 0
     python -m tests.fuzz --language --programs 5000 --seed 0
+    python -m tests.fuzz --language --device opencl:0 --programs 1000
     python -m tests.fuzz --values --programs 1000 --seed 0
 
 Without an option: random programs, valid ones with instructions, text or bytes changed, each
@@ -16,7 +17,8 @@ must do the same.
 With `--language`: random functions in the eager language, called a few times eagerly and captured,
 with fusion and recomputation on and off, on one thread and on three. All must be equal to the bit,
 and give the same tensors in the same places. The reference machine must do the same but for the
-rounding of floats.
+rounding of floats. With `--device` they run there instead of on the other machines, eagerly and
+captured.
 
 With `--values`: random programs of views and updates, eagerly and captured, with gradients, beside
 numpy with copies.
@@ -58,6 +60,7 @@ def main(argv: list[str] | None = None) -> int:
         choices=KINDS,
         help="with --language: a kind of difference that is let pass (may be given several times)",
     )
+    parser.add_argument("--device", help="with --language: beside the processor, as opencl:0")
     parser.add_argument(
         "--memory", type=int, default=4, help="GiB of addresses for the process, if it is limited"
     )
@@ -67,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     gc.freeze()  # what is there now need not be looked at when a program's garbage is collected
     fuzz: Callable[..., tuple[Any, str | None]] = trying.fuzz
     if options.language:
-        fuzz = partial(fuzzing.fuzz, skip=options.skip)
+        fuzz = partial(fuzzing.fuzz, skip=options.skip, device=options.device)
     elif options.values:
         fuzz = values.fuzz
     elif options.machines:

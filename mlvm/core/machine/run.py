@@ -171,9 +171,12 @@ def run(
         raise
 
 
-def explain(error: Exception, state: State, binding: Binding | None = None) -> Exception:
+def explain(
+    error: Exception, state: State, binding: Binding | None = None, line: str | None = None
+) -> Exception:
     """The error of the step that the state is at, with a note of the place; `OutOfMemory` for a
-    `MemoryError`. `binding` is the function that was called, if the step does not hold it."""
+    `MemoryError`. `binding` is the function that was called, if the step does not hold it, and
+    `line` the user's, if it is not the one that leads here."""
     if getattr(error, "late", False):  # it knows a place, which is not here
         return error
     stack, frames, current, pc, base = state[:5]
@@ -186,7 +189,7 @@ def explain(error: Exception, state: State, binding: Binding | None = None) -> E
         binding = value
     if isinstance(error, MemoryError) and not isinstance(error, errors.MlvmError):
         error = errors.OutOfMemory(str(error))
-    return _Site(current, pc, frames).blame(error, stack, binding, params)
+    return _Site(current, pc, frames, line).blame(error, stack, binding, params)
 
 
 def call(

@@ -27,11 +27,11 @@ _NO_TAPE: Final = (
 )
 _NO_DEVICE: Final = (
     "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
-    'ml.VM(device="cuda:0"), see docs/gpu.md'
+    'ml.VM(device="opencl:0"), see docs/gpu.md'
 )
 _MODEL_DEVICE: Final = (
     "a model is where its tensors were made: with ml.Arena(vm).allocating(), and a GPU is vm = "
-    'ml.VM(device="cuda:0"), see docs/gpu.md'
+    'ml.VM(device="opencl:0"), see docs/gpu.md'
 )
 _MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
 _WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
@@ -63,7 +63,7 @@ METHODS: Final = {
     "conjugate": "use x.conj()",
     "contiguous": "use x itself: every tensor is",
     "cpu": "use x itself, and x.numpy() for an array of numpy",
-    "cuda": 'use x.to_device(vm), with vm = ml.VM(device="cuda:0"); see docs/gpu.md',
+    "cuda": 'use x.to_device(vm), with vm = ml.VM(device="opencl:0"); see docs/gpu.md',
     "cumprod": "use ml.cumulative_prod(x, axis=...)",
     "cumsum": "use ml.cumulative_sum(x, axis=...)",
     "data": "use x itself, and ml.stop_gradient(x) in a gradient",
@@ -512,7 +512,6 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
         "device_get": "use x.numpy()",
-        "devices": 'a device is a VM: ml.default_vm(), or ml.VM(device="cuda:0"), see docs/gpu.md',
         "distributed": "see ml.parallel, and docs/parallel.md",
         "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
         "floating": 'use ml.isdtype(x.dtype, "real floating")',

@@ -25,17 +25,19 @@ MOST_REFUSED: Final = 0.05
 """Of all programs, as a fraction, that may be refused by a `CaptureError`."""
 
 
-def outcome_of(source: Source, skip: Collection[Kind] = ()) -> str:
+def outcome_of(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> str:
     """What came of a program, in a few words. Raises `Found`, and what else it fails with."""
     with warnings.catch_warnings(), time_limit(SECONDS):
         warnings.simplefilter("error")
-        return require_same(built_by(source.text()), skip=skip)
+        return require_same(built_by(source.text()), skip=skip, device=device)
 
 
-def failure_of(source: Source, skip: Collection[Kind] = ()) -> Exception | None:
+def failure_of(
+    source: Source, skip: Collection[Kind] = (), device: str | None = None
+) -> Exception | None:
     """How a program fails, if it does."""
     try:
-        outcome_of(source, skip)
+        outcome_of(source, skip, device)
     except Exception as error:
         return error
     return None
@@ -46,9 +48,9 @@ def kind_of(error: Exception | None) -> str | None:
     return error.kind if isinstance(error, Found) else type(error).__name__ if error else None
 
 
-def cut_down(source: Source, skip: Collection[Kind] = ()) -> Source:
+def cut_down(source: Source, skip: Collection[Kind] = (), device: str | None = None) -> Source:
     """The program without what it does not need to fail as it does."""
-    kind = kind_of(failure_of(source, skip))
+    kind = kind_of(failure_of(source, skip, device))
     until = time.monotonic() + CUTTING_SECONDS
     smaller: Source | None = source
     while smaller is not None:
@@ -56,7 +58,7 @@ def cut_down(source: Source, skip: Collection[Kind] = ()) -> Source:
         for each in source.cuts():
             if time.monotonic() > until:
                 return source
-            if kind_of(failure_of(each, skip)) == kind:
+            if kind_of(failure_of(each, skip, device)) == kind:
                 smaller = each
                 break
     return source
@@ -65,16 +67,17 @@ def cut_down(source: Source, skip: Collection[Kind] = ()) -> Source:
 class Fuzz:
     """Tries programs, and counts what comes of them."""
 
-    def __init__(self, seed: int, skip: Collection[Kind] = ()) -> None:
+    def __init__(self, seed: int, skip: Collection[Kind] = (), device: str | None = None) -> None:
         self.seed = seed
         self.skip = skip
+        self.device = device
         self.counts: Counter[str] = Counter()
 
     def run(self, number: int) -> str | None:
         """Try the program of that number; how it failed, if it did."""
         source = make(self.seed, number)
         try:
-            self.counts[outcome_of(source, self.skip)] += 1
+            self.counts[outcome_of(source, self.skip, self.device)] += 1
         except Exception as error:
             failed = error
         else:
@@ -83,12 +86,13 @@ class Fuzz:
 
     def _told(self, number: int, source: Source, failed: Exception) -> str:
         """The program, cut down if it fails by itself, and how it failed."""
-        smaller = cut_down(source, self.skip)
-        error = failure_of(smaller, self.skip)
+        smaller = cut_down(source, self.skip, self.device)
+        error = failure_of(smaller, self.skip, self.device)
         if error is None:
             smaller, error = source, failed
         trace = "".join(traceback.format_exception(error))
         skip = "".join(f" --skip {kind}" for kind in self.skip)
+        skip += f" --device {self.device}" if self.device else ""
         again = f"python -m tests.fuzz --language --seed {self.seed} --first {number} --programs 1"
         return (
             f"{smaller.text()}\n\nrequire_same(build)\n\n{trace}\n"
@@ -111,11 +115,15 @@ class Fuzz:
 
 
 def fuzz(
-    programs: int, seed: int, first: int = 0, skip: Collection[Kind] = ()
+    programs: int,
+    seed: int,
+    first: int = 0,
+    skip: Collection[Kind] = (),
+    device: str | None = None,
 ) -> tuple[Fuzz, str | None]:
     """Try so many programs, with a line of progress on a terminal; what came out, and how one
     failed, if one did."""
-    runs = Fuzz(seed, skip)
+    runs = Fuzz(seed, skip, device)
     start = time.monotonic()
     for number in range(first, first + programs):
         failure = runs.run(number)

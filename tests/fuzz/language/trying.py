@@ -16,7 +16,7 @@ import gc
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
@@ -137,6 +137,7 @@ class Run:
     def __init__(self, build: Callable[[], World], vm: ml.VM, how: How) -> None:
         self.seen: list[Seen] = []
         self.plans: list[int] = []
+        self._wait = getattr(vm, "synchronize", lambda: None)
         weights, results = ml.Arena(vm, "weights"), ml.Arena(vm, "results")
         try:
             cycles = self._run(build, how, weights, results)
@@ -184,6 +185,7 @@ class Run:
         before = all_there(None)
         try:
             returned = step(*given)
+            self._wait()  # for errors of a device, which come late
         except MlvmError as error:
             seen.error = error.with_traceback(None)
             error.__context__ = error.__cause__ = None  # which hold what the step has made
@@ -263,9 +265,12 @@ MODES: Final = {
 }
 
 
-def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> str:
-    """Raise `Found` unless the program does the same eagerly and captured. What came of it: "same",
-    the name of an error, or why it was refused. Differences of a kind in `skip` pass.
+def require_same(
+    build: Callable[[], World], *, skip: Collection[Kind] = (), device: str | None = None
+) -> str:
+    """Raise `Found` unless the program does the same eagerly and captured, or on that device. What
+    came of it: "same", the name of an error, or why it was refused. Differences of a kind in `skip`
+    pass.
 
     Raises `NoProgram` for one that raises eagerly what is no `MlvmError`.
     """
@@ -280,6 +285,9 @@ def require_same(build: Callable[[], World], *, skip: Collection[Kind] = ()) -> 
         constant(0, i64)
     size = _held(vm)  # with constants, which stay
     outcome = next((type(seen.error).__name__ for seen in eager.seen if seen.error), "same")
+    if device is not None:
+        _require_same_on_device(build, eager, on_device(device))
+        return outcome
     if vm.native and "machines" not in skip:
         _require_same_on_other_machines(build, eager)
     plans: dict[str, list[int]] = {}
@@ -347,6 +355,28 @@ def _require_same_on_other_machines(build: Callable[[], World], eager: Run) -> N
                 if vm is reference and _is_sensitive(build, vm):
                     return
                 raise Found("machines", str(found)) from None
+
+
+@cache
+def on_device(device: str) -> ml.VM:
+    """The VM of a device: one for all programs, of which it keeps the kernels."""
+    return ml.VM("device", device=device)
+
+
+def _require_same_on_device(build: Callable[[], World], eager: Run, vm: ml.VM) -> None:
+    """Raise `Found` unless the device does what the processor does but for rounding, if that does
+    not matter much to the program, and captured what it does eagerly, to the bit."""
+    there = Run(build, vm, lambda step: step)
+    captured = Run(build, vm, ml.capture)
+    for i, (given, expected) in enumerate(zip(captured.seen, there.seen, strict=False)):
+        require_same_step(f"{vm}, captured, step {i}", given, expected)
+    for i, (given, expected) in enumerate(zip(there.seen, eager.seen, strict=False)):
+        try:
+            require_same_step(f"{vm}, step {i}", given, expected, same_numbers)
+        except Found as found:
+            if _is_sensitive(build, ml.VM("fuzz")):
+                return
+            raise Found("machines", str(found)) from None
 
 
 def _require_small_plans(plans: dict[str, list[int]]) -> None:

@@ -63,8 +63,6 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
         end += -(-size * 4 // 64) * 64
     shared = -(-types[0].size * 4 // 64) * 64 if later else 0
     integers = {"together": together, "shared_at": shared, "scratch_at": end}
-    integers["widen"] = _native.row(conversion(half, f32))
-    integers["narrow"] = _native.row(conversion(f32, half))
     return kernel_call(
         "halves",
         len(types),
@@ -75,4 +73,5 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
         shared=shared + child.shared,
         children=[child],
         rest=rest,
+        rows=[conversion(half, f32), conversion(f32, half)],
     )

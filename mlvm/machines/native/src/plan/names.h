@@ -9,10 +9,10 @@
 
 #define NAME(name) name,
 
-/* UNIT: elements a unit. A single ROW is an address, of a row function, and bytes of an element of each
- * parameter; a chain is PIECE and on. */
+/* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
+ * and on. */
 #define chain_integers(EACH)                                                             \
-    EACH(ELEMENTS) EACH(UNIT) EACH(FUNCTION) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
+    EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
     EACH(NLINKS)
 /* A parameter or temporary of a chain; the strides of its axes, in elements, follow. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE)
@@ -22,11 +22,11 @@
     EACH(COUNT) EACH(START) EACH(STEP) EACH(EXACT_END) EACH(ROW_BYTES) EACH(SIZE)        \
     EACH(ROWS) EACH(HIGH) EACH(DIAGONAL) EACH(ONE)
 
-/* WIDEN, NARROW: addresses of row functions. Units are done TOGETHER. SHARED_AT, SCRATCH_AT: where the
+/* The rows of a call widen and narrow. Units are done TOGETHER. SHARED_AT, SCRATCH_AT: where the
  * child's begin. Of each parameter the KIND, the LENGTH in a unit, the COUNT of all elements, and the
  * PLACE in scratch memory follow. */
 #define halves_integers(EACH)                                                            \
-    EACH(WIDEN) EACH(NARROW) EACH(TOGETHER) EACH(SHARED_AT) EACH(SCRATCH_AT)
+    EACH(TOGETHER) EACH(SHARED_AT) EACH(SCRATCH_AT)
 #define halves_value_integers(EACH) EACH(KIND) EACH(LENGTH) EACH(COUNT) EACH(PLACE)
 
 /* The indices are of KIND (kernels/elements.h). COUNT is the indexed axis' length beside the indices,
@@ -62,6 +62,12 @@
     EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(CHANNELS) EACH(WINDOW_WIDTH)               \
     EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(GRID_HEIGHT) \
     EACH(GRID_WIDTH) EACH(AXES)
+
+/* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
+ * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. X_SIGNED, Y_SIGNED: bytes of these kinds. */
+#define quantized_integers(EACH)                                                         \
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)            \
+    EACH(X_SIGNED) EACH(Y_SIGNED)
 
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
  * integer that chooses a stream, 0 without one. */

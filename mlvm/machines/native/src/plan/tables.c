@@ -1,10 +1,9 @@
 /* The kernels by name, one table a file in kernels/ and instruction set. */
 #include "tables.h"
 
+#include "processor.h"
+
 #include <string.h>
-#ifdef WITH_AVX512_BF16
-#include <cpuid.h>
-#endif
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
 #define KERNEL_FILES(X, target, products)                                                \
@@ -14,6 +13,7 @@
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \
     X(linalg, products)                                                                  \
+    X(quantized, target)                                                                 \
     X(random, target)                                                                    \
     X(reduction, target)                                                                 \
     X(rows, target)                                                                      \
@@ -37,6 +37,8 @@
 #define LIST_INTEGERS(file, unused) file##_names,
 KERNEL_FILES(INTEGERS, , )
 static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, , )};
+#define NAME_OF_FILE(file, unused) #file,
+static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, , )};
 
 typedef struct {
     const char *name;
@@ -55,6 +57,9 @@ TABLES(avx512, avx512)
 #ifdef WITH_AVX2
 TABLES(avx2, avx2)
 #endif
+#ifdef WITH_NEON
+TABLES(neon, neon)
+#endif
 TABLES(plain, plain)
 
 static const Set sets[] = {
@@ -67,42 +72,12 @@ static const Set sets[] = {
 #ifdef WITH_AVX2
     {"avx2", kernels_avx2, rows_avx2},
 #endif
+#ifdef WITH_NEON
+    {"neon", kernels_neon, rows_neon},
+#endif
     {"plain", kernels_plain, rows_plain},
 };
 static const Set *chosen;
-
-static int processor_has(const char *name)
-{
-#if defined(WITH_AVX512) || defined(WITH_AVX2)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (!strcmp(name, "avx2"))
-        return avx2;
-    if (!strcmp(name, "avx512"))
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#endif
-#ifdef WITH_AVX512_BF16
-    if (!strcmp(name, "avx512_bf16"))
-        return processor_has("avx512") && __builtin_cpu_supports("avx512bf16");
-#endif
-    return !strcmp(name, "plain");
-}
-
-/* Whether the set is taken where none is asked for. Pairs of bf16 are multiplied faster than single f32
- * by AMD's Zen 5, family 26; on Intel's processors they take twice the time. Others were not measured. */
-static int is_fast(const char *name)
-{
-#ifdef WITH_AVX512_BF16
-    if (!strcmp(name, "avx512_bf16")) {
-        unsigned eax = 0, unused;
-        __get_cpuid(1, &eax, &unused, &unused, &unused);
-        return __builtin_cpu_is("amd") && (eax >> 8 & 15) + (eax >> 20 & 255) == 26;
-    }
-#endif
-    (void)name;
-    return 1;
-}
 
 int simd_choose(const char *name)
 {
@@ -117,7 +92,7 @@ int simd_choose(const char *name)
 static const Set *set_in_use(void)
 {
     for (size_t i = 0; !chosen; i++)
-        if (processor_has(sets[i].name) && is_fast(sets[i].name))
+        if (processor_has(sets[i].name) && processor_prefers(sets[i].name))
             chosen = &sets[i];
     return chosen;
 }
@@ -152,12 +127,13 @@ const RowEntry *find_row(const char *name)
     FIND(RowEntry, rows)
 }
 
-const KernelEntry *nth_kernel(int i, const char *const **names)
+const KernelEntry *nth_kernel(int i, const char **file_name, const char *const **names)
 {
     const KernelEntry *const *tables = set_in_use()->kernels;
     for (int file = 0; tables[file]; file++)
         for (const KernelEntry *entry = tables[file]; entry->name; entry++)
             if (!i--) {
+                *file_name = files[file];
                 *names = integers[file];
                 return entry;
             }

@@ -22,7 +22,7 @@ static int halves(const KernelCall *call, char *const *p, int64_t begin, int64_t
 {
     const int64_t *n = call->n;
     const KernelCall *child = call->children[0];
-    RowFn widen = (RowFn)(intptr_t)n[WIDEN], narrow = (RowFn)(intptr_t)n[NARROW];
+    RowFn widen = call->rows[0]->run, narrow = call->rows[1]->run;
     char *q[MOST_PARAMETERS + 1];
     begin_call(call, p, q);
     for (int64_t u = begin, last; u < end; u = last) {
@@ -41,7 +41,7 @@ static int halves(const KernelCall *call, char *const *p, int64_t begin, int64_t
                 q[i] = place;
             }
         }
-        if (child->run(child, q, u, last, scratch + n[SCRATCH_AT]))
+        if (child->kernel->run(child, q, u, last, scratch + n[SCRATCH_AT]))
             return 1;
         if (n[REST + KIND] == PIECES) {
             int64_t length = n[REST + LENGTH];
@@ -58,13 +58,13 @@ static int finish_halves(const KernelCall *call, char *const *p, int64_t begin, 
     const KernelCall *child = call->children[0];
     char *q[MOST_PARAMETERS + 1];
     begin_call(call, p, q);
-    if (child->finish && child->finish(child, q, begin, end, scratch + n[SCRATCH_AT]))
+    if (child->kernel->finish && child->kernel->finish(child, q, begin, end, scratch + n[SCRATCH_AT]))
         return 1;
     if (n[REST + KIND] == LATER) {
         char *row[] = {p[0], q[0]};
-        ((RowFn)(intptr_t)n[NARROW])(row, n[REST + COUNT], NULL);
+        call->rows[1]->run(row, n[REST + COUNT], NULL);
     }
     return 0;
 }
 
-const KernelEntry TARGETED(halves_kernels)[] = {{"halves", halves, finish_halves}, {NULL, NULL, NULL}};
+KERNEL_TABLE(halves, KERNEL(halves, halves, finish_halves))

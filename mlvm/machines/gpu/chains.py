@@ -1,0 +1,181 @@
+"""Chains of ops (`mlvm.core.machine.fused`) as calls: what they are made of and their order.
+
+All elementwise links are one kernel. A product in front is a call of its own, and so is each
+reduction behind: what passes between calls lies in scratch memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeAlias
+
+from mlvm.core.machine.fused import Chain
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
+from mlvm.core.types import TensorType
+from mlvm.machines.gpu.elementwise import Link, chain_call
+from mlvm.machines.gpu.kernels import KERNELS, REFUSED, Argument, Call, Facts, Scratch, Types
+
+
+class OnHost(NamedTuple):
+    """A call of the op's kernel on the host: the first argument is its result."""
+
+    op: Op
+    attributes: Attributes
+    types: tuple[TensorType, ...]
+    args: tuple[Argument, ...]
+
+
+class Judged(NamedTuple):
+    """A call that may refuse values: the op, and which of its operands is judged."""
+
+    call: Call
+    op: Op
+    attributes: Attributes
+    types: tuple[TensorType, ...]
+    args: tuple[Argument, ...]
+    judges: int
+
+
+Step: TypeAlias = Call | OnHost | Judged
+"""What is done for an op: `args` are numbers of parameters, or scratch."""
+
+
+def steps_of(
+    facts: Facts, op: Op, types: Types, attributes: Attributes, args: Sequence[Argument]
+) -> list[Step]:
+    """What is done for an op on parameters, or scratch, of these types, the result's first."""
+    if not types[0].size:
+        return []
+    row = KERNELS.get(op.name)
+    calls = None if row is None else row.make(facts, types, **attributes)
+    if row is None or calls is None:
+        return [OnHost(op, attributes, tuple(types), tuple(args))]
+    steps: list[Step] = []
+    for call in calls:
+        given = tuple([args[x] if isinstance(x, int) else _apart(x, op.name) for x in call.args])
+        placed = call._replace(args=given)
+        if REFUSED in call.args:
+            steps.append(Judged(placed, op, attributes, tuple(types), tuple(args), row.judges))
+        else:
+            steps.append(placed)
+    return steps
+
+
+def _apart(argument: Argument, name: str) -> Argument:
+    return (
+        argument._replace(name=f"{name} {argument.name}")
+        if isinstance(argument, Scratch)
+        else argument
+    )
+
+
+def steps_of_chain(facts: Facts, chain: Chain, types: Types) -> list[Step]:
+    """What is done for a chain on parameters of these types."""
+    lowering = _Lowering(facts, chain, types)
+    for op, target, sources, attributes in chain.links:
+        if op.links:
+            lowering.join(op, target, sources, attributes)
+        else:
+            lowering.call(op, target, sources, attributes)
+    lowering.flush()
+    return lowering.steps
+
+
+class _Lowering:
+    """The calls of a chain, while they are found. Each value has a number of its own: a parameter's
+    is the parameter's, others count on from there."""
+
+    def __init__(self, facts: Facts, chain: Chain, types: Types) -> None:
+        self.steps: list[Step] = []
+        self._facts = facts
+        self._outputs = chain.outputs
+        self._known = chain.infer(types)
+        self._types = dict(enumerate(types))
+        self._value = {i: i for i in range(chain.outputs, len(types))}  # by a link's numbers
+        self._next = len(types)
+        self._at: dict[int, Argument] = {i: i for i in range(chain.outputs, len(types))}
+        self._links: list[Link] = []
+        self._stored: dict[int, Argument] = {}
+        self._waiting: list[tuple[Op, TensorType, int, Argument, Attributes]] = []
+
+    def _new(self, target: int) -> int:
+        number, self._next = self._next, self._next + 1
+        self._value[target] = number
+        self._types[number] = self._known[target]
+        return number
+
+    def join(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
+        """Have the kernel do this, too."""
+        given = [self._value[source] for source in sources]
+        if any(n not in self._at and not self._made(n) for n in given):
+            self.flush()
+        number = self._new(target)
+        self._links.append(Link(op.name, number, tuple(given), attributes))
+        if target >= 0:
+            self._stored[number] = target
+
+    def _made(self, number: int) -> bool:
+        return any(link.target == number for link in self._links)
+
+    def call(self, op: Op, target: int, sources: Sequence[int], attributes: Attributes) -> None:
+        """A product, which comes first, or a reduction, which waits for the kernel."""
+        given = [self._value[source] for source in sources]
+        if not self._links and not self._waiting:
+            number = self._new(target)
+            where = target if target >= 0 else self._scratch(number)
+            args = [where, *[self._at[n] for n in given]]
+            types = [self._types[n] for n in (number, *given)]
+            self.steps += steps_of(self._facts, op, types, attributes, args)
+            self._at[number] = where
+            return
+        [source] = given
+        if source not in self._stored and (source in self._at or self._made(source)):
+            self._stored[source] = self._scratch(source)  # also an operand: it may be written over
+        number = self._new(target)
+        self._waiting.append((op, self._types[number], source, target, attributes))
+
+    def _scratch(self, number: int) -> Scratch:
+        return Scratch(f"value {number}", self._types[number].nbytes)
+
+    def flush(self) -> None:
+        """Make the kernel, and what waits for it."""
+        if self._links or self._stored:
+            self._make_kernel()
+        for op, type, source, target, attributes in self._waiting:
+            types = [type, self._types[source]]
+            self.steps += steps_of(
+                self._facts, op, types, attributes, [target, self._stored[source]]
+            )
+        self._at.update(self._stored)
+        for _, _, _, target, _ in self._waiting:
+            assert isinstance(target, int)
+            self._at[self._value[target]] = target
+        self._links, self._stored, self._waiting = [], {}, []
+
+    def _make_kernel(self) -> None:
+        made = {link.target for link in self._links}
+        inputs = {
+            n: self._at[n]
+            for n in [*[n for link in self._links for n in link.sources], *self._stored]
+            if n not in made
+        }
+        shape = self._types[next(iter(self._stored))].shape
+        if not all(self._types[n].size for n in self._stored):
+            return
+        call = None
+        if all(self._facts.has(self._types[n].dtype) for n in {*made, *inputs}):
+            call = chain_call(self._links, self._types, inputs, list(self._stored.items()), shape)
+        if call is not None:
+            self.steps.append(call)
+            return
+        at = {n: self._stored.get(n, self._scratch(n)) for n in made}
+        for n in inputs:
+            at[n] = self._at[n]
+            if n in self._stored:  # before it is written over
+                types = [self._types[n]] * 2
+                args = [self._stored[n], at[n]]
+                self.steps += steps_of(self._facts, OPS["copy"], types, NO_ATTRIBUTES, args)
+        for name, target, sources, attributes in self._links:  # one by one
+            types = [self._types[n] for n in (target, *sources)]
+            args = [at[n] for n in (target, *sources)]
+            self.steps += steps_of(self._facts, OPS[name], types, attributes, args)

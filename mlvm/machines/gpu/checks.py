@@ -1,0 +1,115 @@
+"""Values that kernels on a device refuse, without waiting for the device at each.
+
+A kernel that refuses a value sets a flag of its own in the device's memory. The host reads all
+flags when it waits the next time, with what it waits for. The error is the reference kernel's own:
+it is given the operand that was judged, as it is then. The error knows op, types and place of the
+launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol
+
+import numpy as np
+
+from mlvm.core.errors import MlvmError, OperandValueError, OpError, Place, line_of, user_place
+from mlvm.core.op import Attributes, Op
+from mlvm.core.ops import half
+from mlvm.core.types import Array, TensorType
+
+_MOST: Final = 1 << 14
+"""Calls that refuse values, of which one may not have been looked at yet."""
+
+
+class Crossings(Protocol):
+    """What is asked of the device's memory."""
+
+    def zeros(self, nbytes: int) -> Any: ...
+    def write(self, array: Any, values: Any) -> None: ...
+    def fetched(self, arrays: Sequence[Any]) -> list[Array]: ...
+
+
+class Note:
+    """A call that may refuse values: its op and operands, of which number `judges` is judged. Its
+    flag is number `slot`. `explained` tells its error where in a program it was raised, and the
+    line of Python that launched it."""
+
+    def __init__(
+        self,
+        op: Op,
+        attributes: Attributes,
+        types: Sequence[TensorType],
+        judged: Any,
+        judges: int,
+        slot: int,
+    ) -> None:
+        self.op, self.attributes, self.types = op, attributes, types
+        self.judged, self.judges, self.slot = judged, judges, slot
+        self.place: Place | None = None
+        self.explained: Callable[[MlvmError, str | None], Exception] | None = None
+
+    def error(self, judged: Array) -> Exception:
+        """What the reference kernel says to the operand; it asks for no other before that."""
+        arrays = [np.zeros(x.shape, x.dtype.numpy) for x in self.types]
+        arrays[self.judges] = judged
+        error: OpError = OperandValueError("a value was refused, which is there no more")
+        try:
+            with np.errstate(all="ignore"):
+                half.suited(self.op, self.op.kernel, arrays)(*arrays, **self.attributes)
+        except OpError as found:
+            error = found
+        error.at(self.op.name, self.types[1:])
+        line = None if self.place is None else line_of(self.place)
+        if self.explained is not None:
+            return self.explained(error, line)
+        error.add_note(f"called from {line}")
+        return error
+
+
+class Refusals:
+    """The flags of one device, and the calls of which they have not been looked at."""
+
+    def __init__(self, memory: Crossings) -> None:
+        self._memory = memory
+        self._all: Any = None
+        self._free: list[int] = []
+        self._used = 0
+        self._noted: dict[Note, None] = {}
+
+    @property
+    def flags(self) -> list[Any]:
+        """What is to be read, if anything is."""
+        return [self._all[: self._used]] if self._noted else []
+
+    def take(self) -> tuple[int, Any]:
+        """A flag for a call: its number, and where it lies."""
+        if self._all is None:
+            self._all = self._memory.zeros(4 * _MOST).view(np.int32)
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot, self._used = self._used, self._used + 1
+            if slot >= _MOST:
+                raise MlvmError(f"{_MOST} calls that refuse values are ready to run, the most")
+        return slot, self._all[slot : slot + 1]
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def note(self, note: Note) -> None:
+        """Its call is launched."""
+        note.place = user_place()
+        self._noted[note] = None
+
+    def settle(self, flags: Sequence[Array]) -> None:
+        """Look at what was read. Raises the error of the first call that has refused a value."""
+        if not flags:
+            return
+        noted, self._noted = list(self._noted), {}
+        refused = [note for note in noted if flags[0][note.slot]]
+        if not refused:
+            return
+        self._memory.write(self._all, np.zeros(_MOST, np.int32))
+        [judged] = self._memory.fetched([refused[0].judged])
+        raise refused[0].error(judged)

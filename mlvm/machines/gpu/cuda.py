@@ -1,0 +1,144 @@
+"""Devices by CUDA: `ml.VM(device="cuda:0")`, by the package CuPy. It has not run on one yet.
+
+It is the VM of OpenCL's devices with another launcher: sources are compiled by NVRTC, as CUDA C.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mlvm.core.errors import MachineError
+from mlvm.core.extras import extra
+from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.gpu.kernels import Facts
+from mlvm.machines.gpu.memory import Lost
+
+
+class Cuda:
+    """A device by CUDA: all that is done is in the order of one stream, but for copies of pinned
+    memory, which are in that of a second one."""
+
+    def __init__(self, name: str, number: int) -> None:
+        self._cupy = cupy = extra("cupy", "cuda")
+        self.device = name
+        told = cupy.cuda.runtime.getDeviceProperties(number)
+        self.nbytes: int = told["totalGlobalMem"]
+        self.facts = Facts(
+            name=told["name"].decode(),
+            has_f64=True,
+            is_cpu=False,
+            units=told["multiProcessorCount"],
+            local_bytes=told["sharedMemPerBlock"],
+            most_items=told["maxThreadsPerBlock"],
+        )
+        self._device = cupy.cuda.Device(number)
+        with self._device:
+            self._stream = cupy.cuda.Stream(non_blocking=True)
+            self._beside = cupy.cuda.Stream(non_blocking=True)
+        self._modules: dict[str, Any] = {}
+        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
+
+    def typed(self, error: Exception) -> Exception | None:
+        kinds = [kind.__module__.partition(".")[0] for kind in type(error).__mro__]
+        if isinstance(error, MemoryError) or not {"cupy", "cupy_backends"} & {*kinds}:
+            return None
+        text = " ".join(str(error).split())
+        gone = "cudaErrorDevicesUnavailable", "cudaErrorECCUncorrectable", "cudaErrorIllegalAddress"
+        return Lost(text) if any(map(text.__contains__, gone)) else MachineError(text)
+
+    def alloc(self, nbytes: int) -> Any:
+        with self._device, self._stream:
+            return self._cupy.cuda.alloc(max(nbytes, 1))
+
+    def zero(self, memory: Any, offset: int, nbytes: int) -> None:
+        (memory + offset).memset_async(0, nbytes, self._stream)
+
+    def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None:
+        (memory + offset).copy_from_device_async(source + start, nbytes, self._stream)
+
+    def send(self, memory: Any, offset: int, values: Array) -> None:
+        self._send(memory + offset, values, self._stream)
+
+    def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
+        self._beside.wait_event(after)
+        sent = self._send(memory + offset, values, self._beside)
+        self._stream.wait_event(sent)
+        return sent
+
+    def _send(self, memory: Any, values: Array, stream: Any) -> Any:
+        memory.copy_from_host_async(values.ctypes.data, values.nbytes, stream)
+        self._on_its_way.append((stream.record(), values))
+        while len(self._on_its_way) > 1 and self._on_its_way[0][0].done:
+            self._on_its_way.popleft()
+        return self._on_its_way[-1][0]
+
+    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
+        for values, memory, offset in wanted:
+            (memory + offset).copy_to_host_async(values.ctypes.data, values.nbytes, self._stream)
+        self._stream.synchronize()
+
+    def event(self) -> Any:
+        return self._stream.record()
+
+    def wait_for(self, event: Any) -> None:
+        event.synchronize()
+
+    def finish(self) -> None:
+        self._stream.synchronize()
+
+    def flush(self) -> None:
+        """It has begun."""
+
+    def pinned(self, nbytes: int) -> Array:
+        size = nbytes + ALIGNMENT
+        memory = np.frombuffer(self._cupy.cuda.alloc_pinned_memory(size), np.uint8, size)
+        skip = -memory.ctypes.data % ALIGNMENT
+        return memory[skip : skip + nbytes]
+
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Each is compiled alone."""
+
+    def ready(
+        self,
+        text: str,
+        entry: str,
+        size: tuple[int, ...],
+        group: tuple[int, ...],
+        args: tuple[Any, ...],
+    ) -> Callable[[], object]:
+        with self._device:
+            if text not in self._modules:
+                self._modules[text] = self._cupy.RawModule(
+                    code=text, options=("--std=c++14", "--fmad=false"), backend="nvrtc"
+                )
+            kernel = self._modules[text].get_function(entry)
+        given = tuple([x if isinstance(x, np.generic) else np.uintp(x.ptr) for x in args])
+        grid = tuple([-(-n // by) for n, by in zip(size, group, strict=True)])
+        return partial(self._launch, kernel, grid, group, given)
+
+    def _launch(self, kernel: Any, grid: Any, group: Any, args: Any) -> None:
+        with self._device:
+            kernel(grid, group, args, stream=self._stream)
+
+
+def listed() -> list[tuple[str, str, int]]:
+    """The GPUs by name, model and bytes of memory. Raises `MissingExtra` without CuPy, and
+    `MachineError` where CUDA finds no driver or no device."""
+    runtime = extra("cupy", "cuda").cuda.runtime
+    try:
+        found = [runtime.getDeviceProperties(i) for i in range(runtime.getDeviceCount())]
+    except runtime.CUDARuntimeError as error:
+        raise MachineError(f"CUDA has no device here: {error}") from None
+    return [
+        (f"cuda:{i}", told["name"].decode(), told["totalGlobalMem"]) for i, told in enumerate(found)
+    ]
+
+
+def driver(name: str) -> Cuda:
+    """The GPU of that name, which `listed` has."""
+    return Cuda(name, int(name.partition(":")[2]))

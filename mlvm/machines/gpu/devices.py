@@ -1,0 +1,66 @@
+"""Devices by name, and the drivers of those that there are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.errors import MachineError, MissingExtra
+from mlvm.machines.gpu import cuda, opencl
+from mlvm.machines.gpu.memory import Driver
+
+_NAME: Final = re.compile(r"(opencl|cuda):\d{1,4}(:\d{1,4})?")
+
+
+class Device(NamedTuple):
+    """A device: the name that `ml.VM(device=)` takes, its maker's name, and its memory in bytes."""
+
+    name: str
+    model: str
+    nbytes: int
+
+
+_KINDS: Final[
+    dict[str, tuple[Callable[[], list[tuple[str, str, int]]], Callable[[str], Driver]]]
+] = {
+    "opencl": (opencl.listed, opencl.driver),
+    "cuda": (cuda.listed, cuda.driver),
+}
+
+
+def devices() -> list[Device]:
+    """The devices of this machine beside its processor. None is listed of what is not installed.
+
+    >>> [device.name for device in ml.devices() if device.name == "cpu"]
+    []
+    """
+    found: list[Device] = []
+    for listed, _ in _KINDS.values():
+        try:
+            found += [Device(*each) for each in listed()]
+        except (MissingExtra, MachineError):
+            continue
+    return found
+
+
+def why_not(kind: str) -> str:
+    """Why there is no device of that kind; "" if there is one."""
+    try:
+        return "" if _KINDS[kind][0]() else f"{kind} has no device here"
+    except (MissingExtra, MachineError) as error:
+        return str(error)
+
+
+def driver_of(device: Any) -> Driver:
+    """The driver of the device of that name. Raises `MissingExtra` without the package for it, and
+    `MachineError` for a device that there is not."""
+    match = _NAME.fullmatch(device) if isinstance(device, str) else None
+    names = ", ".join(["cpu", *[each.name for each in devices()]])
+    if match is None:
+        hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
+        raise MachineError(f"no device {device!r}; there are {names}; {hint}")
+    listed, driver = _KINDS[match[1]]
+    if device not in [name for name, _, _ in listed()]:
+        raise MachineError(f"no device {device!r}; there are {names}")
+    return driver(device)

@@ -1,0 +1,408 @@
+"""Kernels of elementwise ops, and of chains of them: one kernel a chain, made of its links.
+
+A work item has one element. Operands that broadcast have strides, which are arguments, as the
+lengths are: one text serves all shapes of a pattern.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha1
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.types import DType, Shape, TensorType, bool_, f32, promote
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Types,
+    kernel,
+    source,
+)
+
+GROUP: Final = 64
+
+_MOST_BYTES: Final = 1024
+"""Of a kernel's arguments: what each device of OpenCL takes."""
+
+_NUMBERS: Final = {
+    "add": "x + y",
+    "subtract": "x - y",
+    "multiply": "x * y",
+    "square": "x * x",
+    "negative": "0 - x",
+}
+"""What wraps around in integers; in floats it is the same, but for `negative`."""
+
+_REALS: Final = {
+    "maximum": "greatest_T(x, y)",
+    "minimum": "least_T(x, y)",
+    "clip": "least_T(greatest_T(x, y), z)",
+    "floor_divide": "quotient_T(x, y)",
+    "remainder": "modulus_T(x, y)",
+    "real": "x",
+    "conj": "x",
+    "imag": "0",
+}
+
+_INTEGERS: Final = {
+    "floor": "x",
+    "ceil": "x",
+    "round": "x",
+    "trunc": "x",
+    "bitwise_invert": "~x",
+    "bitwise_left_shift": "(u64)y < 8 * sizeof(T) ? (u64)x << y : 0",
+    "bitwise_right_shift": "(u64)y < 8 * sizeof(T) ? x >> y : x < 0 ? -1 : 0",
+    "abs": "x < 0 ? 0 - x : x",
+    "sign": "(x > 0) - (x < 0)",
+    "bitwise_and": "x & y",
+    "bitwise_or": "x | y",
+    "bitwise_xor": "x ^ y",
+    "pow": "power_T(x, y)",
+}
+
+_FLOATS: Final = {
+    "negative": "-x",
+    "abs": "fabs(x)",
+    "sign": "sign_T(x)",
+    "relu": "x <= 0 ? 0 : x",
+    "floor": "floor(x)",
+    "ceil": "ceil(x)",
+    "round": "rint(x)",
+    "trunc": "trunc(x)",
+    "multiply_add": "x * y + z",
+    "copysign": "copysign(x, y)",
+    "divide": "x / y",
+    "reciprocal": "1 / x",
+    "sqrt": "sqrt(x)",
+    "rsqrt": "1 / sqrt(x)",
+    "pow": "pow(x, y)",
+    "sigmoid": "1 / (1 + exp(-x))",
+    "logaddexp": "log_of_sum_T(x, y)",
+    **{
+        name: f"{name}(x)"
+        for name in (
+            *("exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos", "tan", "asin"),
+            *("acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf"),
+        )
+    },
+    "atan2": "atan2(x, y)",
+    "hypot": "hypot(x, y)",
+    "nextafter": "nextafter(x, y)",
+}
+
+_BOOLS: Final = {
+    "logical_and": "x & y",
+    "logical_or": "x | y",
+    "logical_xor": "x ^ y",
+    "logical_not": "!x",
+    "bitwise_and": "x & y",
+    "bitwise_or": "x | y",
+    "bitwise_xor": "x ^ y",
+    "bitwise_invert": "!x",
+}
+
+_PREDICATES: Final = {
+    "equal": "x == y",
+    "not_equal": "x != y",
+    "less": "x < y",
+    "less_equal": "x <= y",
+    "greater": "x > y",
+    "greater_equal": "x >= y",
+}
+"""Of operands that promote; the result is a bool."""
+
+_IS: Final = ("isnan", "isinf", "isfinite")
+_MOVES: Final = frozenset({"copy", "broadcast_to", "where"})
+
+
+def _computed(dtype: DType) -> str:
+    """The C type that elements are computed in."""
+    return "f32" if dtype.is_half else "u8" if dtype is bool_ else dtype.name
+
+
+def converted(value: str, dtype: DType, to: DType) -> str:
+    """A value in the computed type of another dtype, as `astype` has it."""
+    if dtype is to or (to is f32 and dtype.is_half):
+        return value
+    if to is bool_:
+        return f"({value} != 0)"
+    if to.is_half:
+        if dtype.name in ("f64", "i64", "u64", "i32", "u32"):
+            value = f"BEFORE_HALF({value})"
+        return f"rounded_{to.name}((f32)({value}))"
+    if dtype.is_float and to.is_integer:
+        bits = 8 * to.itemsize - (to.kind == "signed")
+        low = f"-({_computed(dtype)}){2.0**bits!r}" if to.kind == "signed" else "0"
+        most = f"(({to.name})(~(u64)0 >> {64 - bits}))"
+        end = f"({_computed(dtype)}){2.0**bits!r}"
+        return f"TRUNCATE({to.name}, {low}, {most}, {end}, {value})"
+    return f"({_computed(to)})({value})"
+
+
+def expression(
+    name: str, out: DType, operands: Sequence[DType], values: Sequence[str], attributes: Attributes
+) -> str | None:
+    """The C expression of an op's result, of the computed type of `out`; None if it has none."""
+    if any(dtype.kind == "complex" for dtype in (out, *operands)):
+        return None
+    if name == "astype":
+        return converted(values[0], operands[0], out)
+    if name == "where":
+        x, y = [converted(v, d, out) for v, d in zip(values[1:], operands[1:], strict=True)]
+        return f"({values[0]} ? {x} : {y})"
+    if name in ("copy", "broadcast_to"):
+        return values[0]
+    if name in _IS:
+        if not operands[0].is_float:
+            return str(int(name == "isfinite"))
+        return f"({name}({values[0]}) != 0)"
+    if name == "signbit":
+        return f"(signbit({values[0]}) != 0)"
+    if name in ("gelu", "gelu_vjp"):
+        kind = "tanh" if attributes["approximate"] else "erf"
+        suffix = "_vjp" if name == "gelu_vjp" else ""
+        return _rounded(f"gelu_{kind}{suffix}_{_computed(out)}({', '.join(values)})", out)
+    worked = out
+    if name in _PREDICATES:
+        worked = operands[0] if operands[0] is operands[1] else promote(*operands)
+        text: str | None = _PREDICATES[name]
+    elif out is bool_:
+        text = _BOOLS.get(name)
+    elif out.is_integer:
+        text = {**_NUMBERS, **_REALS, **_INTEGERS}.get(name)
+    else:
+        text = {**_NUMBERS, **_REALS, **_FLOATS}.get(name)
+        if name == "nextafter" and out.is_half:
+            return None
+    if text is None:
+        return None
+    type = _computed(worked)
+    given = [
+        converted(value, dtype, _common(dtype, worked))
+        for value, dtype in zip(values, operands, strict=True)
+    ]
+    if worked.is_integer and name in _NUMBERS:
+        wide = "u64" if worked.itemsize == 8 else "u32"
+        given = [f"({wide}){value}" for value in given]
+    else:
+        given = [f"({type}){value}" for value in given]
+    letters = dict(zip("xyz", given, strict=False))
+    text = re.sub(r"\b[xyz]\b", lambda found: f"({letters[found[0]]})", text)
+    text = text.replace("_T(", f"_{type}(").replace("sizeof(T)", f"sizeof({type})")
+    return f"({text})" if out is bool_ else _rounded(f"({type})({text})", out)
+
+
+def _common(dtype: DType, worked: DType) -> DType:
+    """What an operand becomes first: of integers that promote to a half that half, if it has not
+    all of them."""
+    if worked.is_half and (dtype.is_float or dtype.itemsize == 1):
+        return f32
+    return worked
+
+
+def _rounded(value: str, dtype: DType) -> str:
+    return f"rounded_{dtype.name}({value})" if dtype.is_half else value
+
+
+@cache
+def prelude() -> str:
+    """What stands in front of the text of each chain. Kernels of several can be one source."""
+    return source("elementwise.h")
+
+
+class Link(NamedTuple):
+    """A link of a kernel: an op, the number of its result, and of its operands."""
+
+    name: str
+    target: int
+    sources: tuple[int, ...]
+    attributes: Attributes = NO_ATTRIBUTES
+
+
+def chain_call(
+    links: Sequence[Link],
+    types: Mapping[int, TensorType],
+    inputs: Mapping[int, Argument],
+    outputs: Sequence[tuple[int, Argument]],
+    shape: Shape,
+) -> Call | None:
+    """One kernel for links in their order, each of which makes a new value. `types` are those of
+    all values, by number; `inputs` say where the first ones lie, `outputs` where values are to
+    go. None where an op has no expression, and where there are more tensors than a kernel takes."""
+    used = [n for n in inputs if any(n in link.sources for link in links)]
+    used += [n for n, _ in outputs if n in inputs and n not in used]
+    size = math.prod(shape)
+    body, scalars, index = _indices(size, *collapsed(shape, [types[n].shape for n in used]))
+    names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
+    names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
+    if 16 * len(names) + 8 * len(scalars) > _MOST_BYTES:
+        return None
+    dtypes = {n: type.dtype for n, type in types.items()}
+    tensors = [(dtypes[n].name, name) for name, n, _ in names]
+    body += [f"POINTER({dtype}, {name});" for dtype, name in tensors]
+    values: dict[int, str] = {}
+    for k, n in enumerate(used):
+        values[n], dtype = f"x{k}", dtypes[n].name
+        body.append(f"const COMPUTED({dtype}) x{k} = LOAD({dtype}, p{k}, {index[k]});")
+    for k, (name, target, sources, attributes) in enumerate(links):
+        out, operands = dtypes[target], [dtypes[n] for n in sources]
+        made = expression(name, out, operands, [values[n] for n in sources], attributes)
+        if made is None:
+            return None
+        values[target] = f"v{k}"
+        body.append(f"const COMPUTED({out.name}) v{k} = {made};")
+    for k, (n, _) in enumerate(outputs):
+        body.append(f"STORE({dtypes[n].name}, o{k}, i, {values[n]});")
+    params = [f"TENSOR({dtype}, {name})" for dtype, name in tensors]
+    params += [f"const i64 {name}" for name in scalars]
+    lines = "\n    ".join(["const i64 i = ITEM(0);", "if (i >= n) return;", *body])
+    rest = f"({', '.join(params)}) {{\n    {lines}\n}}\n"
+    entry = f"chain_{sha1(rest.encode(), usedforsecurity=False).hexdigest()}"
+    args = (*[where for *_, where in names], *map(np.int64, scalars.values()))
+    return Call(f"{prelude()}KERNEL void {entry}{rest}", entry, (size,), (GROUP,), args)
+
+
+def _indices(
+    size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]
+) -> tuple[list[str], dict[str, int], list[str]]:
+    """Lines of C that find a work item's coordinates, as far as they are needed; the numbers they
+    are made with; and the expression of each operand's index."""
+    lines: list[str] = []
+    scalars = {"n": size}
+    index: list[str] = []
+    needed: set[int] = set()
+    for k, steps in enumerate(strides):
+        if list(steps) == packed(dims) and any(steps):
+            index.append("i")
+            continue
+        walked = [d for d, step in enumerate(steps) if step]
+        needed.update(walked)
+        scalars.update({f"s{k}_{d}": steps[d] for d in walked})
+        index.append(" + ".join([f"(i64)c{d} * s{k}_{d}" for d in walked]) or "0")
+    if needed:
+        wide = "i64" if size >= 1 << 32 else "u32"
+        lines.append(f"{wide} rest = ({wide})i;")
+        for d in range(len(dims) - 1, min(needed) - 1, -1):
+            scalars[f"d{d}"] = dims[d]
+            if d in needed:
+                lines.append(f"const {wide} c{d} = rest % ({wide})d{d};")
+            lines.append(f"rest /= ({wide})d{d};")
+    return lines, scalars, index
+
+
+_RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+
+
+def packed(shape: Sequence[int]) -> list[int]:
+    """The strides of a packed tensor, in elements."""
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def collapsed(shape: Shape, operands: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:
+    """The shape with axes joined wherever all operands, which broadcast to it, allow that, and
+    each operand's strides along what remains; one axis at least."""
+    wide = [(1,) * (len(shape) - len(each)) + tuple(each) for each in operands]
+    steps = [
+        [0 if n == 1 else step for n, step in zip(each, packed(each), strict=True)] for each in wide
+    ]
+    dims: list[int] = []
+    strides: list[list[int]] = [[] for _ in operands]
+    for d, n in enumerate(shape):
+        if n == 1:
+            continue
+        joins = bool(dims) and all(
+            kept[-1] == each[d] * n for kept, each in zip(strides, steps, strict=True)
+        )
+        if joins:
+            dims[-1] *= n
+        else:
+            dims.append(n)
+        for kept, each in zip(strides, steps, strict=True):
+            if joins:
+                kept[-1] = each[d]
+            else:
+                kept.append(each[d])
+    return dims or [1], [each or [0] for each in strides]
+
+
+def as_bits(types: Types) -> list[TensorType] | None:
+    """Types of the same size without a meaning, for ops that only move elements of one dtype."""
+    raw = _RAW.get(types[0].dtype.itemsize)
+    return None if raw is None else [x.with_dtype(DType.named(raw)) for x in types]
+
+
+def _one(device: Facts, types: Types, name: str, attributes: Attributes) -> Calls:
+    """The kernel of a single op."""
+    out = types[0]
+    if name not in _MOVES and not all(device.has(x.dtype) for x in types):
+        return None
+    if name in _MOVES:
+        values = types[1:] if name == "where" else types
+        if len({x.dtype for x in (out, *values[name == "where" :])}) == 1:
+            places = list(types)
+            for i, x in enumerate(types):
+                if x.dtype is out.dtype and not (name == "where" and i == 1):
+                    raw = as_bits([x])
+                    if raw is None:
+                        return None
+                    [places[i]] = raw
+            types = places
+    count = len(types)
+    numbered = dict(enumerate(types))
+    call = chain_call(
+        [Link(name, 0, tuple(range(1, count)), attributes)],
+        numbered,
+        {i: i for i in range(1, count)},
+        [(0, 0)],
+        types[0].shape,
+    )
+    return None if call is None else [call]
+
+
+def _declare(name: str) -> None:
+    def make(device: Facts, types: Types, **attributes: object) -> Calls:
+        return _one(device, types, name, attributes)
+
+    if name == "pow":
+        kernel(name, judges=2)(_pow)
+    else:
+        kernel(name)(make)
+
+
+def _pow(device: Facts, types: Types) -> Calls:
+    """Of integers it refuses a negative power."""
+    calls = _one(device, types, "pow", NO_ATTRIBUTES)
+    out, _, y = types
+    if calls is None or out.dtype.kind != "signed" or y.dtype.kind != "signed":
+        return calls
+    text = (
+        "KERNEL void negative_power(TENSOR(DT, y), REFUSALS, const i64 n) {\n"
+        "    POINTER(DT, y);\n"
+        "    const i64 i = ITEM(0);\n"
+        "    if (i < n && y[i] < 0) REFUSE;\n}\n"
+    )
+    text = source(DT=y.dtype.name) + text
+    check = Call(text, "negative_power", (y.size,), (GROUP,), (2, REFUSED, np.int64(y.size)))
+    return [check, *calls]
+
+
+ELEMENTWISE: Final = frozenset(
+    {
+        *(_NUMBERS | _REALS | _INTEGERS | _FLOATS | _BOOLS | _PREDICATES),
+        *("astype", "signbit", "gelu", "gelu_vjp", *_IS, *_MOVES),
+    }
+)
+"""Ops that have an expression, for some dtypes at least."""
+
+for _name in sorted(ELEMENTWISE):
+    _declare(_name)
+    assert OPS[_name].links

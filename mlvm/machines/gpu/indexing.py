@@ -1,0 +1,230 @@
+"""Elements chosen by indices and by masks. Sums by index are made in the order of the updates:
+indices are sorted, and each element of the result adds up those that point to it."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.rules import normalize_axis
+from mlvm.core.types import DType, Shape, TensorType, i64
+from mlvm.machines.gpu.dtypes import around, runs
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
+from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.gpu.sorting import sorted_rows, text_of
+
+_FEW: Final = 32  # indices that each element of a result looks at
+_UNITS: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
+
+
+def _units(dtype: DType) -> tuple[str, int]:
+    """The dtype that moves such elements, and how many of these an element has."""
+    return _UNITS[dtype.itemsize], max(dtype.itemsize // 8, 1)
+
+
+def _text(elements: str, indices: DType | None = None, **more: str | int) -> str:
+    defines: dict[str, str | int] = {"T": elements, **more}
+    if indices is not None:
+        defines |= {"I": indices.name, "SIGNED": int(indices.kind == "signed")}
+    return source("indexing.c", **defines)
+
+
+def _call(text: str, entry: str, args: tuple[Argument, ...], items: int, *numbers: int) -> Call:
+    whole = (*args, np.int64(items), *map(np.int64, numbers))
+    return Call(text, entry, (items,), (GROUP,), whole)
+
+
+@kernel("take", judges=2)
+def _take(device: Facts, types: Types, *, axis: int) -> Calls:
+    out, x, indices = types
+    unit, units = _units(x.dtype)
+    _, length, behind = around(x.shape, axis)
+    text = _text(unit, indices.dtype)
+    args = (0, 1, 2, REFUSED)
+    numbers = (length, behind * units, indices.size)
+    return [_call(text, "take", args, out.size * units, *numbers)]
+
+
+@kernel("take_along_axis", judges=2)
+def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
+    out, x, indices = types
+    unit, units = _units(x.dtype)
+    _, length, behind = around(x.shape, axis)
+    text = _text(unit, indices.dtype)
+    args = (0, 1, 2, REFUSED)
+    numbers = (length, behind * units, around(indices.shape, axis)[1], units)
+    return [_call(text, "take_along_axis", args, out.size * units, *numbers)]
+
+
+@kernel("one_hot", judges=1)
+def _one_hot(device: Facts, types: Types, *, num_classes: int, dtype: str) -> Calls:
+    out, indices = types
+    if not runs(device, types):
+        return None
+    text = _text(out.dtype.name, indices.dtype)
+    return [_call(text, "one_hot", (0, 1, REFUSED), out.size, num_classes)]
+
+
+@kernel("dynamic_update", judges=3)
+def _dynamic_update(device: Facts, types: Types, *, axis: int) -> Calls:
+    out, x, update, start = types
+    unit, units = _units(x.dtype)
+    _, length, behind = around(x.shape, axis)
+    args = (0, 1, 2, 3, REFUSED)
+    numbers = (length, behind * units, update.shape[axis])
+    text = _text(unit, start.dtype)
+    return [_call(text, "dynamic_update", args, out.size * units, *numbers)]
+
+
+@kernel("index_set", judges=3)
+def _index_set(device: Facts, types: Types, *, axis: int, axes: int) -> Calls:
+    out, x, values, indices = types
+    axis = normalize_axis(axis, max(x.ndim, 1))
+    before, behind = x.shape[:axis], x.shape[axis + axes :]
+    length = math.prod(x.shape[axis : axis + axes])
+    steps = _steps(values.shape, (before, indices.shape, behind))
+    if steps is None:
+        return None
+    unit, units = _units(x.dtype)
+    if units > 1 and steps[2] == 0 and math.prod(behind) > 1:
+        return None
+    inner = 1 if units > 1 else steps[2]
+    last = Scratch("last", 4 * max(length, 1))
+    text, count = _text(unit, indices.dtype), indices.size
+    most = np.int32(2**31 - 1)
+    args = (last, np.int64(length), most)
+    calls = [Call(_text("u8"), "fill_i32", (length,), (GROUP,), args)]
+    if count:
+        calls.append(_call(text, "last_index", (last, 3, REFUSED), count, length))
+    numbers = (length, math.prod(behind) * units, count, steps[0] * units, steps[1] * units, inner)
+    calls.append(_call(text, "index_set", (0, 1, 2, last), out.size * units, *numbers))
+    return calls
+
+
+def _steps(shape: Shape, groups: tuple[Shape, ...]) -> tuple[int, ...] | None:
+    """The steps of a tensor that is broadcast to groups of axes, along each; None where a group is
+    neither whole nor one element."""
+    axes = [length for group in groups for length in group]
+    shape = (1,) * (len(axes) - len(shape)) + shape
+    steps, step, end = [], 1, len(axes)
+    for group in reversed(groups):
+        given = shape[end - len(group) : end]
+        end -= len(group)
+        if given == group:
+            steps.append(step)
+            step *= math.prod(group)
+        elif math.prod(given) == 1:
+            steps.append(0)
+        else:
+            return None
+    return tuple(reversed(steps))
+
+
+# --- sums by index --------------------------------------------------------------------
+
+
+@kernel("scatter_add", judges=2)
+def _scatter_add(device: Facts, types: Types, *, axis: int, length: int) -> Calls:
+    out = types[0]
+    return _adds(device, types, 1, 2, around(out.shape, axis), starts=False, along=False)
+
+
+@kernel("index_add", judges=3)
+def _index_add(device: Facts, types: Types, *, axis: int) -> Calls:
+    out = types[0]
+    return _adds(device, types, 2, 3, around(out.shape, axis), starts=True, along=False)
+
+
+@kernel("scatter_add_along_axis", judges=2)
+def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: int) -> Calls:
+    out = types[0]
+    return _adds(device, types, 1, 2, around(out.shape, axis), starts=False, along=True)
+
+
+def _adds(
+    device: Facts,
+    types: Types,
+    updates: int,
+    indices: int,
+    sizes: tuple[int, int, int],
+    *,
+    starts: bool,
+    along: bool,
+) -> Calls:
+    """The sums of updates by index; `starts`: they are added to operand 1. `along`: each row along
+    the axis has indices of its own."""
+    out, given = types[0], types[indices]
+    before, length, behind = sizes
+    parts = 2 if out.dtype.kind == "complex" else 1  # complex numbers are added part by part
+    dtype = DType.named("f32" if out.dtype.itemsize == 8 else "f64") if parts == 2 else out.dtype
+    if not device.has(dtype):
+        return None
+    rows = before * behind if along else 1
+    count = given.size // max(rows, 1)
+    mark = parts if along else 0
+    text = _text(dtype.name, given.dtype, ADDS=int(starts))
+    begin = 1 if starts else 0
+    numbers = (length, behind * parts, count, mark)
+    if count <= _FEW:
+        args = (0, begin, updates, indices, REFUSED)
+        return [_call(text, "add_few", args, out.size * parts, *numbers)]
+    if count > 2**31 - 1:
+        return None
+    places = Scratch("places", 8 * given.size)
+    each = (before, count, behind) if along else (1, count, 1)
+    calls, keys, order = sorted_rows(places, i64, each, text_of(i64, i64))
+    return [
+        _call(text, "places", (places, indices, REFUSED), given.size, length),
+        *calls,
+        _call(text, "add_sorted", (0, begin, updates, keys, order), out.size * parts, *numbers),
+    ]
+
+
+# --- by masks -------------------------------------------------------------------------
+
+
+@kernel("mask_scatter", judges=2)
+def _mask_scatter(device: Facts, types: Types, *, shape: Shape) -> Calls:
+    out, updates, mask = types
+    return _masked(out, 0, 1, updates, 2, mask, device)
+
+
+@kernel("mask_set", judges=3)
+def _mask_set(device: Facts, types: Types) -> Calls:
+    out, _, values, mask = types
+    return _masked(out, 1, 2, values, 3, mask, device)
+
+
+def _masked(
+    out: TensorType,
+    begin: int,
+    number: int,
+    values: TensorType,
+    mask_number: int,
+    mask: TensorType,
+    device: Facts,
+) -> Calls:
+    behind, count = out.shape[mask.ndim :], values.shape[0]
+    steps = _steps(values.shape, ((count,), behind))
+    unit, units = _units(out.dtype)
+    if not mask.size or steps is None or (units > 1 and steps[1] == 0 and math.prod(behind) > 1):
+        return None
+    ranks = Scratch("ranks", 8 * mask.size)
+    sums = running(device, i64, (ranks, "i64"), (mask_number, "bool"), (1, mask.size, 1))
+    text = _text(unit, MASKED=int(begin == 0))
+    args = (0, begin, number, mask_number, ranks, REFUSED)
+    inner = 1 if units > 1 else steps[1]
+    numbers = (mask.size, math.prod(behind) * units, count, steps[0] * units, inner)
+    return [*sums, _call(text, "mask_set", args, out.size * units, *numbers)]

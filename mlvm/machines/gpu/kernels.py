@@ -1,0 +1,142 @@
+"""What a device runs for an op: the table of kernels, and how one is written.
+
+A row of the table is a function, the op's `Maker`. It gets what the device is, the types of the
+result and of the operands, and the op's attributes. It answers with the calls that fill the result,
+one after the other, or with None where the op's reference kernel is to run on the host.
+
+    @kernel("softmax")
+    def _softmax(device: Facts, types: Types, *, axis: int) -> Calls:
+        out, x = types
+        ...
+        text = source("softmax.c", DT=x.dtype.name)
+        return [Call(text, "softmax", (rows * 64,), (64,), (0, 1, np.int32(columns)))]
+
+A call is data: the launcher compiles its source (once for each text), makes kernels of it, and puts
+memory in the place of its arguments. An argument is
+
+    an int           that parameter: 0 is the result, 1 the first operand
+    a numpy scalar   itself: np.int32, np.int64, np.uint64, np.float32
+    Scratch(k, n)    n bytes of memory for the time of these calls; the same k is the same memory
+    REFUSED          where a kernel that refuses a value says so
+
+Tensors, scratch and REFUSED take two parameters each, which `TENSOR` of `source/common.h` declares:
+memory, and the first byte in it. Tensors are packed, in row-major order. A result without elements
+is not launched; an operand may have none. `out` may lie over an operand only where the op
+says so (`Op.in_place`). Sources are C for a device, with common.h's macros in front, which OpenCL C
+1.2 and CUDA C understand alike. They lie in `source/`; a text that is made by Python is as good.
+
+What is done in which order must depend on types and attributes alone, never on `Facts`' numbers of
+units or on the time: the same bits in every run. No atomic additions of floats.
+
+A kernel refuses a value (an index out of range, a probability of 2) by `REFUSE`, and goes on with
+one that does no harm. The host looks at its next wait. It raises what the reference kernel says to
+the operands, of which `Maker`s of such ops name the judged one: `@kernel("take", judges=2)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.core.op import OPS
+from mlvm.core.types import DType, TensorType
+
+_SOURCE: Final = Path(__file__).with_name("source")
+
+Types: TypeAlias = Sequence[TensorType]
+
+
+class Scratch(NamedTuple):
+    """Memory for the calls of one op. It begins as anything."""
+
+    name: str
+    nbytes: int
+
+
+class _Refused:
+    """The type of `REFUSED`."""
+
+    def __repr__(self) -> str:
+        return "REFUSED"
+
+
+REFUSED: Final = _Refused()
+
+Argument: TypeAlias = "int | np.generic | Scratch | _Refused"
+
+
+class Call(NamedTuple):
+    """One launch of the kernel `entry` of a source: `size` work items in groups of `group`.
+
+    The launcher rounds each size up to whole groups; the kernel leaves out the items too many. One
+    that `begins` the result as an operand is left out where its first two tensors lie in one place:
+    so an op works in place (`begin_as` of `moves`)."""
+
+    source: str
+    entry: str
+    size: tuple[int, ...]
+    group: tuple[int, ...]
+    args: tuple[Argument, ...]
+    begins: bool = False
+
+
+Calls: TypeAlias = "Sequence[Call] | None"
+Maker: TypeAlias = Callable[..., Calls]
+
+
+class Facts(NamedTuple):
+    """What a maker may know of the device. `is_cpu`: it is a processor, with caches in the place of
+    local memory."""
+
+    name: str
+    has_f64: bool
+    is_cpu: bool
+    units: int
+    local_bytes: int
+    most_items: int
+
+    def has(self, dtype: DType) -> bool:
+        """Whether kernels can compute with it."""
+        return dtype.kind != "complex" and (self.has_f64 or dtype.name != "f64")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the table. `judges` is the number of the operand whose values are refused, as a
+    parameter; 0 where none is."""
+
+    make: Maker
+    judges: int = 0
+
+
+KERNELS: Final[dict[str, Row]] = {}
+"""By op name. An op that has no row runs on the host."""
+
+
+def kernel(*names: str, judges: int = 0) -> Callable[[Maker], Maker]:
+    """Declare the maker of these ops."""
+
+    def declare(make: Maker) -> Maker:
+        for name in names:
+            if name in KERNELS or name not in OPS:
+                raise ValueError(f"{name!r} has a kernel already, or is no op")
+            KERNELS[name] = Row(make, judges)
+        return make
+
+    return declare
+
+
+@cache
+def _text(file: str) -> str:
+    return (_SOURCE / file).read_text(encoding="ascii")
+
+
+def source(*files: str, **defines: str | int) -> str:
+    """A text to compile: common.h, a `#define` each, the files of `source/`."""
+    lines = [f"#define {name} {value}\n" for name, value in defines.items()]
+    return "".join([_text("common.h"), *lines, *map(_text, files)])

@@ -1,0 +1,383 @@
+"""The memory of a device: a buffer for each storage, and arrays that say where in it they lie.
+
+Values cross in `read` and `write` only. A write copies the values, or takes the pinned memory they
+lie in as it is, and waits for nobody. A read waits for all that the device was given before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+from typing_extensions import TypeIs
+
+from mlvm.core.errors import MachineError, MlvmError, OutOfMemory
+from mlvm.core.memory import Memory
+from mlvm.core.observe import on_wait
+from mlvm.core.types import Array, Shape, TensorType, root
+from mlvm.machines.gpu.checks import Refusals
+from mlvm.machines.gpu.kernels import Facts
+
+_PLACES: Final = itertools.count(1)
+_APART: Final = 1 << 64
+"""Between the places of two buffers: more than any has bytes."""
+
+
+class Lost(Exception):
+    """The device does not answer any more."""
+
+
+class Driver(Protocol):
+    """What a device's own interface has to do. All is done in the order in which it was asked for,
+    but for what `send_beside` sends. Raises `MemoryError` where there is none, `Lost` for a device
+    that is gone, and `MachineError` for all else."""
+
+    device: str
+    facts: Facts
+    nbytes: int
+
+    def alloc(self, nbytes: int) -> Any:
+        """Memory of so many bytes, and one at least."""
+
+    def zero(self, memory: Any, offset: int, nbytes: int) -> None: ...
+    def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None: ...
+    def send(self, memory: Any, offset: int, values: Array) -> None:
+        """Begin to copy packed values, which nobody changes till that is done."""
+
+    def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
+        """As `send`, beside what the device does, but after the event; all that comes later waits
+        for it. Returns the event of its end."""
+
+    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
+        """Copy to packed values from memory and offset each, and wait for it, and for all that was
+        asked for before."""
+
+    def typed(self, error: Exception) -> Exception | None:
+        """The error as one of those above, if it is one of the driver's."""
+
+    def event(self) -> Any:
+        """The end of all that was asked for till now."""
+
+    def wait_for(self, event: Any) -> None: ...
+    def finish(self) -> None: ...
+    def flush(self) -> None:
+        """See to it that the device begins."""
+
+    def pinned(self, nbytes: int) -> Array:
+        """A u8 array of the host's memory, from which the device copies fast."""
+
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Compile sources together that begin alike, if that takes less time."""
+
+    def ready(
+        self,
+        text: str,
+        entry: str,
+        size: tuple[int, ...],
+        group: tuple[int, ...],
+        args: tuple[Any, ...],
+    ) -> Callable[[], object]:
+        """What launches that kernel of a source on arguments: numpy's scalars, and for a tensor
+        its memory and an i64."""
+
+
+@dataclass(eq=False, slots=True)
+class Buffer:
+    """A piece of the device's memory. `place` stands for its address."""
+
+    raw: Any
+    nbytes: int
+    place: int
+    memory: DeviceMemory
+    is_constant: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Flags:
+    c_contiguous: bool = True
+
+
+class DeviceArray:
+    """A packed array of the device: what numpy's array is to the memory of the host, as far as the
+    machine asks. Its elements are the device's; `DeviceMemory.read` copies them."""
+
+    __slots__ = ("__weakref__", "buffer", "dtype", "offset", "shape", "size")
+
+    flags: Final = _Flags()
+
+    def __init__(self, buffer: Buffer, offset: int, dtype: np.dtype[Any], shape: Shape) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        self.dtype = dtype
+        self.shape = shape
+        self.size = math.prod(shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
+
+    @property
+    def address(self) -> int:
+        """The first byte, among all of this process's devices."""
+        return self.buffer.place + self.offset
+
+    def __getitem__(self, part: slice) -> DeviceArray:
+        """A part of an array of bytes."""
+        start, stop, _ = part.indices(self.size)
+        return DeviceArray(
+            self.buffer, self.offset + start * self.itemsize, self.dtype, (max(stop - start, 0),)
+        )
+
+    def view(self, dtype: Any = None) -> DeviceArray:
+        """The same bytes, those of an array of one dimension as another dtype."""
+        if dtype is None or np.dtype(dtype) == self.dtype:
+            return DeviceArray(self.buffer, self.offset, self.dtype, self.shape)
+        dtype = np.dtype(dtype)
+        return DeviceArray(self.buffer, self.offset, dtype, (self.nbytes // dtype.itemsize,))
+
+    def reshape(self, *shape: Any) -> DeviceArray:
+        found: Shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
+        return DeviceArray(self.buffer, self.offset, self.dtype, found)
+
+    def item(self) -> Any:
+        """The value of the only element, which is waited for."""
+        return self.buffer.memory.read(self).item()
+
+    def __array__(self, *_: object, **__: object) -> Array:
+        raise MachineError(f"an array of {self.buffer.memory.device} is none of the host")
+
+    def __array_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...], given: dict[str, Any]
+    ) -> Any:
+        if function is np.may_share_memory:
+            return self._meets(*args)
+        return NotImplemented
+
+    @staticmethod
+    def _meets(x: Any, y: Any) -> bool:
+        return (
+            isinstance(x, DeviceArray)
+            and isinstance(y, DeviceArray)
+            and x.buffer is y.buffer
+            and x.offset < y.offset + y.nbytes
+            and y.offset < x.offset + x.nbytes
+        )
+
+    def __repr__(self) -> str:
+        return f"<{TensorType(self.dtype, self.shape)} on {self.buffer.memory.device}>"
+
+
+@dataclass
+class Counts:
+    """What a VM on a device has done: launches of kernels; transfers in each direction, and their
+    bytes; times that the host waited; ops that ran on the host."""
+
+    launches: int = 0
+    sent: int = 0
+    sent_bytes: int = 0
+    fetched: int = 0
+    fetched_bytes: int = 0
+    waits: int = 0
+    host_ops: int = 0
+
+
+class DeviceMemory(Memory):
+    """The memory of one device, as one VM uses it. When the host waits, it looks at what kernels
+    have refused."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.device = driver.device
+        self.name = driver.device
+        self.counts = Counts()
+        self.lost: str | None = None
+        self.lock = threading.RLock()
+        self.refusals = Refusals(self)
+        self._constants: dict[int, tuple[weakref.ref[Array], Any]] = {}
+        self._pinned: set[int] = set()  # ids of arrays
+        self._sent: dict[int, Any] = {}  # by the place of a tensor: the event of the copy to it
+        self._unused: dict[int, Any] = {}  # the event after which it may be written
+
+    def __enter__(self) -> DeviceMemory:
+        if self.lost is not None:
+            raise MachineError(f"{self.device} is lost, and with it this VM: {self.lost}")
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, Exception) and not isinstance(error, MlvmError):
+            error = self.driver.typed(error) or error
+        if isinstance(error, Lost):
+            self.lost = str(error)
+            raise MachineError(f"{self.device} is lost, and with it this VM: {error}") from error
+
+    # --- buffers ---
+
+    def empty(self, nbytes: int) -> Array:
+        """A u8 array of anything. Raises `MemoryError`."""
+        with self:
+            buffer = Buffer(self.driver.alloc(nbytes), nbytes, next(_PLACES) * _APART, self)
+        return DeviceArray(buffer, 0, np.dtype(np.uint8), (nbytes,))  # type: ignore[return-value]
+
+    def zeros(self, nbytes: int) -> Array:
+        made: Any = self.empty(nbytes)
+        if nbytes:
+            with self:
+                self.driver.zero(made.buffer.raw, 0, nbytes)
+        return made  # type: ignore[no-any-return]
+
+    def new(self, type: TensorType) -> Array:
+        return self.zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+
+    def copy(self, array: Array) -> Array:
+        type = TensorType.of(array)
+        try:
+            copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+        except MemoryError as error:
+            raise OutOfMemory(f"{type} asks for {type.nbytes:,} bytes: {error}") from None
+        self.write(copy, array)
+        return copy
+
+    def constant(self, array: Array) -> Array:
+        """The constant's one copy, which lives as long as the program that has it."""
+        key = id(array)
+        if key not in self._constants:
+            copy: Any = self.copy(array)
+            copy.buffer.is_constant = True
+            self._constants[key] = weakref.ref(array, lambda _: self._drop(key)), copy
+        return self._constants[key][1]  # type: ignore[no-any-return]
+
+    def _drop(self, key: int) -> None:
+        self._constants.pop(key, None)
+
+    def root(self, array: Any) -> int:
+        return id(array.buffer) if isinstance(array, DeviceArray) else super().root(array)
+
+    def is_array(self, value: object) -> TypeIs[Array]:
+        return isinstance(value, (np.ndarray, DeviceArray))
+
+    def writable(self, array: Any) -> bool:
+        return not (isinstance(array, DeviceArray) and array.buffer.is_constant)
+
+    # --- crossings ---
+
+    def read(self, array: Any) -> Array:
+        return self.read_all([array])[0]
+
+    def read_all(self, arrays: Sequence[Any]) -> list[Array]:
+        """Copies for the host, with one wait. Raises the error of what a kernel has refused."""
+        flags = self.refusals.flags
+        here = [x for x in arrays if isinstance(x, DeviceArray) and x.size]
+        found = self.fetched([*flags, *here])
+        self.refusals.settle(found[: len(flags)])
+        values = iter(found[len(flags) :])
+        return [
+            np.array(x)
+            if not isinstance(x, DeviceArray)
+            else next(values)
+            if x.size
+            else np.empty(x.shape, x.dtype)
+            for x in arrays
+        ]
+
+    def fetched(self, arrays: Sequence[Any]) -> list[Array]:
+        """Copies of arrays of the device, without a look at what kernels have refused."""
+        made = [np.empty(x.shape, x.dtype) for x in arrays]
+        if made:
+            wanted = [
+                (values, x.buffer.raw, x.offset) for values, x in zip(made, arrays, strict=True)
+            ]
+            with self:
+                self._wait("read", lambda: self.driver.fetch(wanted))
+            self.counts.fetched += len(made)
+            self.counts.fetched_bytes += sum([values.nbytes for values in made])
+        return made
+
+    def write(self, array: Any, values: Any) -> None:
+        """Copy values of the host, or of the device. What is pinned must stay as it is until
+        `wait_for_copy`."""
+        if not array.size:
+            return
+        with self:
+            if isinstance(values, DeviceArray):
+                self.driver.copy(
+                    array.buffer.raw, array.offset, values.buffer.raw, values.offset, array.nbytes
+                )
+                return
+            self.counts.sent += 1
+            self.counts.sent_bytes += array.nbytes
+            if self.is_pinned(values):
+                self._send_beside(array, values)
+            else:
+                packed = np.empty(array.shape, array.dtype)
+                np.copyto(packed, np.asarray(values))
+                self.driver.send(array.buffer.raw, array.offset, packed)
+
+    def _send_beside(self, array: DeviceArray, values: Array) -> None:
+        """Copy pinned memory between those who use the tensor before and those who do after."""
+        with self.lock:
+            place = array.address
+            after = self._unused.pop(place, None) or self.driver.event()
+            raw = array.buffer.raw
+            self._sent[place] = self.driver.send_beside(raw, array.offset, values, after)
+
+    def forget(self, memory: Any) -> None:
+        """What comes to lie in that place has been sent nowhere."""
+        first = memory.address
+        with self.lock:
+            for events in (self._sent, self._unused):
+                for place in list(events):
+                    if first <= place < first + max(memory.nbytes, 1):
+                        events.pop(place, None)
+
+    def wait_for_copy(self, array: Any) -> None:
+        """Wait until the pinned memory that was last written to the tensor may change. The next
+        write to the tensor waits for what uses it now, and for nothing that comes later."""
+        with self:
+            with self.lock:
+                sent = self._sent.pop(array.address, None)
+            if sent is not None:
+                self.driver.wait_for(sent)
+            with self.lock:
+                self._unused[array.address] = self.driver.event()
+
+    def pinned_zeros(self, nbytes: int) -> Array:
+        """A u8 array of zeros in pinned memory of the host."""
+        with self:
+            memory = self.driver.pinned(nbytes)
+        memory[:] = 0
+        key = id(root(memory))
+        self._pinned.add(key)
+        weakref.finalize(root(memory), self._pinned.discard, key)
+        return memory
+
+    def is_pinned(self, array: object) -> bool:
+        """Whether the array lies in `pinned_zeros`."""
+        return isinstance(array, np.ndarray) and id(root(array)) in self._pinned
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given."""
+        with self:
+            self._wait("synchronize", self.driver.finish)
+        self.refusals.settle(self.fetched(self.refusals.flags))
+
+    def _wait(self, why: str, work: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        work()
+        self.counts.waits += 1
+        for told in on_wait.copy():
+            told(self.name, why, began)

@@ -1,0 +1,325 @@
+"""Kernels that put elements elsewhere, or make them of nothing: one text for all of `move`'s ops.
+
+An op is made of windows: regular parts of a tensor, each given by lengths, and by a first element
+and steps in both tensors. What only moves is moved as integers of the elements' size.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.ops.half import cast
+from mlvm.core.rules import normalize_axes, normalize_axis
+from mlvm.core.types import DType, Shape, TensorType
+from mlvm.machines.gpu.elementwise import GROUP, packed
+from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, kernel, source
+
+_MOST_AXES: Final = 6
+_RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
+
+
+class Window(NamedTuple):
+    """Elements of a packed tensor: the first one's number, and the step along each axis."""
+
+    first: int
+    steps: tuple[int, ...]
+
+
+def whole(shape: Sequence[int], first: int = 0) -> Window:
+    return Window(first, tuple(packed(shape)))
+
+
+def part(shape: Shape, start: Sequence[int], step: Sequence[int]) -> Window:
+    """What `slice` would read of a tensor of that shape."""
+    steps = packed(shape)
+    first = sum(a * b for a, b in zip(start, steps, strict=True))
+    return Window(first, tuple([a * b for a, b in zip(step, steps, strict=True)]))
+
+
+def broadcast(shape: Shape, to: Shape) -> Window:
+    """A tensor of a shape, as one of another that it broadcasts to."""
+    steps = [0 if n == 1 else step for n, step in zip(shape, packed(shape), strict=True)]
+    return Window(0, (*[0] * (len(to) - len(shape)), *steps))
+
+
+def move(
+    lengths: Sequence[int],
+    out: Window,
+    x: Window,
+    dtype: DType,
+    to: DType | None = None,
+    args: tuple[Argument, Argument] = (0, 1),
+    add: bool = False,
+) -> list[Call]:
+    """The calls that move so many elements from a window of `args[1]` to one of `args[0]`."""
+    axes = _joined(list(zip(lengths, out.steps, x.steps, strict=True)))
+    first, start = out.first, x.first
+    moved = to is None or (to is dtype and not add)
+    if moved and dtype.itemsize == 16:  # as two integers
+        axes = [(2, 1, 1), *[(n, 2 * o, 2 * s) for n, o, s in axes]]
+        first, start = 2 * first, 2 * start
+    total = math.prod([n for n, _, _ in axes])
+    if not total:
+        return []
+    if len(axes) > _MOST_AXES:  # one call for each place of the outermost
+        n, o, s = axes[-1]
+        inner = [*zip(*axes[:-1], strict=True)]
+        return [
+            call
+            for i in range(n)
+            for call in move(
+                inner[0],
+                Window(out.first + i * o, inner[1]),
+                Window(x.first + i * s, inner[2]),
+                DType.named(_RAW[dtype.itemsize]) if moved else dtype,
+                None if moved else to,
+                args,
+                add,
+            )
+        ]
+    names = dict.fromkeys(("DT", "TO"), _RAW[dtype.itemsize])
+    if not moved:
+        names = {"DT": dtype.name, "TO": (to or dtype).name}
+    text = source(
+        "moves.h",
+        **names,
+        INDEX="u32" if total < 1 << 32 else "i64",
+        **({"ADD": 1} if add else {}),
+    )
+    rest = [(1, 0, 0)] * (_MOST_AXES - len(axes))
+    scalars = [total, first, start, *itertools.chain(*axes, *rest)]
+    given = (*args, *map(np.int64, scalars))
+    return [Call(text, "move", (total,), (GROUP,), given)]
+
+
+def _joined(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+    """The axes, the innermost first, those of length 1 left out and neighbours joined where that
+    makes no difference."""
+    found: list[tuple[int, int, int]] = []
+    for n, o, s in reversed(axes):
+        if n == 1:
+            continue
+        if found:
+            m, p, t = found[-1]
+            if (p * m, t * m) == (o, s):
+                found[-1] = m * n, p, t
+                continue
+        found.append((n, o, s))
+    return found or [(math.prod([n for n, _, _ in axes]), 1, 1)]
+
+
+def begin_as(x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
+    """Have the result begin as an operand, unless it is that: the launcher leaves the call out
+    where both lie in one place."""
+    calls = move((x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype, args=args)
+    return [call._replace(begins=True) for call in calls]
+
+
+def fill(out: TensorType, value: float | complex, argument: Argument = 0) -> list[Call]:
+    """All elements are that value."""
+    one = _bits(out, value)
+    count = out.nbytes // one.itemsize
+    return [_created("fill", one.dtype, count, (argument, np.int64(count), one))]
+
+
+def _bits(out: TensorType, value: float | complex) -> np.generic:
+    """An element of that value, as an integer of its size. Of 16 bytes it is 0."""
+    bits = cast(np.asarray(value), out.dtype).reshape(1).view(np.uint8)
+    found: np.generic = bits[:8].view(DType.named(_RAW[out.dtype.itemsize]).numpy)[0]
+    return found
+
+
+def _created(entry: str, dtype: np.dtype[Any], count: int, args: tuple[Argument, ...]) -> Call:
+    text = source("creation.h", DT=DType.of(dtype).name)
+    return Call(text, entry, (count,), (GROUP,), args)
+
+
+# --- shapes and axes -----------------------------------------------------------------
+
+
+@kernel("reshape")
+def _reshape(device: Facts, types: Types, *, shape: Shape) -> Calls:
+    _, x = types
+    return move((x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype)
+
+
+@kernel("permute_dims")
+def _permute_dims(device: Facts, types: Types, *, axes: tuple[int, ...]) -> Calls:
+    out, x = types
+    steps = packed(x.shape)
+    taken = [steps[i] for i in normalize_axes(axes, x.ndim)]
+    return move(out.shape, whole(out.shape), Window(0, tuple(taken)), x.dtype)
+
+
+@kernel("concat")
+def _concat(device: Facts, types: Types, *, axis: int) -> Calls:
+    out, *xs = types
+    if any(not device.has(x.dtype) for x in types if x.dtype is not out.dtype) or (
+        out.dtype.kind == "complex" and any(x.dtype is not out.dtype for x in xs)
+    ):
+        return None
+    axis = normalize_axis(axis, out.ndim)
+    at, calls = 0, []
+    for i, x in enumerate(xs, 1):
+        start = [at if d == axis else 0 for d in range(out.ndim)]
+        place = part(out.shape, start, (1,) * out.ndim)
+        calls += move(x.shape, place, whole(x.shape), x.dtype, out.dtype, (0, i))
+        at += x.shape[axis]
+    return calls
+
+
+# --- windows -------------------------------------------------------------------------
+
+
+@kernel("flip")
+def _flip(device: Facts, types: Types, *, axis: int | tuple[int, ...] | None) -> Calls:
+    out, x = types
+    turned = normalize_axes(axis, x.ndim)
+    start = [x.shape[d] - 1 if d in turned else 0 for d in range(x.ndim)]
+    step = [-1 if d in turned else 1 for d in range(x.ndim)]
+    return move(x.shape, whole(out.shape), part(x.shape, start, step), x.dtype)
+
+
+@kernel("roll")
+def _roll(
+    device: Facts,
+    types: Types,
+    *,
+    shift: int | tuple[int, ...],
+    axis: int | tuple[int, ...] | None,
+) -> Calls:
+    """Along each axis two parts, which change places."""
+    _, x = types
+    shape = x.shape if axis is not None else (x.size,)
+    axes = normalize_axes(axis, x.ndim) if axis is not None else (0,)
+    given = axis if isinstance(axis, tuple) else (axis or 0,)
+    by = [0] * len(shape)
+    for i, d in enumerate(given if axis is not None else axes):
+        by[normalize_axis(d, max(len(shape), 1))] += shift[i] if isinstance(shift, tuple) else shift
+    pieces = []
+    for n, k in zip(shape, by, strict=True):
+        k %= n
+        pieces.append([(k, 0, n - k), *([(0, n - k, k)] if k else [])])  # to, from, how many
+    ones = (1,) * len(shape)
+    return [
+        call
+        for piece in itertools.product(*pieces)
+        for call in move(
+            [n for _, _, n in piece],
+            part(shape, [to for to, _, _ in piece], ones),
+            part(shape, [start for _, start, _ in piece], ones),
+            x.dtype,
+        )
+    ]
+
+
+@kernel("pad")
+def _pad(
+    device: Facts, types: Types, *, widths: tuple[tuple[int, int], ...], value: float
+) -> Calls:
+    out, x = types
+    if out.dtype.itemsize == 16 and value:
+        return None
+    place = part(out.shape, [before for before, _ in widths], (1,) * out.ndim)
+    return [*fill(out, value), *move(x.shape, place, whole(x.shape), x.dtype)]
+
+
+@kernel("slice")
+def _slice(device: Facts, types: Types, *, start: Shape, length: Shape, step: Shape) -> Calls:
+    out, x = types
+    return move(length, whole(out.shape), part(x.shape, start, step), x.dtype)
+
+
+@kernel("embed")
+def _embed(device: Facts, types: Types, *, shape: Shape, start: Shape, step: Shape) -> Calls:
+    out, x = types
+    calls = move(x.shape, part(out.shape, start, step), whole(x.shape), x.dtype)
+    return [*fill(out, 0), *calls]
+
+
+@kernel("slice_add")
+def _slice_add(device: Facts, types: Types, *, start: Shape, step: Shape) -> Calls:
+    out, _, updates = types
+    if not device.has(out.dtype):
+        return None
+    place = part(out.shape, start, step)
+    dtype = updates.dtype
+    added = move(updates.shape, place, whole(updates.shape), dtype, out.dtype, (0, 2), add=True)
+    return [*begin_as(out), *added]
+
+
+@kernel("slice_set")
+def _slice_set(device: Facts, types: Types, *, start: Shape, length: Shape, step: Shape) -> Calls:
+    out, _, values = types
+    place = part(out.shape, start, step)
+    given = broadcast(values.shape, length)
+    return [*begin_as(out), *move(length, place, given, out.dtype, args=(0, 2))]
+
+
+@kernel("gather_lanes")
+def _gather_lanes(device: Facts, types: Types, *, axis_name: str, size: int) -> Calls:
+    out, x, _ = types
+    return move(out.shape, whole(out.shape), broadcast(x.shape, out.shape), x.dtype)
+
+
+# --- triangles, creation -------------------------------------------------------------
+
+
+def _triangle(types: Types, sign: int, k: int) -> Calls:
+    out, x = types
+    raw = DType.named(_RAW[x.dtype.itemsize]).numpy
+    parts = x.dtype.itemsize // raw.itemsize
+    rows, columns = x.shape[-2:]
+    k = max(-rows - columns, min(k, rows + columns))
+    count = out.size * parts
+    numbers = map(np.int64, (count, rows, columns, sign, k, parts))
+    return [_created("triangle", raw, count, (0, 1, *numbers))]
+
+
+@kernel("tril")
+def _tril(device: Facts, types: Types, *, k: int) -> Calls:
+    return _triangle(types, 1, k)
+
+
+@kernel("triu")
+def _triu(device: Facts, types: Types, *, k: int) -> Calls:
+    return _triangle(types, -1, -k)
+
+
+@kernel("full")
+def _full(device: Facts, types: Types, *, shape: Shape) -> Calls:
+    out, value = types
+    return move(out.shape, whole(out.shape), broadcast((), out.shape), value.dtype)
+
+
+@kernel("zeros")
+def _zeros(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
+    return fill(types[0], 0)
+
+
+@kernel("eye")
+def _eye(device: Facts, types: Types, *, rows: int, columns: int, k: int, dtype: str) -> Calls:
+    [out] = types
+    if out.dtype.itemsize == 16:
+        return None
+    one = _bits(out, 1)
+    numbers = map(np.int64, (out.size, columns, max(-rows, min(k, columns))))
+    return [_created("eye", one.dtype, out.size, (0, *numbers, one))]
+
+
+@kernel("arange")
+def _arange(
+    device: Facts, types: Types, *, start: float, stop: float, step: float, dtype: str
+) -> Calls:
+    """Of integers; that of floats is made on the host, in f64."""
+    [out] = types
+    if not out.dtype.is_integer:
+        return None
+    first, by = [np.uint64(int(each) % 2**64) for each in (start, step)]
+    args = (0, np.int64(out.size), first, by)
+    return [_created("arange", out.dtype.numpy, out.size, args)]

@@ -1,0 +1,190 @@
+"""Functions of rows, and windows of images."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mlvm.core.ops.neural import Padding, Pair
+from mlvm.core.types import DType, Shape
+from mlvm.machines.gpu.dtypes import around, computed, runs, scalar
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
+from mlvm.machines.gpu.reductions import GROUP, adding, fold
+
+_SHORT = 64  # elements of a row that one item goes through
+
+
+def _rows(
+    device: Facts, types: Types, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
+) -> Calls:
+    """One launch over the rows along `axis` of the first operand."""
+    if not runs(device, types):
+        return None
+    x = types[1]
+    return [_over_rows(device, x.shape, x.dtype.name, axis, entry, args, **defines)]
+
+
+def _over_rows(
+    device: Facts,
+    shape: Shape,
+    dtype: str,
+    axis: int,
+    entry: str,
+    args: tuple[Any, ...],
+    **defines: str | int,
+) -> Call:
+    before, length, behind = around(shape, axis)
+    lanes = GROUP if behind == 1 and length > _SHORT and not device.is_cpu else 1
+    text = source(
+        "rows.c",
+        T=dtype,
+        A=computed(DType.named(dtype)).name,
+        LANES=lanes,
+        SIDE=16 if device.is_cpu and behind == 1 and length >= 16 else 1,
+        **defines,
+    )
+    numbers = [np.int64(n) for n in (before * behind, length, behind)]
+    return Call(text, entry, (before * behind * lanes,), (GROUP,), (*args, *numbers))
+
+
+@kernel("softmax")
+def _softmax(device: Facts, types: Types, *, axis: int) -> Calls:
+    x = types[1]
+    keeps: dict[str, str | int] = {} if x.dtype.is_half else {"KEEPS": 1}
+    return _rows(device, types, axis, "softmax", (0, 1), **keeps)
+
+
+@kernel("log_softmax")
+def _log_softmax(device: Facts, types: Types, *, axis: int) -> Calls:
+    return _rows(device, types, axis, "log_softmax", (0, 1))
+
+
+@kernel("softmax_cross_entropy", judges=2)
+def _softmax_cross_entropy(device: Facts, types: Types) -> Calls:
+    args = (0, 1, 2, REFUSED)
+    return _rows(device, types, -1, "softmax_cross_entropy", args, Y=types[2].dtype.name)
+
+
+@kernel("softmax_cross_entropy_vjp", judges=3)
+def _softmax_cross_entropy_vjp(device: Facts, types: Types) -> Calls:
+    if not runs(device, types):
+        return None
+    x, labels = types[2:]
+    args = (0, 1, 2, 3, REFUSED)
+    name = "softmax_cross_entropy_vjp"
+    return [_over_rows(device, x.shape, x.dtype.name, -1, name, args, Y=labels.dtype.name)]
+
+
+@kernel("layer_norm")
+def _layer_norm(device: Facts, types: Types, *, eps: float) -> Calls:
+    return _rows(device, types, -1, "layer_norm", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
+
+
+@kernel("layer_norm_normalize")
+def _layer_norm_normalize(device: Facts, types: Types, *, eps: float) -> Calls:
+    args = (0, 1, scalar(types[1].dtype, eps))
+    return _rows(device, types, -1, "layer_norm_normalize", args)
+
+
+@kernel("layer_norm_vjp")
+def _layer_norm_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
+    return _rows(device, types, -1, "layer_norm_vjp", (0, 1, 2, 3, scalar(types[1].dtype, eps)))
+
+
+@kernel("layer_norm_scale_vjp")
+def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
+    """The statistics of each row, then sums over pieces of the rows, which a reduction adds up."""
+    if not runs(device, types):
+        return None
+    out, _, x = types
+    dtype, length = computed(x.dtype), x.shape[-1]
+    rows = x.size // max(length, 1)
+    piece = max(-(-rows // 256), 32)
+    pieces = max(-(-rows // piece), 1)
+    statistics = Scratch("statistics", 2 * rows * dtype.itemsize)
+    sums = Scratch("sums", pieces * length * dtype.itemsize)
+    name, wide = x.dtype.name, dtype.name
+    args = (statistics, 2, scalar(x.dtype, eps))
+    calls = [_over_rows(device, x.shape, name, -1, "row_statistics", args)] if rows else []
+    numbers = [np.int64(n) for n in (rows, length, piece, pieces)]
+    text = source("rows.c", T=name, LANES=1, A=wide, SIDE=1)
+    items, group = (pieces * length,), (GROUP,)
+    calls.append(Call(text, "scale_gradient", items, group, (sums, 1, 2, statistics, *numbers)))
+    sizes = (1, pieces, length)
+    return [*calls, *fold(device, adding(dtype), (0, out.dtype.name), (sums, wide), sizes)]
+
+
+# --- windows --------------------------------------------------------------------------
+
+
+def _windows(
+    device: Facts,
+    types: Types,
+    entry: str,
+    image: Shape,
+    grid: Shape,
+    window: Shape,
+    stride: Pair,
+    padding: Padding,
+    filler: float = 0,
+) -> Calls:
+    if not runs(device, types):
+        return None
+    out = types[0]
+    sizes = (out.size, *image[1:], *grid, *window, *stride, padding[0][0], padding[1][0])
+    args: tuple[Argument, ...] = (0, 1, scalar(out.dtype, filler), *map(np.int64, sizes))
+    text = source("windows.c", T=out.dtype.name)
+    return [Call(text, entry, (out.size,), (GROUP,), args)]
+
+
+@kernel("patches")
+def _patches(
+    device: Facts,
+    types: Types,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    pad_value: float,
+) -> Calls:
+    out, x = types
+    grid = out.shape[1:3]
+    return _windows(device, types, "patches", x.shape, grid, window, stride, padding, pad_value)
+
+
+@kernel("unpatches")
+def _unpatches(
+    device: Facts, types: Types, *, shape: Shape, stride: Pair, padding: Padding
+) -> Calls:
+    x = types[1].shape
+    return _windows(device, types, "unpatches", shape, x[1:3], x[3:5], stride, padding)
+
+
+@kernel("max_pool2d")
+def _max_pool2d(
+    device: Facts, types: Types, *, window: Pair, stride: Pair, padding: Padding
+) -> Calls:
+    out, x = types
+    grid = out.shape[1:3]
+    return _windows(device, types, "max_pool2d", x.shape, grid, window, stride, padding, -math.inf)
+
+
+@kernel("avg_pool2d")
+def _avg_pool2d(
+    device: Facts, types: Types, *, window: Pair, stride: Pair, padding: Padding
+) -> Calls:
+    out, x = types
+    grid = out.shape[1:3]
+    return _windows(device, types, "avg_pool2d", x.shape, grid, window, stride, padding)

@@ -1,0 +1,236 @@
+"""Devices by OpenCL: `ml.VM(device="opencl:0")`, by the package pyopencl.
+
+A command queue does all in order; a second one copies pinned memory beside it. A kernel's arguments
+are set once, when it is made ready for a place in a program, and each launch of it is one call.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import MachineError
+from mlvm.core.extras import extra
+from mlvm.core.locks import new_lock
+from mlvm.core.types import ALIGNMENT, Array
+from mlvm.machines.gpu.kernels import Facts
+from mlvm.machines.gpu.memory import Lost
+
+_LOST: Final = frozenset(
+    {"DEVICE_NOT_AVAILABLE", "INVALID_COMMAND_QUEUE", "INVALID_CONTEXT", "OUT_OF_RESOURCES"}
+)
+_NO_MEMORY: Final = frozenset(
+    {"MEM_OBJECT_ALLOCATION_FAILURE", "OUT_OF_HOST_MEMORY", "INVALID_BUFFER_SIZE"}
+)
+
+
+def opencl_module() -> Any:
+    """pyopencl. Raises `MissingExtra` where it is not installed."""
+    return extra("pyopencl", "opencl")
+
+
+def found() -> list[tuple[str, Any]]:
+    """The devices by name: `opencl:0` is the first of the first platform, `opencl:0:1` its second.
+    Raises `MissingExtra` without pyopencl, and `MachineError` where no driver is installed."""
+    cl = opencl_module()
+    try:
+        platforms = cl.get_platforms()
+    except cl.Error as error:
+        raise MachineError(f"OpenCL has no driver here: {error}") from None
+    named = []
+    for i, platform in enumerate(platforms):
+        try:
+            devices = platform.get_devices()
+        except cl.Error:  # a driver without a device
+            devices = []
+        for k, device in enumerate(devices):
+            named.append((f"opencl:{i}:{k}" if k else f"opencl:{i}", device))
+    return named
+
+
+class _Shared:
+    """A device's context and compiled sources, which all of a process's VMs on it share."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+        self.context = opencl_module().Context([device])
+        cl = opencl_module()
+        exact = cl.device_fp_config.CORRECTLY_ROUNDED_DIVIDE_SQRT & device.single_fp_config
+        self._options = ["-w", *(["-cl-fp32-correctly-rounded-divide-sqrt"] if exact else [])]
+        self._programs: dict[str, Any] = {}
+        self._lock = new_lock()
+
+    def program(self, text: str) -> Any:
+        with self._lock:
+            if text not in self._programs:
+                program = opencl_module().Program(self.context, text)
+                self._programs[text] = program.build(self._options)
+            return self._programs[text]
+
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        """Compile the sources together, which begin alike: most of the time goes into a program's
+        beginning."""
+        new = [text for text in dict.fromkeys(texts) if text not in self._programs]
+        whole = self.program("".join([prelude, *[text.removeprefix(prelude) for text in new]]))
+        self._programs.update(dict.fromkeys(new, whole))
+
+
+@cache
+def _shared(name: str) -> _Shared:
+    return _Shared(dict(found())[name])
+
+
+class OpenCL:
+    """A device by its OpenCL driver."""
+
+    def __init__(self, name: str) -> None:
+        self._cl = cl = opencl_module()
+        self._shared = shared = _shared(name)
+        device = shared.device
+        self.device = name
+        self.nbytes: int = device.global_mem_size
+        self._most: int = device.max_mem_alloc_size
+        self.facts = Facts(
+            name=device.name.strip(),
+            has_f64="cl_khr_fp64" in device.extensions,
+            is_cpu=bool(device.type & cl.device_type.CPU),
+            units=device.max_compute_units,
+            local_bytes=device.local_mem_size,
+            most_items=device.max_work_group_size,
+        )
+        self._context = shared.context
+        self._queue = cl.CommandQueue(self._context)
+        self._beside = cl.CommandQueue(self._context)
+        self._on_its_way: deque[tuple[Any, Array]] = deque()  # values, till that event
+
+    def typed(self, error: Any) -> Exception | None:
+        if not isinstance(error, self._cl.Error):
+            return None
+        code = self._cl.status_code.to_string(error.code) if hasattr(error, "code") else ""
+        text = " ".join(str(error).split())
+        if code in _NO_MEMORY or isinstance(error, self._cl.MemoryError):
+            return MemoryError(text)
+        if code in _LOST:
+            return Lost(text)
+        return MachineError(f"{self.device}: {text}")
+
+    def alloc(self, nbytes: int) -> Any:
+        if nbytes > self._most:
+            raise MemoryError(f"{self.device} has {self.nbytes:,}, in pieces of {self._most:,}")
+        flags = self._cl.mem_flags.READ_WRITE
+        return self._cl.Buffer(self._context, flags, max(nbytes, 1))
+
+    def zero(self, memory: Any, offset: int, nbytes: int) -> None:
+        byte = np.zeros((), np.uint8)
+        self._cl.enqueue_fill_buffer(self._queue, memory, byte, offset, nbytes)
+
+    def copy(self, memory: Any, offset: int, source: Any, start: int, nbytes: int) -> None:
+        self._cl.enqueue_copy(
+            self._queue,
+            memory,
+            source,
+            dst_offset=offset,
+            src_offset=start,
+            byte_count=nbytes,
+        )
+
+    def send(self, memory: Any, offset: int, values: Array) -> None:
+        event = self._cl.enqueue_copy(
+            self._queue,
+            memory,
+            values,
+            dst_offset=offset,
+            is_blocking=False,
+        )
+        self._keep(event, values)
+
+    def send_beside(self, memory: Any, offset: int, values: Array, after: Any) -> Any:
+        event = self._cl.enqueue_copy(
+            self._beside,
+            memory,
+            values,
+            dst_offset=offset,
+            is_blocking=False,
+            wait_for=[after],
+        )
+        self._beside.flush()
+        self._keep(event, values)
+        self._cl.enqueue_barrier(self._queue, wait_for=[event])
+        return event
+
+    def _keep(self, event: Any, values: Array) -> None:
+        """Keep values until they are copied: an event that goes before would wait for that."""
+        complete = self._cl.command_execution_status.COMPLETE
+        self._on_its_way.append((event, values))
+        while self._on_its_way[0][0].command_execution_status <= complete:
+            self._on_its_way.popleft()
+            if not self._on_its_way:
+                break
+
+    def fetch(self, wanted: Sequence[tuple[Array, Any, int]]) -> None:
+        events = [
+            self._cl.enqueue_copy(
+                self._queue, values, memory, src_offset=offset, is_blocking=i == len(wanted) - 1
+            )
+            for i, (values, memory, offset) in enumerate(wanted)
+        ]
+        del events  # each waits for its own, which is done
+
+    def event(self) -> Any:
+        event = self._cl.enqueue_marker(self._queue)
+        self._queue.flush()
+        return event
+
+    def wait_for(self, event: Any) -> None:
+        event.wait()
+
+    def finish(self) -> None:
+        self._queue.finish()
+
+    def flush(self) -> None:
+        self._queue.flush()
+
+    def pinned(self, nbytes: int) -> Array:
+        cl = self._cl
+        flags = cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR
+        size = nbytes + ALIGNMENT
+        buffer = cl.Buffer(self._context, flags, size)
+        how = cl.map_flags.READ | cl.map_flags.WRITE
+        mapped, _ = cl.enqueue_map_buffer(self._queue, buffer, how, 0, (size,), np.uint8)
+        skip = -mapped.ctypes.data % ALIGNMENT
+        memory: Array = mapped[skip : skip + nbytes]
+        return memory
+
+    def compile(self, prelude: str, texts: Sequence[str]) -> None:
+        self._shared.compile(prelude, texts)
+
+    def ready(
+        self,
+        text: str,
+        entry: str,
+        size: tuple[int, ...],
+        group: tuple[int, ...],
+        args: tuple[Any, ...],
+    ) -> Callable[[], object]:
+        kernel = self._cl.Kernel(self._shared.program(text), entry)
+        kernel.set_scalar_arg_dtypes([x.dtype if isinstance(x, np.generic) else None for x in args])
+        kernel.set_args(*args)
+        whole = tuple([-(-n // by) * by for n, by in zip(size, group, strict=True)])
+        return partial(self._cl.enqueue_nd_range_kernel, self._queue, kernel, whole, group)
+
+
+def listed() -> list[tuple[str, str, int]]:
+    """The devices by name, model and bytes of memory. Raises what `found` raises."""
+    return [
+        (name, f"{device.name.strip()} ({device.platform.name.strip()})", device.global_mem_size)
+        for name, device in found()
+    ]
+
+
+def driver(name: str) -> OpenCL:
+    """The device of that name, which `found` has."""
+    return OpenCL(name)

@@ -1,0 +1,255 @@
+"""What a VM on a device does with an op: it is planned once for its types, made ready once for
+arrays, and launched without a wait.
+
+Scratch memory of ops is shared: what one op leaves there is nothing to the next, as all is done in
+order. What has no kernel on the device runs on the host: its operands are read, which waits, and
+its result is sent. `counts` tells how often, and traces show it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import OutOfMemory
+from mlvm.core.op import OPS, Attributes, Kernel, Op
+from mlvm.core.ops import half
+from mlvm.core.types import ALIGNMENT, Array, TensorType
+from mlvm.machines.gpu import (  # noqa: F401  (their kernels are declared)
+    elementwise,
+    indexing,
+    moves,
+    neural,
+    products,
+    random,
+    reductions,
+    sorting,
+)
+from mlvm.machines.gpu.chains import Judged, OnHost, Step, steps_of, steps_of_chain
+from mlvm.machines.gpu.checks import Note
+from mlvm.machines.gpu.kernels import REFUSED, Argument, Call, Scratch
+from mlvm.machines.gpu.memory import DeviceArray, DeviceMemory
+
+_MOST_PLANS: Final = 4096
+
+Launch: TypeAlias = Callable[[], object]
+
+
+class Plan(NamedTuple):
+    """What is done for types, where in scratch memory its parts lie, and the size of that."""
+
+    steps: list[Step]
+    offsets: dict[str, int]
+    nbytes: int
+
+
+class Ready:
+    """Calls on certain arrays, ready to be launched again and again: that of `launches` which was
+    launched last has number `at`. `keeps` is what must live as long."""
+
+    def __init__(self, launches: list[Launch], notes: list[Note], keeps: Any) -> None:
+        self.launches = launches
+        self.notes = notes
+        self.at = 0
+        self._kernels = sum([not isinstance(each, _HostCall) for each in launches])
+        self._keeps = keeps
+
+    def launch(self, memory: DeviceMemory) -> None:
+        """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
+        with memory:
+            for self.at, launch in enumerate(self.launches):  # noqa: B020
+                launch()
+        memory.counts.launches += self._kernels
+        for note in self.notes:
+            memory.refusals.note(note)
+
+
+class Queue:
+    """The ops of one VM on their way to its device. `host` are the kernels for what has none
+    there."""
+
+    def __init__(self, memory: DeviceMemory, host: Mapping[str, Kernel]) -> None:
+        self.memory = memory
+        self._host = host
+        self._plans: dict[Any, Plan] = {}
+        self._scratch: Any = None
+
+    def kernels(self) -> dict[str, Kernel]:
+        """The kernels by op name, and that of chains."""
+        return {"fused": OfChain(self), **{name: OfOp(self, op) for name, op in OPS.items()}}
+
+    # --- plans ---
+
+    def plan(
+        self, key: Any, arrays: Sequence[Any], steps: Callable[[list[TensorType]], list[Step]]
+    ) -> Plan:
+        """The plan of that key, which says the types, too."""
+        found = self._plans.get(key)
+        if found is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            made = steps([TensorType.of(x) for x in arrays])
+            found = self._plans[key] = Plan(made, *_laid_out(made))
+        return found
+
+    def compile(self, plans: Sequence[Plan]) -> None:
+        """Compile what these need, as far as it can be done together."""
+        calls = [each for plan in plans for each in plan.steps if isinstance(each, Call)]
+        chains = [call.source for call in calls if call.source.startswith(elementwise.prelude())]
+        if len(chains) > 1:
+            with self.memory:
+                self.memory.driver.compile(elementwise.prelude(), chains)
+
+    def scratch(self, nbytes: int) -> Any:
+        """Memory of so many bytes at least, which all ops share."""
+        if self._scratch is None or self._scratch.size < nbytes:
+            wanted = max(nbytes, 2 * self._scratch.size if self._scratch is not None else 1 << 16)
+            try:
+                self._scratch = self.memory.empty(wanted)
+            except MemoryError as error:
+                raise OutOfMemory(f"{wanted:,} bytes of scratch memory: {error}") from None
+        return self._scratch
+
+    def ready(self, plan: Plan, arrays: Sequence[Any]) -> Ready:
+        """The plan on these arrays."""
+        steps, offsets, size = plan
+        scratch: Any = self.scratch(size) if size else None
+
+        def place(x: Argument, type: TensorType | None = None) -> Any:
+            if isinstance(x, int):
+                return arrays[x]
+            assert isinstance(x, Scratch)
+            at = offsets[x.name]
+            part = scratch[at : at + x.nbytes]
+            return part if type is None else part.view(type.dtype.numpy).reshape(type.shape)
+
+        launches: list[Launch] = []
+        notes: list[Note] = []
+        for step in steps:
+            if isinstance(step, OnHost):
+                given = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
+                launches.append(_HostCall(self, step, given))
+                continue
+            flag = None
+            call = step
+            if isinstance(step, Judged):
+                call = step.call
+                slot, flag = self.memory.refusals.take()
+                judged = place(step.args[step.judges], step.types[step.judges])
+                note = Note(step.op, step.attributes, step.types, judged, step.judges, slot)
+                weakref.finalize(note, self.memory.refusals.give_back, slot)
+                notes.append(note)
+            assert isinstance(call, Call)
+            launch = self._launch(call, place, flag)
+            if launch is not None:
+                launches.append(launch)
+        return Ready(launches, notes, (list(arrays), scratch))
+
+    def _launch(self, call: Call, place: Callable[[Any], Any], flag: Any) -> Launch | None:
+        args: list[Any] = []
+        tensors: list[DeviceArray] = []
+        for x in call.args:
+            if isinstance(x, np.generic):
+                args.append(x)
+                continue
+            array = flag if x is REFUSED else place(x)
+            tensors.append(array)
+            args += [array.buffer.raw, np.int64(array.offset)]
+        if call.begins and tensors[0].address == tensors[1].address:
+            return None
+        with self.memory:
+            return self.memory.driver.ready(
+                call.source, call.entry, call.size, call.group, tuple(args)
+            )
+
+    # --- launches ---
+
+    def on_host(self, step: OnHost, arrays: Sequence[Any]) -> None:
+        """Run the op's kernel on the host, on copies, and send the result."""
+        made = np.empty(arrays[0].shape, arrays[0].dtype)
+        self._call_host(step.op, made, self.memory.read_all(arrays[1:]), step.attributes)
+        self.memory.write(arrays[0], made)
+
+    def dynamic(self, op: Op, arrays: Sequence[Any], attributes: Attributes) -> Array:
+        """What an op makes of which only running tells the type, on the host."""
+        return self._call_host(op, None, self.memory.read_all(arrays), attributes)  # type: ignore[no-any-return]
+
+    def _call_host(
+        self, op: Op, out: Array | None, operands: list[Array], attributes: Attributes
+    ) -> Any:
+        self.memory.counts.host_ops += 1
+        arrays = operands if out is None else [out, *operands]
+        kernel = self._host.get(op.name, op.kernel)
+        with np.errstate(all="ignore"):
+            return half.suited(op, kernel, arrays)(*arrays, **attributes)
+
+
+class _HostCall:
+    """An op on the host, among launches."""
+
+    def __init__(self, queue: Queue, step: OnHost, arrays: list[Any]) -> None:
+        self._queue, self._step, self._arrays = queue, step, arrays
+
+    def __call__(self) -> None:
+        self._queue.on_host(self._step, self._arrays)
+
+
+class OfOp:
+    """An op's kernel: it launches what the op is on a device."""
+
+    takes_halves = True
+
+    def __init__(self, queue: Queue, op: Op) -> None:
+        self._queue, self._op = queue, op
+
+    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
+        queue, op = self._queue, self._op
+        key = op.name, tuple([(x.dtype, x.shape) for x in arrays]), repr(dict(attributes))
+
+        def steps(types: list[TensorType]) -> list[Step]:
+            return steps_of(queue.memory.driver.facts, op, types, attributes, range(len(types)))
+
+        return queue.plan(key, arrays, steps)
+
+    def __call__(self, *arrays: Any, **attributes: Any) -> Any:
+        if self._op.dynamic:
+            return self._queue.dynamic(self._op, arrays, attributes)
+        self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
+        return None
+
+
+class OfChain:
+    """The kernel of chains."""
+
+    takes_halves = True
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def plan(self, arrays: Sequence[Any], attributes: Attributes) -> Plan:
+        queue, chain = self._queue, attributes["chain"]
+        key = repr(chain.attributes()), tuple([(x.dtype, x.shape) for x in arrays])
+
+        def steps(types: list[TensorType]) -> list[Step]:
+            return steps_of_chain(queue.memory.driver.facts, chain, types)
+
+        return queue.plan(key, arrays, steps)
+
+    def __call__(self, *arrays: Any, **attributes: Any) -> None:
+        self._queue.ready(self.plan(arrays, attributes), arrays).launch(self._queue.memory)
+
+
+def _laid_out(steps: Sequence[Step]) -> tuple[dict[str, int], int]:
+    """Where in scratch memory each part lies, and how much there is."""
+    offsets: dict[str, int] = {}
+    size = 0
+    for step in steps:
+        args = step.call.args + step.args if isinstance(step, Judged) else step.args
+        for x in args:
+            if isinstance(x, Scratch) and x.name not in offsets:
+                offsets[x.name] = size
+                size += -(-max(x.nbytes, 1) // ALIGNMENT) * ALIGNMENT
+    return offsets, size

@@ -1,0 +1,167 @@
+"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its words
+to numbers. The generator is a function of a key and a counter: all blocks are made at once."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.ops.random import SPLIT
+from mlvm.core.types import Shape, f64, i64
+from mlvm.machines.gpu.dtypes import runs, scalar
+from mlvm.machines.gpu.kernels import (
+    REFUSED,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
+from mlvm.machines.gpu.reductions import GROUP, running
+
+
+def _call(text: str, entry: str, args: tuple[Argument, ...], total: int, each: int) -> Call:
+    """Of a kernel whose items make so many values each. The total stands where args has None."""
+    return Call(text, entry, (-(-total // each),), (GROUP,), args)
+
+
+def _words(to: Argument, key: int, count: int, purpose: int = 0) -> Call:
+    args = (to, key, np.int64(count), np.uint64(purpose))
+    return _call(source("random.c"), "words", args, count, 4)
+
+
+@kernel("split_key")
+def _split_key(device: Facts, types: Types, *, n: int) -> Calls:
+    return [_words(0, 1, 2 * n, SPLIT)]
+
+
+@kernel("fold_in")
+def _fold_in(device: Facts, types: Types) -> Calls:
+    text = source("random.c", DATA=types[2].dtype.name)
+    return [Call(text, "fold_in", (1,), (1,), (0, 1, 2))]
+
+
+@kernel("uniform")
+def _uniform(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
+    if not runs(device, types):
+        return None
+    out = types[0]
+    text = source("random.c", T=dtype, **({"WIDE": 1} if out.dtype is f64 else {}))
+    each = 4 if out.dtype is f64 else 8
+    return [_call(text, "uniform", (0, 1, np.int64(out.size)), out.size, each)]
+
+
+@kernel("dropout")
+def _dropout(device: Facts, types: Types, *, rate: float) -> Calls:
+    if not runs(device, types):
+        return None
+    out = types[0]
+    args = (0, 1, 2, np.int64(out.size), scalar(out.dtype, 1 / (1 - rate)), np.float32(rate))
+    return [_call(source("random.c", T=out.dtype.name), "dropout", args, out.size, 8)]
+
+
+@kernel("bernoulli", judges=2)
+def _bernoulli(device: Facts, types: Types, *, shape: Shape) -> Calls:
+    """p is one value, or lies whole along some axes that follow each other."""
+    out, _, p = types
+    wide = (1,) * (out.ndim - p.ndim) + p.shape
+    axes = [i for i, length in enumerate(wide) if length > 1]
+    first, end = (axes[0], axes[-1] + 1) if axes else (0, 0)
+    if not device.has_f64 or wide[first:end] != out.shape[first:end]:
+        return None
+    length, behind = math.prod(wide[first:end]), math.prod(out.shape[end:])
+    text = source("random.c", T=p.dtype.name, WIDE=1)
+    args = (0, 1, 2, REFUSED, np.int64(out.size), np.int64(length), np.int64(behind))
+    return [_call(text, "bernoulli", args, out.size, 4)]
+
+
+@kernel("randint")
+def _randint(
+    device: Facts, types: Types, *, low: int, high: int, shape: Shape, dtype: str
+) -> Calls:
+    """A draw is refused for some words. So many more are drawn that they do not suffice with a
+    probability below 1e-30."""
+    out = types[0]
+    count, span, itemsize = out.size, high - low, out.dtype.itemsize
+    bits = 8 * itemsize if itemsize < 8 else 32 if span <= 2**32 else 64
+    refused = (2**bits - span) % span
+    part = refused / 2**bits
+    drawn = math.ceil((count + 12 * math.sqrt(count * part)) / (1 - part))
+    drawn = drawn + 128 if refused else count
+    text = source("random.c", BITS=bits, OUT=dtype)
+    to: Argument = Scratch("drawn", drawn * itemsize) if refused else 0
+    taken: Argument = Scratch("taken", 8 * drawn) if refused else 0  # is not written otherwise
+    numbers = np.int64(drawn), *[np.uint64(n % 2**64) for n in (low, span, refused)]
+    calls = [_call(text, "integers", (to, taken, 1, *numbers), drawn, 256 // bits)]
+    if refused:
+        ranks = Scratch("ranks", 8 * drawn)
+        calls += running(device, i64, (ranks, "i64"), (taken, "i64"), (1, drawn, 1))
+        args = (0, to, ranks, np.int64(drawn), np.int64(count))
+        calls.append(_call(text, "gather_taken", args, drawn, 1))
+    return calls
+
+
+# --- standard normal values -----------------------------------------------------------
+
+_LAYERS: Final = 256
+_EDGE: Final = 3.6541528853610088  # where the tail begins
+_AREA: Final = 0.004928673233974655  # of each layer, and of the tail
+
+
+@cache
+def _ziggurat() -> str:
+    """The tables, as C: the widths of the layers by 2^23 (the first is the tail's), how many of the
+    2^23 steps lie inside of the next layer, and the density at each edge (Marsaglia and Tsang,
+    Journal of Statistical Software 5, 2000)."""
+    x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
+    x[-1], density[-1] = _EDGE, math.exp(-0.5 * _EDGE**2)
+    for i in range(_LAYERS - 2, 0, -1):
+        density[i] = _AREA / x[i + 1] + density[i + 1]
+        x[i] = math.sqrt(-2 * math.log(density[i]))
+    x[0] = _AREA / density[-1]
+    steps = [_EDGE / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
+    inside = [int(step * 2**23) for step in steps]
+    tables = {"widths": [width / 2**23 for width in x], "inside": inside, "density": density}
+    return " ".join(
+        f"TABLE f32 {name}[{_LAYERS}] = {{{', '.join(map(_literal, values))}}};"
+        for name, values in tables.items()
+    )
+
+
+def _literal(value: float) -> str:
+    return f"{float(np.float32(value))!r}f"
+
+
+@kernel("normal")
+def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
+    """A value takes one word in 98 of 100 cases, and more where one is refused, so that a value
+    begins where the one before it ended. Therefore everything is computed as if a value began at
+    every word; then the words at which values do begin are found by doubling how many are known.
+    3 % more words than values are drawn, where 2.2 % are needed. f64 has tables that could not be
+    computed again: it is drawn on the host."""
+    out, count = types[0], types[0].size
+    size = count + count // 32 + 256
+    if out.dtype is f64 or not device.has_f64 or size >= 2**31:
+        return None
+    text = source("random.c", NORMAL=_ziggurat(), OUT=dtype)
+    stream = Scratch("stream", 8 * (size // 2 + 4))
+    values, jumps = Scratch("values", 4 * size), [Scratch(f"jumps{i}", 4 * size) for i in (0, 1)]
+    rounds = max(count - 1, 0).bit_length()
+    starts = Scratch("starts", 4 << rounds)
+    total = np.int64(size)
+    calls = [
+        _words(stream, 1, size // 2 + 4),
+        _call(text, "normals", (values, jumps[0], stream, total), size, 1),
+        _call(source("indexing.c", T="u8"), "fill_i32", (starts, np.int64(1), np.int32(0)), 1, 1),
+    ]
+    for i in range(rounds):
+        args = (starts, jumps[(i + 1) % 2], jumps[i % 2], total, np.int64(1 << i))
+        calls.append(_call(text, "jump", args, size, 1))
+    args = (0, values, starts, np.int64(count))
+    return [*calls, _call(text, "gather_values", args, count, 1)]

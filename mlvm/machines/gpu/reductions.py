@@ -1,0 +1,362 @@
+"""Reductions, by trees whose form the shapes decide, and running sums."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.rules import Axis, normalize_axes
+from mlvm.core.types import DType, TensorType, f64
+from mlvm.machines.gpu.dtypes import around, computed, extremes, nbytes, runs, scalar
+from mlvm.machines.gpu.kernels import (
+    KERNELS,
+    Argument,
+    Call,
+    Calls,
+    Facts,
+    Scratch,
+    Types,
+    kernel,
+    source,
+)
+
+GROUP: Final = 64
+_PIECE: Final = 8192  # elements of a row that a group adds up
+_FEW: Final = 256  # elements that an item adds up; those of more take several steps
+_STEP: Final = 128
+_CHOICE: Final = 16  # bytes of a value with its place
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A reduction in C: how an element is mapped, two are combined, and the last is finished.
+
+    `of` is the dtype that it computes in; "choice" a value with its place. `defines` are what else
+    the text needs."""
+
+    initial: str
+    combine: str
+    of: str
+    map: str = "(v)"
+    finish: str = "(a)"
+    defines: tuple[tuple[str, str], ...] = ()
+
+    def text(self, x: str, out: str, wide: int, divisor: str) -> str:
+        return source(
+            "reduction.c",
+            X=x,
+            T=out,
+            A=self.of,
+            D=divisor,
+            WIDE=wide,
+            INITIAL=self.initial,
+            **{"MAP(v, i)": self.map, "COMBINE(a, b)": self.combine, "FINISH(a)": self.finish},
+            **dict(self.defines),
+        )
+
+
+def fold(
+    device: Facts,
+    how: Fold,
+    out: tuple[Argument, str],
+    x: tuple[Argument, str],
+    sizes: tuple[int, int, int],
+    *,
+    centre: tuple[Argument, ...] = (),
+    divisor: Any = None,
+    scratch: str = "pieces",
+) -> list[Call]:
+    """The calls that fold the middle one of three axes. `out` and `x` are where elements lie and
+    the names of their dtypes; `centre` is what `MAP` of a centred fold takes."""
+    before, length, behind = sizes
+    divisor = np.int64(0) if divisor is None else divisor
+    in_rows = behind == 1 and length > GROUP
+    most, piece = (_PIECE, _PIECE) if in_rows else (_FEW, _STEP)
+    piece = max(length, 1) if length <= most else piece
+    pieces = max(-(-length // piece), 1)
+    first, last = how, pieces == 1
+    if not last:
+        first = replace(how, finish="(a)")
+    item = _CHOICE if how.of == "choice" else DType.named(how.of).itemsize
+    to = out if last else (Scratch(scratch, before * pieces * behind * item), how.of)
+    wide = 16 if device.is_cpu and behind >= 16 and not in_rows else 1
+    items = before * pieces * (GROUP if in_rows else -(-behind // wide))
+    text = first.text(x[1], to[1], wide, _name(divisor))
+    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
+    call = Call(
+        text,
+        "rows" if in_rows else "columns",
+        (items,),
+        (GROUP,),
+        (to[0], x[0], *centre, *numbers, divisor),
+    )
+    if last:
+        return [call]
+    rest = replace(how, map="(v)")
+    again = fold(
+        device,
+        rest,
+        out,
+        to,
+        (before, pieces, behind),
+        centre=centre,
+        divisor=divisor,
+        scratch=scratch + "+",
+    )
+    return [call, *again]
+
+
+def _name(value: Any) -> str:
+    return DType.of(value.dtype).name
+
+
+def reduced(x: TensorType, axis: Axis) -> tuple[int, int, int] | None:
+    """The sizes of three axes of which the middle one is reduced; None where the reduced axes do
+    not lie side by side."""
+    axes = [i for i in normalize_axes(axis, x.ndim) if x.shape[i] != 1]
+    if not axes:
+        return x.size, 1, 1
+    first, last = min(axes), max(axes)
+    if any(i not in axes and x.shape[i] != 1 for i in range(first, last)):
+        return None
+    return around(
+        (*x.shape[:first], math.prod(x.shape[first : last + 1]), *x.shape[last + 1 :]), first
+    )
+
+
+def side_by_side(
+    device: Facts, x: TensorType, axis: Axis
+) -> tuple[list[Call], Argument, tuple[int, int, int]] | None:
+    """Calls that bring the reduced axes side by side, where x lies then, and the three sizes."""
+    sizes = reduced(x, axis)
+    if sizes is not None:
+        return [], 1, sizes
+    axes = sorted(normalize_axes(axis, x.ndim))
+    order = [*[i for i in range(x.ndim) if i not in axes], *axes]
+    moved = x.with_shape([x.shape[i] for i in order])
+    made = KERNELS["permute_dims"].make(device, (moved, x), axes=tuple(order))
+    if made is None:
+        return None
+    there = Scratch("moved", x.size * x.dtype.itemsize)
+    calls = [
+        call._replace(
+            args=tuple([there if isinstance(a, int) and a == 0 else a for a in call.args])
+        )
+        for call in made
+    ]
+    length = math.prod(x.shape[i] for i in axes)
+    return calls, there, (x.size // max(length, 1), length, 1)
+
+
+def _fold_axes(device: Facts, types: Types, axis: Axis, how: Fold, divisor: Any = None) -> Calls:
+    out, x = types
+    if x.size == 0:  # the kept axes have elements: the result is what a fold of nothing is
+        sizes = (out.size, 0, 1)
+        return fold(device, how, (0, out.dtype.name), (1, x.dtype.name), sizes, divisor=divisor)
+    moved = side_by_side(device, x, axis)
+    if moved is None:
+        return None
+    calls, there, sizes = moved
+    return [
+        *calls,
+        *fold(device, how, (0, out.dtype.name), (there, x.dtype.name), sizes, divisor=divisor),
+    ]
+
+
+def _count(types: Types) -> int:
+    return types[1].size // max(types[0].size, 1)
+
+
+_CAST: Final = "((COMPUTED(A))(v))"
+
+
+def adding(dtype: DType) -> Fold:
+    """The sum, in that dtype."""
+    return Fold("0", "((a) + (b))", computed(dtype).name, _CAST)
+
+
+@kernel("sum")
+def _sum(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
+    return _fold_axes(device, types, axis, adding(types[0].dtype)) if runs(device, types) else None
+
+
+@kernel("prod")
+def _prod(device: Facts, types: Types, *, axis: Axis, keepdims: bool, dtype: str | None) -> Calls:
+    how = Fold("1", "((a) * (b))", computed(types[0].dtype).name, _CAST)
+    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+
+
+def _wide(x: TensorType) -> DType:
+    """What means are computed in: x's dtype, f64 for integers."""
+    return computed(x.dtype) if x.dtype.is_float else f64
+
+
+@kernel("mean")
+def _mean(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    wide = _wide(types[1])
+    if not (runs(device, types) and device.has(wide)):
+        return None
+    how = replace(adding(wide), finish="((a) / divisor)")
+    return _fold_axes(device, types, axis, how, scalar(wide, _count(types)))
+
+
+@kernel("var")
+def _var(device: Facts, types: Types, *, axis: Axis, keepdims: bool, correction: float) -> Calls:
+    _, x = types
+    wide = _wide(x)
+    if not (runs(device, types) and device.has(wide)):
+        return None
+    return _centred(
+        device,
+        types,
+        axis,
+        replace(adding(wide), finish="((a) / divisor)"),
+        scalar(wide, _count(types)),
+        replace(
+            adding(wide),
+            map=f"(({_CAST} - middle) * ({_CAST} - middle))",
+            finish="((a) / divisor)",
+        ),
+        scalar(wide, max(_count(types) - correction, 0)),
+    )
+
+
+@kernel("logsumexp")
+def _logsumexp(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    if not runs(device, types):
+        return None
+    dtype = computed(types[1].dtype)
+    peak = replace(_most(dtype), finish="((a) - (a) == 0 ? (a) : 0)")
+    powers = replace(adding(dtype), map="(exp((v) - middle))", finish="(log(a) + middle)")
+    return _centred(device, types, axis, peak, None, powers, None)
+
+
+def _centred(
+    device: Facts, types: Types, axis: Axis, first: Fold, by: Any, second: Fold, then: Any
+) -> Calls:
+    """Two folds, of which the second takes the result of the first."""
+    out, x = types
+    if x.size == 0:
+        calls: list[Call] = []
+        there: Argument = 1
+        sizes = (out.size, 0, 1)
+    else:
+        moved = side_by_side(device, x, axis)
+        if moved is None:
+            return None
+        calls, there, sizes = moved
+    wide = DType.named(first.of)
+    centre = Scratch("centre", nbytes(wide, out.size))
+    second = replace(second, defines=(("CENTRED", "1"),))
+    name = x.dtype.name
+    return [
+        *calls,
+        *fold(device, first, (centre, wide.name), (there, name), sizes, divisor=by),
+        *fold(
+            device,
+            second,
+            (0, out.dtype.name),
+            (there, name),
+            sizes,
+            centre=(centre,),
+            divisor=then,
+        ),
+    ]
+
+
+# --- extremes, decisions --------------------------------------------------------------
+
+
+def _most(dtype: DType, of: str = ">") -> Fold:
+    lowest, highest = extremes(dtype)
+    best = f"((a) {of} (b) || (a) != (a) ? (a) : (b))"
+    return Fold(lowest if of == ">" else highest, best, computed(dtype).name)
+
+
+@kernel("max")
+def _max(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    return _fold_axes(device, types, axis, _most(types[1].dtype)) if runs(device, types) else None
+
+
+@kernel("min")
+def _min(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    how = _most(types[1].dtype, "<")
+    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+
+
+@kernel("argmax")
+def _argmax(device: Facts, types: Types, *, axis: int | None, keepdims: bool) -> Calls:
+    return _position(device, types, axis, ">")
+
+
+@kernel("argmin")
+def _argmin(device: Facts, types: Types, *, axis: int | None, keepdims: bool) -> Calls:
+    return _position(device, types, axis, "<")
+
+
+def _position(device: Facts, types: Types, axis: int | None, of: str) -> Calls:
+    if not runs(device, types):
+        return None
+    defines = (("CHOOSES", types[1].dtype.name), ("AHEAD(a, b)", f"((a) {of} (b))"))
+    how = Fold("NOTHING", "(chosen(a, b))", "choice", "(choice(v, i))", "((a).place)", defines)
+    return _fold_axes(device, types, axis, how)
+
+
+@kernel("any")
+def _any(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    how = Fold("0", "((a) | (b))", "u8", "((v) != 0)")
+    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+
+
+@kernel("all")
+def _all(device: Facts, types: Types, *, axis: Axis, keepdims: bool) -> Calls:
+    how = Fold("1", "((a) & (b))", "u8", "((v) != 0)")
+    return _fold_axes(device, types, axis, how) if runs(device, types) else None
+
+
+# --- running sums ---------------------------------------------------------------------
+
+
+def running(
+    device: Facts,
+    dtype: DType,
+    out: tuple[Argument, str],
+    x: tuple[Argument, str],
+    sizes: tuple[int, int, int],
+    depth: int = 0,
+) -> list[Call]:
+    """The running sums along the middle one of three axes: of pieces, which begin with the running
+    sums of the pieces before."""
+    before, length, behind = sizes
+    how = adding(dtype)
+    piece = length if length <= _FEW else _STEP
+    pieces = -(-length // piece)
+    calls: list[Call] = []
+    starts: Argument = out[0]  # is not read where there is one piece
+    if pieces > 1:
+        count = nbytes(dtype, before * pieces * behind)
+        totals, starts = Scratch(f"totals{depth}", count), Scratch(f"starts{depth}", count)
+        numbers = [np.int64(n) for n in (before, length, behind, piece, pieces, 0)]
+        text = how.text(x[1], how.of, 1, "i64")
+        call = Call(
+            text, "columns", (before * pieces * behind,), (GROUP,), (totals, x[0], *numbers)
+        )
+        middle = (before, pieces, behind)
+        made = (totals, how.of)
+        calls = [call, *running(device, dtype, (starts, how.of), made, middle, depth + 1)]
+    numbers = [np.int64(n) for n in (before, length, behind, piece, pieces)]
+    text = how.text(x[1], out[1], 1, "i64")
+    items = (before * pieces * behind,)
+    return [*calls, Call(text, "scan", items, (GROUP,), (out[0], x[0], starts, *numbers))]
+
+
+@kernel("cumulative_sum")
+def _cumulative_sum(device: Facts, types: Types, *, axis: int | None, dtype: str | None) -> Calls:
+    out, x = types
+    if not runs(device, types):
+        return None
+    sizes = around(x.shape, 0 if axis is None else axis)
+    return running(device, out.dtype, (0, out.dtype.name), (1, x.dtype.name), sizes)

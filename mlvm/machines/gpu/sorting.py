@@ -1,0 +1,66 @@
+"""Sorting along an axis, by merging runs of twice the length each time."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.types import DType
+from mlvm.machines.gpu.dtypes import around, computed, runs
+from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
+from mlvm.machines.gpu.reductions import GROUP
+
+_RUN: Final = 32  # RUN of sorting.c
+_MOST: Final = 2**31 - 1  # elements of a row: they are numbered in i32
+
+
+def sorted_rows(
+    x: Argument, dtype: DType, sizes: tuple[int, int, int], text: str
+) -> tuple[list[Call], Scratch, Scratch]:
+    """The calls that sort, and where keys and numbers then lie, row after row."""
+    before, length, behind = sizes
+    key = computed(dtype)
+    total = before * length * behind
+    keys = [Scratch(f"keys{i}", total * key.itemsize) for i in range(2)]
+    order = [Scratch(f"order{i}", total * 4) for i in range(2)]
+    many = np.int64(total), np.int64(length)
+    args = (keys[0], order[0], x, *many, np.int64(behind))
+    calls = [Call(text, "begin", (total,), (GROUP,), args)]
+    run, now = _RUN, 0
+    while run < length:
+        to = 1 - now
+        more = (keys[to], order[to], keys[now], order[now], *many, np.int64(run))
+        calls.append(Call(text, "merge", (total,), (GROUP,), more))
+        run, now = 2 * run, to
+    return calls, keys[now], order[now]
+
+
+def text_of(dtype: DType, out: DType, descending: bool = False, numbers: bool = False) -> str:
+    """nan counts as the largest."""
+    less = "((a) < (b) || ((b) != (b) && (a) == (a)))" if dtype.is_float else "((a) < (b))"
+    before = "BEFORE(b, a)" if descending else "BEFORE(a, b)"
+    names = {"K": computed(dtype).name, "X": dtype.name, "T": out.name, before: less}
+    return source("sorting.c", **names, NUMBERS=int(numbers))
+
+
+def _sort_into(device: Facts, types: Types, axis: int, descending: bool, numbers: bool) -> Calls:
+    out, x = types
+    sizes = around(x.shape, axis)
+    if not runs(device, types) or sizes[1] > _MOST:
+        return None
+    text = text_of(x.dtype, out.dtype, descending, numbers)
+    calls, keys, order = sorted_rows(1, x.dtype, sizes, text)
+    rest = [np.int64(n) for n in (x.size, *sizes[1:])]
+    back = Call(text, "put_back", (x.size,), (GROUP,), (0, keys, order, *rest))
+    return [*calls, back]
+
+
+@kernel("sort")
+def _sort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
+    return _sort_into(device, types, axis, descending, False)
+
+
+@kernel("argsort")
+def _argsort(device: Facts, types: Types, *, axis: int, descending: bool) -> Calls:
+    return _sort_into(device, types, axis, descending, True)

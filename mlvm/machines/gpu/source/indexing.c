@@ -1,0 +1,187 @@
+/* Elements chosen by indices and masks. Tensors are [before, length, behind], with the axis of the indices
+   as the middle one. T is the dtype of the elements, or an unsigned integer of their size where they are
+   only moved; I is that of the indices, which count from the end where they are negative. */
+
+#ifdef I
+/* `place`: where index i points to. It is refused, and -1, where it points outside. */
+#define FIND(i, lowest)                                                                            \
+    i64 place = (i64)LOAD(I, indices, i);                                                          \
+    if (SIGNED && place < 0 && place >= (lowest)) place += length;                                 \
+    if (place < 0 || place >= length || (!SIGNED && LOAD(I, indices, i) >= (u64)length)) {         \
+        REFUSE;                                                                                    \
+        place = -1;                                                                                \
+    }
+
+KERNEL void take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length,
+                 const i64 behind, const i64 count)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 outer = at / behind / count;
+    FIND(at / behind % count, -length)
+    out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
+}
+
+KERNEL void take_along_axis(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), REFUSALS, const i64 total,
+                            const i64 length, const i64 behind, const i64 count, const i64 units)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 outer = at / behind / count;
+    FIND(at / units, -length)
+    out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
+}
+
+KERNEL void one_hot(TENSOR(T, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
+{
+    POINTER(T, out);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    FIND(at / length, 0)
+    STORE(T, out, at, place == at % length ? 1 : 0);
+}
+
+/* Where indices point to, `length` where they are refused: what is sorted before sums are made. */
+KERNEL void places(TENSOR(i64, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
+{
+    POINTER(i64, out);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    FIND(at, -length)
+    out[at] = place < 0 ? length : place;
+}
+
+/* last[place]: the number of the last index that points there, as its distance from the end. */
+KERNEL void last_index(TENSOR(i32, last), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
+{
+    POINTER(i32, last);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    FIND(at, -length)
+    if (place >= 0) ATOMIC_MIN(last + place, (i32)(total - 1 - at));
+}
+
+KERNEL void dynamic_update(TENSOR(T, out), TENSOR(T, x), TENSOR(T, update), TENSOR(I, start), REFUSALS,
+                           const i64 total, const i64 length, const i64 behind, const i64 count)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(T, update);
+    POINTER(I, start);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    i64 first = (i64)LOAD(I, start, 0);
+    if (SIGNED && first < 0) first += length;
+    const int fits = first >= 0 && first <= length - count && (SIGNED || LOAD(I, start, 0) <= (u64)length);
+    if (!fits) REFUSE;
+    const i64 outer = at / behind / length, row = at / behind % length - first;
+    if (fits && row >= 0 && row < count) out[at] = update[(outer * count + row) * behind + at % behind];
+    else if (out != x) out[at] = x[at];
+}
+#endif
+
+KERNEL void fill_i32(TENSOR(i32, out), const i64 total, const i32 value)
+{
+    POINTER(i32, out);
+    if (ITEM(0) < total) out[ITEM(0)] = value;
+}
+
+/* x, but the value of the last index that points to an element. Values have steps along the three axes. */
+KERNEL void index_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(i32, last), const i64 total,
+                      const i64 length, const i64 behind, const i64 count, const i64 outer_step, const i64 step,
+                      const i64 inner_step)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(T, values);
+    POINTER(i32, last);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 from_end = last[at / behind % length];
+    if (from_end < count)
+        out[at] = values[at / behind / length * outer_step + (count - 1 - from_end) * step + at % behind * inner_step];
+    else if (out != x) out[at] = x[at];
+}
+
+#ifdef MASKED
+/* x, or 0, but the values in order where the mask is True: `ranks` are its running sums. */
+KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(bool, mask), TENSOR(i64, ranks), REFUSALS,
+                     const i64 total, const i64 places, const i64 behind, const i64 count, const i64 step,
+                     const i64 inner_step)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(T, values);
+    POINTER(bool, mask);
+    POINTER(i64, ranks);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const int fits = ranks[places - 1] == count;
+    if (!fits) REFUSE;
+    const i64 place = at / behind;
+    if (fits && mask[place]) out[at] = values[(ranks[place] - 1) * step + at % behind * inner_step];
+    else if (MASKED) out[at] = 0;
+    else if (out != x) out[at] = x[at];
+}
+#endif
+
+#ifdef ADDS
+/* Sums by place: x, or 0, and the updates whose index points to an element, in their order.
+   Sorted places, with the numbers of their indices, are searched for the first of each. */
+KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(i64, sorted), TENSOR(i32, order),
+                       const i64 total, const i64 length, const i64 behind, const i64 count, const i64 along)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(T, updates);
+    POINTER(i64, sorted);
+    POINTER(i32, order);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 inner = at % behind, place = at / behind % length, outer = at / behind / length;
+    if (along) { /* each row along the axis has indices of its own */
+        sorted += (outer * behind + inner) / along * count;
+        order += (outer * behind + inner) / along * count;
+    }
+    i64 first = 0, end = count;
+    while (first < end) {
+        const i64 middle = (first + end) / 2;
+        if (sorted[middle] < place) first = middle + 1;
+        else end = middle;
+    }
+    COMPUTED(T) sum = ADDS ? LOAD(T, x, at) : 0;
+    for (; first < count && sorted[first] == place; first++)
+        sum += LOAD(T, updates, (outer * count + order[first]) * behind + inner);
+    STORE(T, out, at, sum);
+}
+
+#ifdef I
+/* The same for few indices: each element looks at all of them. */
+KERNEL void add_few(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(I, indices), REFUSALS, const i64 total,
+                    const i64 length, const i64 behind, const i64 count, const i64 along)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(T, updates);
+    POINTER(I, indices);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 inner = at % behind, wanted = at / behind % length, outer = at / behind / length;
+    COMPUTED(T) sum = ADDS ? LOAD(T, x, at) : 0;
+    for (i64 i = 0; i < count; i++) {
+        FIND(along ? (outer * count + i) * (behind / along) + inner / along : i, -length)
+        if (place == wanted) sum += LOAD(T, updates, (outer * count + i) * behind + inner);
+    }
+    STORE(T, out, at, sum);
+}
+#endif
+#endif

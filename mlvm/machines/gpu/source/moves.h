@@ -1,0 +1,27 @@
+/* Elements moved from one place to another, along up to six axes: out[sum of c * o] = x[sum of c * s].
+ * DT is what they are read as, TO what they are written as; with ADD they are added to what is there. */
+
+#define AXIS(d)                                                                                    \
+    if (n##d != 1) {                                                                               \
+        const INDEX c = rest % (INDEX)n##d;                                                        \
+        rest /= (INDEX)n##d;                                                                       \
+        to += (i64)c * o##d;                                                                       \
+        from += (i64)c * s##d;                                                                     \
+    }
+#define OF_AXIS(d) const i64 n##d, const i64 o##d, const i64 s##d
+
+KERNEL void move(TENSOR(TO, out), TENSOR(DT, x), const i64 n, const i64 o, const i64 s,
+                 OF_AXIS(0), OF_AXIS(1), OF_AXIS(2), OF_AXIS(3), OF_AXIS(4), OF_AXIS(5)) {
+    const i64 i = ITEM(0);
+    if (i >= n) return;
+    POINTER(TO, out);
+    POINTER(DT, x);
+    i64 to = o, from = s;
+    INDEX rest = (INDEX)i;
+    AXIS(0) AXIS(1) AXIS(2) AXIS(3) AXIS(4) AXIS(5)
+#ifdef ADD
+    STORE(TO, out, to, LOAD(TO, out, to) + LOAD(DT, x, from));
+#else
+    STORE(TO, out, to, (COMPUTED(TO))LOAD(DT, x, from));
+#endif
+}

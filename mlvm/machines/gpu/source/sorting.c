@@ -1,0 +1,69 @@
+/* Stable sorting of rows by merging, each element with its number: of x[before, length, behind] along the
+   middle axis. Keys lie in `rows` rows. BEFORE(a, b) tells whether a stands before b. K is what keys are
+   computed in. RUN elements are sorted at once, by counting those before each. */
+
+#define RUN 32
+
+KERNEL void begin(TENSOR(K, keys), TENSOR(i32, order), TENSOR(X, x), const i64 total, const i64 length, const i64 behind)
+{
+    POINTER(K, keys);
+    POINTER(i32, order);
+    POINTER(X, x);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 row = at / length, i = at % length, first = i / RUN * RUN;
+    const i64 end = first + RUN < length ? first + RUN : length;
+    x += row / behind * length * behind + row % behind;
+    const COMPUTED(K) key = LOAD(X, x, i * behind);
+    i64 rank = first;
+    for (i64 j = first; j < end; j++) {
+        const COMPUTED(K) other = LOAD(X, x, j * behind);
+        rank += BEFORE(other, key) || (j < i && !BEFORE(key, other));
+    }
+    keys[row * length + rank] = key;
+    order[row * length + rank] = (i32)i;
+}
+
+/* Two runs of `run` elements become one: an element moves by how many of the other stand before it. */
+KERNEL void merge(TENSOR(K, keys), TENSOR(i32, order), TENSOR(K, from_keys), TENSOR(i32, from_order), const i64 total,
+                  const i64 length, const i64 run)
+{
+    POINTER(K, keys);
+    POINTER(i32, order);
+    POINTER(K, from_keys);
+    POINTER(i32, from_order);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 row = at / length * length, i = at % length, pair = i / (2 * run) * (2 * run);
+    const int in_second = i - pair >= run;
+    const i64 other = in_second ? pair : pair + run;
+    i64 first = other < length ? other : length, end = other + run < length ? other + run : length;
+    const i64 start = first;
+    const COMPUTED(K) key = from_keys[at];
+    while (first < end) {
+        const i64 middle = (first + end) / 2;
+        const COMPUTED(K) value = from_keys[row + middle];
+        if (in_second ? !BEFORE(key, value) : BEFORE(value, key)) first = middle + 1;
+        else end = middle;
+    }
+    const i64 to = row + pair + (i - pair - (in_second ? run : 0)) + (first - start);
+    keys[to] = key;
+    order[to] = from_order[at];
+}
+
+/* Back to where the rows lie: keys, or where NUMBERS their numbers. */
+KERNEL void put_back(TENSOR(T, out), TENSOR(K, keys), TENSOR(i32, order), const i64 total, const i64 length, const i64 behind)
+{
+    POINTER(T, out);
+    POINTER(K, keys);
+    POINTER(i32, order);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 row = at / length;
+    const i64 to = row / behind * length * behind + row % behind + at % length * behind;
+#if NUMBERS
+    out[to] = order[at];
+#else
+    STORE(T, out, to, keys[at]);
+#endif
+}

@@ -1,0 +1,83 @@
+/* Windows of images, [N, H, W, C] with windows of KH x KW: an item makes one element of the result. */
+
+#define IMAGE \
+    const i64 total, const i64 height, const i64 width, const i64 channels, const i64 rows, const i64 columns, \
+    const i64 high, const i64 wide, const i64 down, const i64 across, const i64 top, const i64 left
+
+/* Where an element at place (i, j) of the window (row, column) lies in the image, -1 on the padding. */
+DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 width, i64 channels)
+{
+    if (row < 0 || row >= height || column < 0 || column >= width) return -1;
+    return ((image * height + row) * width + column) * channels + channel;
+}
+
+KERNEL void patches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    const i64 element = ITEM(0);
+    if (element >= total) return;
+    i64 at = element;
+    const i64 channel = at % channels; at /= channels;
+    const i64 j = at % wide; at /= wide;
+    const i64 i = at % high; at /= high;
+    const i64 column = at % columns; at /= columns;
+    const i64 row = at % rows; at /= rows;
+    const i64 place = inside(at, row * down + i - top, column * across + j - left, channel, height, width, channels);
+    if (place < 0) STORE(T, out, element, filler);
+    else out[element] = x[place];
+}
+
+KERNEL void unpatches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    const i64 element = ITEM(0);
+    if (element >= total) return;
+    i64 at = element;
+    const i64 channel = at % channels; at /= channels;
+    const i64 w = at % width + left; at /= width;
+    const i64 h = at % height + top; at /= height;
+    COMPUTED(T) sum = 0;
+    for (i64 i = 0; i < high; i++) {
+        if (h < i || (h - i) % down || (h - i) / down >= rows) continue;
+        for (i64 j = 0; j < wide; j++) {
+            if (w < j || (w - j) % across || (w - j) / across >= columns) continue;
+            const i64 window = (at * rows + (h - i) / down) * columns + (w - j) / across;
+            sum += LOAD(T, x, ((window * high + i) * wide + j) * channels + channel);
+        }
+    }
+    STORE(T, out, element, sum);
+}
+
+#define POOL(FOLD) \
+    const i64 element = ITEM(0); \
+    if (element >= total) return; \
+    i64 at = element; \
+    const i64 channel = at % channels; at /= channels; \
+    const i64 column = at % columns; at /= columns; \
+    const i64 row = at % rows; at /= rows; \
+    COMPUTED(T) one = filler; \
+    for (i64 i = 0; i < high; i++) \
+        for (i64 j = 0; j < wide; j++) { \
+            const i64 place = inside(at, row * down + i - top, column * across + j - left, channel, height, width, channels); \
+            if (place < 0) continue; \
+            const COMPUTED(T) other = LOAD(T, x, place); \
+            one = FOLD; \
+        }
+
+KERNEL void max_pool2d(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POOL((one > other || one != one ? one : other))
+    STORE(T, out, element, one);
+}
+
+KERNEL void avg_pool2d(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POOL((one + other))
+    STORE(T, out, element, one / (high * wide));
+}

@@ -1,0 +1,112 @@
+"""How a device's products are cut into tiles: a table by dtype, and what `python -m mlvm tune` has
+found to be faster on a device, which is kept in a file of the user's cache.
+
+Tiles decide how fast a product is, and no bit of it: an element adds up its terms in one order.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from mlvm.core.types import DType
+from mlvm.machines.gpu.kernels import Facts
+
+
+class Tile(NamedTuple):
+    """How a product is cut: what a group makes in how deep steps, what an item makes of it, and how
+    many values are computed with at once."""
+
+    rows: int
+    columns: int
+    depth: int
+    high: int
+    wide: int
+    lanes: int
+
+    @property
+    def items(self) -> int:
+        return (self.rows // self.high) * (self.columns // self.wide)
+
+
+_SMALL: Final = Tile(32, 32, 16, 2, 2, 1)
+_LARGE: Final = Tile(64, 64, 16, 4, 4, 1)
+_ENOUGH: Final = 512 * 512  # elements of a result that keep a GPU busy in large tiles
+
+Table = dict[str, dict[str, list[int]]]
+
+
+def candidates(device: Facts, dtype: DType) -> list[Tile]:
+    """The tiles that may suit the device, the usual one first."""
+    if device.is_cpu and dtype.is_float:
+        shapes = [
+            (8, 2, 64),
+            (4, 2, 64),
+            (12, 2, 64),
+            (4, 4, 64),
+            (8, 1, 64),
+            (6, 2, 32),
+            (4, 2, 16),
+        ]
+        tiles = []
+        for high, parts, nbytes in shapes:
+            lanes = nbytes // dtype.itemsize
+            tiles.append(Tile(8 * high, 64, 64, high, parts * lanes, lanes))
+        return tiles
+    shapes = [(64, 64, 16, 4, 4), (64, 64, 8, 4, 4), (128, 64, 16, 8, 4), (128, 128, 8, 8, 8)]
+    tiles = [Tile(*shape, 1) for shape in shapes]
+    return [x for x in tiles if x.items <= device.most_items and _fits(device, x, dtype)]
+
+
+def _fits(device: Facts, tile: Tile, dtype: DType) -> bool:
+    return (tile.rows + tile.columns) * tile.depth * dtype.itemsize <= device.local_bytes
+
+
+def tile(device: Facts, dtype: DType, m: int, n: int, batch: int) -> Tile:
+    """The tile for products of that size: of few rows or columns, or few elements, a small one."""
+    found = table().get(device.name, {}).get(dtype.name)
+    large = Tile(*found) if found else candidates(device, dtype)[0]
+    if device.is_cpu and dtype.is_float:
+        return large
+    return _SMALL if min(m, n) <= 32 or m * n * batch < _ENOUGH else large
+
+
+def path() -> Path:
+    """The file of tiles: `mlvm/tiles.json` in $XDG_CACHE_HOME, or in ~/.cache."""
+    home = os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()
+    return Path(home, "mlvm", "tiles.json")
+
+
+@cache
+def table() -> Table:
+    """The tiles that were found, by device and dtype. A file that is none is passed over."""
+    try:
+        found: Any = json.loads(path().read_text(encoding="utf-8"))
+        for tiles in found.values():
+            for numbers in tiles.values():
+                _require(Tile(*numbers))
+    except (OSError, ValueError, TypeError, AttributeError, ZeroDivisionError):
+        return {}
+    return dict(found)
+
+
+def _require(tile: Tile) -> None:
+    """Raise `ValueError` for a tile that is none."""
+    if not all(isinstance(each, int) and each > 0 for each in tile):
+        raise ValueError(tile)
+    if tile.rows % tile.high or tile.columns % tile.wide or tile.wide % tile.lanes:
+        raise ValueError(tile)
+
+
+def keep(device: Facts, dtype: DType, found: Tile) -> None:
+    """Write the tile to the file. It is that of products that are planned from now on."""
+    changed = {name: dict(tiles) for name, tiles in table().items()}
+    changed.setdefault(device.name, {})[dtype.name] = list(found)
+    path().parent.mkdir(parents=True, exist_ok=True)
+    temporary = path().with_suffix(f".{os.getpid()}")
+    temporary.write_text(json.dumps(changed, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path())
+    table.cache_clear()

@@ -1,0 +1,337 @@
+"""A VM whose tensors lie on a device, and whose kernels run there: `ml.VM(device="opencl:0")`.
+
+Each storage is one buffer of the device. All that a VM does is done there in order, and nobody
+waits for it but who reads. Calls that a program makes in a row on its arguments are made ready when
+it is bound to them: a launch then only has the device begin each. Values are read where the
+program's control flow asks for them, and for ops without a kernel there, which run on the host.
+
+Host functions in Python get the host's arrays: copies of their operands. What they write to those
+is sent back, and so are their results.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, NoReturn
+
+from mlvm.core.errors import HandleError, MachineError
+from mlvm.core.machine import run as reference
+from mlvm.core.machine.callee import (
+    NO_KERNELS,
+    Callee,
+    Kernels,
+    OpFresh,
+    UserFunction,
+    Value,
+    is_tensor,
+)
+from mlvm.core.machine.frame import PythonFunction
+from mlvm.core.machine.functions import FunctionTable, Instrument
+from mlvm.core.machine.link import CALL_ON_ARGS, JUMP, JUMP_IF_FALSE, Code, Step
+from mlvm.core.machine.run import State
+from mlvm.core.memory import HOST
+from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes
+from mlvm.core.program.program import Program
+from mlvm.core.protocol import TensorHandle
+from mlvm.core.types import Array, TensorType, check_array, u8
+from mlvm.core.vm import VM
+from mlvm.machines import residuals
+from mlvm.machines.gpu.devices import driver_of
+from mlvm.machines.gpu.memory import Counts, DeviceMemory
+from mlvm.machines.gpu.queue import OfChain, OfOp, Queue, Ready
+from mlvm.machines.local import LocalVM
+
+
+class GpuVM(LocalVM):
+    """A VM with its tensors on a device, made by `ml.VM(name, device="opencl:0")`.
+
+    Several devices are several VMs. It has no threads, no workers and no C functions, and lends no
+    memory. `counts` tells launches, transfers, and how often the host waited.
+
+    Raises `MissingExtra` without the package that the device needs, `MachineError` for a device
+    that there is not and for options of the processor, `UnknownFunction` for a kernel of no op.
+    """
+
+    memory: DeviceMemory
+
+    def __init__(
+        self,
+        name: str | None = None,
+        *,
+        device: str,
+        checked: bool = True,
+        workers: int = 0,
+        threads: int = 1,
+        pinned: bool = False,
+        native: bool | None = None,
+        kernels: Kernels = NO_KERNELS,
+    ) -> None:
+        options = ("workers", workers, 0), ("threads", threads, 1), ("pinned", pinned, False)
+        for option, given, default in (*options, ("native", native, None)):
+            if given != default:
+                said = f"{option}={given!r} is for a VM on the processor"
+                raise MachineError(f"{said}, and this one is on {device}")
+        memory = DeviceMemory(driver_of(device))
+        self._host = LocalVM(f"host of {device}")
+        residuals.register(self._host)  # in Python, whose functions any arrays may be given
+        callees = [self._host.functions.binding(name).callee for name in OPS]
+        fills = {each.op.name: each.fill for each in callees if isinstance(each, OpFresh)}
+        self.queue = Queue(memory, fills)
+        table = {**self.queue.kernels(), **kernels}
+        VM.__init__(self, name, checked=checked, kernels=table, run=reference.run, memory=memory)
+        memory.name = self.name
+        self._equip(native=False, threads=1)
+
+    def _equip(self, *, native: bool, threads: int) -> None:
+        """What every VM of this process has: residuals, lanes and checks are the host's."""
+        self.native, self.threads = native, threads
+        self.fast_path = self._pool = None
+        table = self._host.functions
+        self.register_callees(
+            {name: table.binding(name).callee for name in {*table} - {*self.functions}}
+        )
+
+    @property
+    def counts(self) -> Counts:
+        """Launches, transfers and waits since the VM was made."""
+        return self.memory.counts
+
+    def __repr__(self) -> str:
+        return f"<VM {self.name!r} on {self.memory.device}>"
+
+    def register_callees(self, callees: Mapping[str, Callee]) -> None:
+        """As for any VM. Functions in Python get copies of the host."""
+        super().register_callees(
+            {
+                name: _HostFunction(callee, self) if isinstance(callee, PythonFunction) else callee
+                for name, callee in callees.items()
+            }
+        )
+
+    def launch(
+        self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
+    ) -> list[Array]:
+        with self._lock, self.memory:
+            try:
+                return super().launch(program, args, max_steps=max_steps)
+            except Failed as failed:
+                raise failed.explained() from None
+            finally:
+                self.memory.driver.flush()
+
+    def _outputs(self, stack: list[Value]) -> list[Array]:
+        return self.memory.read_all(list(filter(is_tensor, stack)))
+
+    def _bind(
+        self, program: Program, args: tuple[TensorHandle, ...]
+    ) -> tuple[Code, tuple[Array, ...]]:
+        code, operands = super()._bind(program, args)
+        bound = stretched(code, self.functions, self.queue), operands
+        self._linked[id(program)].bound[args] = bound
+        return bound
+
+    def _watch(self, instrument: Instrument | None) -> None:
+        super()._watch(instrument)
+        if instrument is None:
+            self._forget_links()  # else what was made ready before would stay unused
+
+    def write(self, handle: TensorHandle, array: Array) -> None:
+        """As for any VM, without a wait; pinned memory (`pinned_zeros`) is copied as it lies, while
+        the device computes, and no launch is waited for: it may itself wait for who writes."""
+        if not self.memory.is_pinned(array):
+            super().write(handle, array)
+            return
+        entry = self._store.entry(handle)
+        check_array(array, entry.type, f"write to {entry.type}")
+        self.memory.write(entry.array, array)
+
+    def make_writable(self, handles: Sequence[TensorHandle]) -> None:
+        """Wait until the host's memory that was last written to the tensors is copied, and may
+        change. Raises `HandleError`."""
+        for handle in handles:
+            self.memory.wait_for_copy(self._store.entry(handle).array)
+
+    def pinned_zeros(self, nbytes: int) -> Array:
+        """A u8 array of zeros of the host, which `write` copies while the device computes: it may
+        change again after `make_writable` of the tensor."""
+        return self.memory.pinned_zeros(nbytes)
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all it was given. Raises the error of a value that a
+        kernel has refused."""
+        self.memory.synchronize()
+
+    def borrow(self, handle: TensorHandle) -> NoReturn:
+        """Raises `HandleError`: memory of a device is no array of the host."""
+        raise HandleError(f"{self._mine(self.type_of(handle))}; use read")
+
+    def storage_over(self, memory: Array) -> NoReturn:
+        """Raises `HandleError`: a storage lies on the device."""
+        raise HandleError(f"{self._mine(TensorType(u8, (0,)))}, not in memory of the host")
+
+    def share(self, handle: TensorHandle, other: VM) -> TensorHandle:
+        """Raises `HandleError` for any other VM: none waits for this one before it reads."""
+        if other is not self:
+            raise HandleError(
+                f"{self._mine(self.type_of(handle))}, and not shared with {other.name}, "
+                f"which does not wait for {self.name}: read it and write it there"
+            )
+        return super().share(handle, other)
+
+    def _mine(self, type: TensorType) -> str:
+        return f"{type} of {self.name} is on {self.memory.device}"
+
+    def register_library(self, path: str | os.PathLike[str]) -> NoReturn:
+        """Raises `MachineError`: C functions work in memory of the host."""
+        raise MachineError(
+            f"C functions work in memory of the host, and {self.name} is on {self.memory.device}: "
+            f"register Python functions, which get copies"
+        )
+
+    def known_launches(self) -> None:
+        """None: each launch is Python's."""
+
+
+class _HostFunction(UserFunction):
+    """A function in Python, on the host's copies of its operands."""
+
+    def __init__(self, callee: PythonFunction, vm: GpuVM) -> None:
+        super().__init__(callee.name, callee.nparams, callee.nresults)
+        self.reads = callee.reads
+        self._callee = callee
+        self._vm = weakref.ref(vm)
+        callee.memory = HOST
+
+    def call(self, params: Sequence[Value], attributes: Attributes) -> Sequence[Value]:
+        vm = self._vm()
+        assert vm is not None  # it runs a program
+        memory, vm._host.depth = vm.memory, vm.depth
+        places = [i for i, x in enumerate(params) if is_tensor(x)]
+        copies = memory.read_all([params[i] for i in places])
+        given: list[Any] = list(params)
+        for i, copy in zip(places, copies, strict=True):
+            given[i] = copy
+        written = [
+            i for i in places if self.reads is None or i not in range(len(params))[self.reads]
+        ]
+        before = {i: given[i].copy() for i in written}
+        results = self._callee.call(given, attributes)
+        for i in written:
+            if given[i].tobytes() != before[i].tobytes():
+                memory.write(params[i], given[i])
+        return [memory.copy(x) if is_tensor(x) else x for x in results]
+
+
+class Failed(BaseException):
+    """An error of a call in a stretch, on its way through the machine's loop, which does not know
+    its place."""
+
+    def __init__(self, error: Exception, code: Code, step: int) -> None:
+        super().__init__(error)
+        self.error = error
+        self._code, self._step = code, step
+
+    def explained(self) -> Exception:
+        """The error, which now knows where it was raised, as the reference loop has it."""
+        return reference.explain(self.error, State([], [], self._code, self._step))
+
+
+class Stretch:
+    """The calls of steps `start` .. `end - 1` of a bound program, which follow one another on
+    arguments of the launch. It is called as a binding's kernel is."""
+
+    def __init__(
+        self, code: Code, start: int, end: int, functions: FunctionTable, queue: Queue
+    ) -> None:
+        self._code = code
+        self._start, self._end = start, end
+        self._functions = functions
+        self._version = int(functions.version)
+        self._queue = queue
+        self._ready: Ready | None = None
+        self._steps: list[int] = []  # of which each launch is
+
+    def kernel(self) -> None:
+        """Launch the calls. Raises `Failed`."""
+        if int(self._functions.version) != self._version:  # since the program was bound
+            self._call_each()
+            return
+        ready = self._ready or self._made_ready()
+        try:
+            ready.launch(self._queue.memory)
+        except Exception as error:
+            raise Failed(error, self._code, self._steps[ready.at]) from None
+
+    def _call_each(self) -> None:
+        for at in range(self._start, self._end):
+            _, binding, arrays, rest = self._code.steps[at]
+            try:
+                binding.kernel(*arrays, **(rest or NO_ATTRIBUTES))
+            except Exception as error:
+                raise Failed(error, self._code, at) from None
+
+    def _made_ready(self) -> Ready:
+        launches, notes, keeps, plans = [], [], [], []
+        at = self._start
+        try:
+            for at in range(self._start, self._end):
+                _, binding, arrays, rest = self._code.steps[at]
+                plans.append(binding.callee.kernel.plan(arrays, rest or NO_ATTRIBUTES))
+            self._queue.compile(plans)
+            for at, plan in enumerate(plans, self._start):
+                ready = self._queue.ready(plan, self._code.steps[at][2])
+                for note in ready.notes:
+                    note.explained = partial(self._explained, at)
+                launches += ready.launches
+                notes += ready.notes
+                keeps.append(ready)
+                self._steps += [at] * len(ready.launches)
+        except Exception as error:
+            raise Failed(error, self._code, at) from None
+        self._ready = Ready(launches, notes, keeps)
+        return self._ready
+
+    def _explained(self, step: int, error: Exception, line: str | None) -> Exception:
+        return reference.explain(error, State([], [], self._code, step), line=line)
+
+
+def _is_ahead(step: Step) -> bool:
+    """Whether the step calls a kernel of the device."""
+    code, binding, _, _ = step
+    callee = getattr(binding, "callee", None)
+    return code == CALL_ON_ARGS and isinstance(getattr(callee, "kernel", None), (OfOp, OfChain))
+
+
+def stretched(code: Code, functions: FunctionTable, queue: Queue) -> Code:
+    """The bound program with one step in the place of each stretch."""
+    targets = {step[2] for step in code.steps if step[0] in (JUMP, JUMP_IF_FALSE)}
+    steps: list[Step] = []
+    starts: list[int] = []
+    ends: list[int] = []
+    place: dict[int, int] = {}
+    at = 0
+    while at < len(code.steps):
+        end = at
+        while end < len(code.steps) and _is_ahead(code.steps[end]):
+            end += 1
+            if end in targets:
+                break
+        place[at] = len(steps)
+        starts.append(code.starts[at])
+        if end == at:
+            end = at + 1
+            steps.append(code.steps[at])
+        else:
+            steps.append((CALL_ON_ARGS, Stretch(code, at, end, functions, queue), (), None))
+        ends.append(code.ends[end - 1])
+        at = end
+    for i, (kind, value, number, rest) in enumerate(steps):
+        if kind in (JUMP, JUMP_IF_FALSE):
+            steps[i] = kind, value, place[number], rest
+    return Code(code.function, steps, starts, ends)
+
+
+LocalVM.on_device = GpuVM

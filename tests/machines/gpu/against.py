@@ -1,0 +1,95 @@
+"""What a device makes of an op's cases, beside the reference machine; all of them by
+
+    python -m tests.machines.gpu.against opencl:0 [OP ...]
+
+Integers, comparisons, moves, random draws and what IEEE 754 rounds correctly have the same bits.
+Elementary functions of floats are within `ULPS` units in the last place. Sums, products and what is
+made of them are within as many units of the largest element.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.op import OPS
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, TensorType
+from mlvm.machines.gpu.elementwise import ELEMENTWISE
+from tests.core.ops.cases import CASES, Case
+from tests.core.ops.evaluate import evaluate
+
+ULPS: Final = 16
+"""OpenCL's own bounds (OpenCL C 1.2, 7.4) end at 16, that of `pow` and `erf`."""
+
+_ROUNDED: Final = frozenset(
+    [
+        *("add", "subtract", "multiply", "divide", "negative", "abs", "sign", "square", "floor"),
+        *("ceil", "round", "trunc", "sqrt", "reciprocal", "maximum", "minimum", "clip", "relu"),
+        *("copysign", "nextafter", "remainder", "floor_divide", "multiply_add", "astype"),
+    ]
+)
+
+_EITHER_ZERO: Final = frozenset(["maximum", "minimum", "clip", "relu", "max", "min"])
+"""Of two zeros numpy gives this or that one, by the place in the array."""
+
+
+def is_exact(name: str, result: Array) -> bool:
+    """Whether the result has the reference machine's bits."""
+    op = OPS[name]
+    drawn = op.kernel.__module__.endswith(".random")
+    return result.dtype.kind not in "fc" or op.copies_only or drawn or name in _ROUNDED
+
+
+def compare(name: str, found: Array, expected: Array) -> None:
+    """Raises `AssertionError` where they differ by more than they may."""
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape), name
+    if is_exact(name, expected):
+        # a nan's bits are nowhere defined
+        np.testing.assert_array_equal(found, expected, name, strict=True)
+        if found.dtype.kind == "f" and name not in _EITHER_ZERO:
+            there = ~np.isnan(expected)
+            assert np.array_equal(np.signbit(found[there]), np.signbit(expected[there])), name
+        return
+    unit = float(np.finfo(expected.dtype).eps)
+    scale = np.abs(expected[np.isfinite(expected)]).max(initial=0)
+    alone = name in ELEMENTWISE and not name.startswith("gelu")
+    atol = 0.0 if alone else ULPS * unit * max(float(scale), 1.0)
+    tiny = float(np.finfo(expected.dtype).tiny)
+    np.testing.assert_allclose(found, expected, ULPS * unit, atol + tiny, err_msg=name)
+
+
+def launched(vm: ml.VM, name: str, case: Case) -> Array:
+    """The op's result on the VM."""
+    handles = []
+    for x in case.inputs:
+        packed = np.array(x, order="C")
+        handles.append(vm.alloc_tensor(TensorType.of(packed)))
+        vm.write(handles[-1], packed)
+    attributes: dict[str, Any] = dict(OPS[name].bind(case.attributes))
+    [result] = vm.launch(Program.of_op(name, len(handles), attributes, 1), handles)
+    for handle in handles:
+        vm.dealloc_tensor(handle)
+    return result
+
+
+def main(device: str, *names: str) -> int:
+    vm = ml.VM("gpu", device=device)
+    failed = 0
+    for name in names or CASES:
+        for i, case in enumerate(CASES[name]):
+            try:
+                expected = evaluate(name, *case.inputs, **case.attributes)
+                compare(name, launched(vm, name, case), expected)
+            except Exception as error:
+                failed += 1
+                print(f"{name}, case {i}: {type(error).__name__}: {error}")
+    print(f"{failed} cases failed; {vm.counts.host_ops} ops ran on the host")  # type: ignore[attr-defined]
+    return failed > 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(*sys.argv[1:]))

@@ -1,0 +1,43 @@
+"""A device for these tests: the first of OpenCL's on which a kernel compiles."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.machines.gpu.devices import devices, why_not
+from mlvm.machines.gpu.vm import GpuVM
+
+
+@cache
+def _found() -> tuple[str, str]:
+    """The device's name, or why there is none."""
+    why = why_not("opencl")
+    for name in [each.name for each in devices() if each.name.startswith("opencl")]:
+        try:
+            with ml.use(ml.VM(device=name)):
+                assert np.all((ml.ones(2) + 1.0).numpy() == 2)
+        except (MlvmError, RuntimeError) as error:  # PoCL's wheel does not know each processor
+            why = f"{name}: {error}"
+        else:
+            return name, ""
+    return "", why
+
+
+@pytest.fixture(scope="session")
+def device() -> str:
+    name, why = _found()
+    if not name:
+        pytest.skip(f"no OpenCL device: {why:.200}")
+    return name
+
+
+@pytest.fixture
+def vm(device: str) -> GpuVM:
+    made = ml.VM("gpu0", device=device)
+    assert isinstance(made, GpuVM)
+    return made

@@ -1,0 +1,459 @@
+"""A VM on an OpenCL device, PoCL say: what it computes, what it counts, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import weakref
+from collections.abc import Sequence
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from bench.mlvm_training import Training
+from bench.sizes import MixerSize
+from mlvm.__main__ import main
+from mlvm.core.errors import (
+    DTypeError,
+    HandleError,
+    LinAlgError,
+    MachineError,
+    MissingExtra,
+    OperandValueError,
+    OutOfMemory,
+    PositionRefused,
+    UnknownFunction,
+)
+from mlvm.core.machine.fused import Chain, Link
+from mlvm.core.op import OPS
+from mlvm.core.ops import half
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, DType, TensorType
+from mlvm.machines.gpu.elementwise import ELEMENTWISE
+from mlvm.machines.gpu.kernels import KERNELS
+from mlvm.machines.gpu.memory import Lost
+from mlvm.machines.gpu.vm import GpuVM
+from mlvm.machines.local import LocalVM as VM
+from mlvm.parallel.group import Group
+from tests.brief import cases, refuses
+from tests.core.ops.cases import CASES
+from tests.core.ops.evaluate import evaluate
+from tests.machines.gpu.against import compare, launched
+from tests.test_docs import ROOT, shown
+
+F4 = TensorType("f32", (4,))
+
+
+def sent(vm: VM, *arrays: Any) -> list[int]:
+    """Tensors of the VM with these values."""
+    handles = []
+    for array in map(np.asarray, arrays):
+        handles.append(vm.alloc_tensor(TensorType.of(array)))
+        vm.write(handles[-1], array)
+    return handles
+
+
+def counted(vm: GpuVM, work: Any) -> dict[str, int]:
+    """What the work adds to the VM's counts."""
+    before = vars(copy(vm.counts))
+    work()
+    return {name: now - before[name] for name, now in vars(vm.counts).items() if now > before[name]}
+
+
+# --- ops -----------------------------------------------------------------------------
+
+_SAMPLES: dict[str, Sequence[float]] = {
+    "f": (0.0, -0.0, 0.25, -1.5, 2.5, -3.0, 1e-30, 88.0, np.inf, -np.inf, np.nan),
+    "i": (0, 1, -1, 3, -7, 100, -128, 127),
+    "u": (0, 1, 2, 3, 7, 100, 128, 255),
+    "b": (False, True),
+}
+
+
+def _operands(dtype: DType) -> list[Array]:
+    """Three operands that have all pairs of the samples, and all conditions."""
+    kind = "f" if dtype.is_float else {"signed": "i", "unsigned": "u", "bool": "b"}[dtype.kind]
+    values = np.asarray(_SAMPLES[kind])
+    x, y = [each.ravel() for each in np.meshgrid(values, values)]
+    arrays = [x, y, np.roll(x, 1)]
+    made = []
+    for each in arrays:
+        out = np.empty(each.shape, dtype.numpy)
+        with np.errstate(all="ignore"):
+            OPS["astype"].kernel(out, np.ascontiguousarray(each), dtype=dtype.name)
+        made.append(out)
+    return made
+
+
+@cases("dtype", "f32", "bf16", "i8", "bool")
+def test_each_elementwise_op_is_that_of_the_reference(vm: GpuVM, dtype: str) -> None:
+    """All of a dtype as chains of some each, which are one kernel each."""
+    xs = _operands(DType.named(dtype))
+    types = [TensorType.of(x) for x in xs]
+    shape = types[0].shape
+    calls: list[tuple[str, list[int], dict[str, Any], TensorType]] = []
+    for name in sorted(ELEMENTWISE):
+        op = OPS[name]
+        sources = list(range(len(op.inputs)))
+        attributes: Any = {}
+        if name.startswith("gelu"):
+            attributes = {"approximate": True}
+        elif name == "astype":
+            attributes = {"dtype": "i16"}
+        elif name == "broadcast_to":
+            attributes = {"shape": shape}
+        try:
+            out = op.infer([types[i] for i in sources], op.bind(attributes))
+        except (DTypeError, ValueError):
+            continue
+        if name == "where" or (name == "pow" and types[0].dtype.kind != "float"):
+            continue  # where asks for a bool first, and a power of integers may be refused
+        if name == "nextafter" and types[0].dtype.is_half:
+            continue  # has no expression
+        assert out is not None
+        calls.append((name, sources, dict(op.bind(attributes)), out))
+    assert len(calls) > 10
+    before = vm.counts.host_ops
+    operands = sent(vm, *xs)
+    for first in range(0, len(calls), 24):
+        some = calls[first : first + 24]
+        count = len(some)
+        links = [
+            Link(OPS[name], i, tuple([count + k for k in sources]), attributes)
+            for i, (name, sources, attributes, _) in enumerate(some)
+        ]
+        outs = [vm.alloc_tensor(out) for *_, out in some]
+        chain = Chain(links, count).attributes()
+        vm.launch(Program.of_op("fused", count + 3, chain, 0), [*outs, *operands])
+        for handle, (name, sources, attributes, _) in zip(outs, some, strict=True):
+            expected = _reference(name, [xs[i] for i in sources], attributes)
+            found = vm.read(handle)
+            if half.is_half(found):
+                found, expected = half.widened(found), half.widened(expected)
+                unit = 2.0**-7 if dtype == "bf16" else 2.0**-10
+                np.testing.assert_allclose(found, expected, unit, 1e-7, err_msg=name)
+            else:
+                compare(name, found, expected)
+    assert vm.counts.host_ops == before
+
+
+def _reference(name: str, arrays: list[Array], attributes: dict[str, Any]) -> Array:
+    type = OPS[name].infer([TensorType.of(x) for x in arrays], attributes)
+    assert type is not None
+    out = np.empty(type.shape, type.dtype.numpy)
+    every = [out, *arrays]
+    with np.errstate(all="ignore"):
+        half.suited(OPS[name], OPS[name].kernel, every)(*every, **attributes)
+    return out
+
+
+@pytest.mark.parametrize("name", sorted({*KERNELS} - ELEMENTWISE))
+def test_an_op_gives_what_it_gives_on_the_reference_machine(vm: GpuVM, name: str) -> None:
+    """One case each; `python -m tests.machines.gpu.against` has all of them."""
+    case = CASES[name][0]
+    before = vm.counts.host_ops
+    compare(name, launched(vm, name, case), evaluate(name, *case.inputs, **case.attributes))
+    assert vm.counts.host_ops == before or name in ("arange", "normal", "sort", "argsort")
+
+
+def test_an_op_without_a_kernel_runs_on_the_host_and_is_counted(vm: GpuVM) -> None:
+    x = np.asarray([[2.0, 0.0], [0.0, 4.0]])
+    [handle] = sent(vm, x)
+
+    def inverted() -> None:
+        [found] = vm.launch(Program.of_op("inv", 1, {}, 1), [handle])
+        np.testing.assert_array_equal(found, np.linalg.inv(x))
+
+    told = counted(vm, inverted)
+    assert (told["host_ops"], told["fetched"], told["sent"], told["waits"]) == (1, 2, 1, 2)
+    singular = sent(vm, np.zeros((2, 2)))
+    caught = refuses(
+        LinAlgError, r"inv\(f64\[2,2\]\)", vm.launch, Program.of_op("inv", 1, {}, 1), singular
+    )
+    assert caught.function == "main"
+
+
+def test_operands_broadcast_and_strides_are_walked(vm: GpuVM) -> None:
+    rng = np.random.default_rng(0)
+    x, y, z = (rng.standard_normal(s).astype("f4") for s in ((2, 3, 1, 5), (4, 1), (3, 1, 1)))
+    with ml.use(vm):
+        found = (ml.asarray(x) + ml.asarray(y)) * ml.asarray(z)
+    np.testing.assert_array_equal(found.numpy(), (x + y) * z)
+
+
+# --- memory --------------------------------------------------------------------------
+
+
+def test_values_cross_in_write_and_read_only(vm: GpuVM) -> None:
+    values = np.arange(4, dtype=np.float32)
+    x, y, z = sent(vm, values, values, values)
+
+    def work() -> None:
+        vm.launch(Program.of_op("add.out", 3, {}, 0), [z, x, y])
+        vm.swap(x, z)
+
+    assert counted(vm, work) == {"launches": 1}
+    told = counted(vm, lambda: np.testing.assert_array_equal(vm.read(x), 2 * values))
+    assert told == {"fetched": 1, "fetched_bytes": 16, "waits": 1}
+
+
+def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
+    before = vm.consumed_size_in_mib()
+    storage = vm.alloc_storage(1000)
+    empty = [vm.alloc_tensor(TensorType("f32", (0, 3))) for _ in range(2)]
+    tensor = vm.alloc_tensor(TensorType("i64", (3, 5)))
+    view = vm.tensor_from_storage(storage, F4, 64)
+    assert vm.consumed_size_in_mib() == before + (1000 + 120) / 2**20
+    np.testing.assert_array_equal(vm.read(view), np.zeros(4, np.float32), strict=True)
+    vm.write(view, np.arange(4, dtype="f4"))
+    other = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 72)
+    np.testing.assert_array_equal(vm.read(other), np.asarray([2, 3], "f4"))
+    assert [vm.read(each).shape for each in empty] == [(0, 3), (0, 3)]
+    for handle in (tensor, *empty):
+        vm.dealloc_tensor(handle)
+    vm.dealloc_storage(storage)
+    assert vm.consumed_size_in_mib() == before
+    refuses(HandleError, "ended with its storage", vm.read, view)
+
+
+def test_more_than_the_device_has_is_out_of_memory(vm: GpuVM) -> None:
+    refuses(
+        OutOfMemory, r"[\d,]+ bytes are not to be had; the VM holds 0", vm.alloc_storage, 1 << 50
+    )
+    arena = ml.Arena(vm, "small", capacity=64)
+    with arena.allocating():
+        refuses(ml.errors.ArenaOverflow, "asks for 448 bytes; 64 of 64", ml.ones, 100)
+
+
+def test_memory_of_a_device_is_not_lent(vm: GpuVM) -> None:
+    [x] = sent(vm, np.ones(4, "f4"))
+    refuses(HandleError, "is on opencl.*; use read", vm.borrow, x)
+    refuses(HandleError, "not in memory of the host", vm.storage_over, np.zeros(64, np.uint8))
+    refuses(HandleError, "read it and write it there", vm.share, x, VM("host"))
+    refuses(MachineError, "C functions work in memory of the host", vm.register_library, "x.so")
+
+
+def test_an_op_works_in_place_and_never_over_an_operand_it_reads(vm: GpuVM) -> None:
+    x, y = np.arange(6, dtype="f4"), np.asarray([7, 8], "f4")
+    a, b = sent(vm, x, y)
+    attributes = {"start": (1,), "length": (2,), "step": (3,)}
+    vm.launch(Program.of_op("slice_set.out", 3, attributes, 0), [a, a, b])
+    np.testing.assert_array_equal(vm.read(a), [0, 7, 2, 3, 8, 5])
+    program = Program.of_op("flip.out", 2, {"axis": 0}, 0)
+    refuses(MachineError, "would write over an operand", vm.launch, program, [a, a])
+
+
+# --- values that are refused, functions of the host, control flow --------------------
+
+
+def test_a_refused_value_is_told_at_the_next_wait_with_its_place(vm: GpuVM) -> None:
+    x, good, bad, out = sent(
+        vm, np.arange(4, dtype="f4"), np.asarray([0, 3]), np.asarray([1, 9]), np.zeros(2, "f4")
+    )
+    take = Program.of_op("take.out", 3, {"axis": 0}, 0)
+    for _ in range(3):
+        vm.launch(take, [out, x, good])
+    np.testing.assert_array_equal(vm.read(out), [0, 3])
+    assert counted(vm, lambda: vm.launch(take, [out, x, bad])) == {"launches": 1}
+    text = r"take\(f32\[4\], i64\[2\]\): index 9 at position \[1\] is out of range for length 4"
+    caught = refuses(PositionRefused, text, vm.read, x)
+    assert (caught.function, caught.pc) == ("main", 4)
+    assert __file__ in "".join(caught.__notes__)
+    np.testing.assert_array_equal(vm.read(x), np.arange(4))  # told once
+    power = Program.of_op("pow", 2, {}, 1)
+    refuses(
+        OperandValueError,
+        "no negative integer power",
+        vm.launch,
+        power,
+        sent(vm, np.asarray([2]), np.asarray([-1])),
+    )
+
+
+def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
+    def doubled(frame: Any) -> None:
+        x, total = frame.param(0), frame.param(1)
+        assert isinstance(x, np.ndarray)
+        total += x.sum()
+        frame.push(2 * x)
+
+    vm.register("doubled", doubled, nparams=2, nresults=1)
+    x, total = sent(vm, np.arange(3.0), np.zeros(()))
+    told = counted(vm, lambda: vm.launch(Program.of_op("doubled", 2, {}, 1), [x, total]))
+    assert (told["fetched"], told["sent"]) == (
+        3,
+        2,
+    )  # with the output, and the result
+    np.testing.assert_array_equal(vm.read(total), 3.0)
+
+
+def test_control_flow_reads_only_what_it_branches_on(vm: GpuVM) -> None:
+    def loop(x: ml.Tensor) -> ml.Tensor:
+        y: ml.Tensor = ml.while_loop(lambda x: ml.max(x) > 1.0, lambda x: x / 2.0, x)
+        return y
+
+    halved = ml.capture(loop)
+    with ml.use(vm):
+        x = ml.asarray(np.asarray([5.0, 8.0], "f4"))
+        np.testing.assert_array_equal(halved(x).numpy(), [0.625, 1.0])
+        told = counted(vm, lambda: halved(x))
+        assert (told["waits"], told["fetched_bytes"]) == (4, 4)  # one bool each time round
+        slope = ml.capture(ml.grad(lambda x: ml.sum(loop(x) ** 2)))(x)
+        np.testing.assert_allclose(slope.numpy(), 2 * x.numpy() / 64)
+
+
+# --- training, queues, groups --------------------------------------------------------
+
+
+def test_a_mixer_trains_as_on_the_host_and_a_step_waits_once(vm: GpuVM) -> None:
+    """From the second launch on nothing is sent, and the loss alone is read, and the flags of what
+    may be refused."""
+    size = MixerSize(4, (8, 8, 1), 3, 4, 8, 1, 4, 16)
+    host, there = Training(size, ml.VM("host")), Training(size, vm)
+    losses = []
+    for i in range(4):
+        loss = host.eager()
+        told = counted(vm, lambda: losses.append(there.replay()))
+        assert losses[-1] == pytest.approx(loss, rel=1e-5)
+        if i:
+            assert {**told, "launches": 0} == {
+                "launches": 0,
+                "fetched": 2,
+                "fetched_bytes": told["fetched_bytes"],
+                "waits": 1,
+            }
+    for name, x in host.model.state().items():
+        np.testing.assert_allclose(there.model.state()[name].numpy(), x.numpy(), 1e-3, 1e-5)
+
+
+def test_eager_and_captured_have_the_same_bits(vm: GpuVM) -> None:
+    def loss(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        return ml.mean(ml.tanh(x @ w + 1.0) ** 2)
+
+    rng = np.random.default_rng(1)
+    with ml.use(vm):
+        w, x = (
+            ml.asarray(rng.standard_normal((5, 3), "f4")),
+            ml.asarray(rng.standard_normal((4, 5), "f4")),
+        )
+        of = ml.value_and_grad(loss)
+        eager, captured = of(w, x), ml.capture(of)(w, x)
+        for a, b in zip(eager, captured, strict=True):
+            assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_a_queue_keeps_its_order_while_the_device_computes(vm: GpuVM) -> None:
+    with ml.Arena(vm, "a").allocating():
+        queue = ml.QueueTensor(vm, ["f32[4096]"], maxsize=2)
+        total = ml.zeros(4096)
+        for i in range(20):
+            with queue.reserve() as (slot,):
+                slot[...] = i
+            [x] = queue.get()
+            total = total * 2.0 + x
+            del x
+        expected = np.float32(0)
+        for i in range(20):
+            expected = expected * 2 + i
+        np.testing.assert_array_equal(total.numpy(), np.full(4096, expected, "f4"))
+
+
+def test_two_devices_are_a_group(device: str) -> None:
+    group = Group([ml.VM(f"gpu{i}", device=device) for i in range(2)])
+
+    def work(rank: int, vm: VM) -> Array:
+        x = ml.ones(3) * (1.0 + rank)
+        ml.parallel.all_reduce(x)
+        return x.numpy()
+
+    for found in group.run(work):
+        np.testing.assert_array_equal(found, np.full(3, 3.0, "f4"))
+
+
+# --- which devices there are ---------------------------------------------------------
+
+
+def test_a_vm_is_on_the_device_that_it_is_asked_for(vm: GpuVM, device: str, capsys: Any) -> None:
+    assert repr(vm) == f"<VM 'gpu0' on {device}>"
+    assert isinstance(vm, ml.VM)
+    assert not isinstance(ml.VM(device="cpu"), GpuVM)
+    assert device in [each.name for each in ml.devices()]
+    assert main(["info"]) == 0
+    assert f"{device} " in capsys.readouterr().out
+
+
+@cases("name", "opencl:99", "opencl", "tpu", "opencl:-1", "CPU", "", None, 0)
+def test_a_device_that_there_is_not_is_refused_by_name(device: str, name: Any) -> None:
+    refuses(MachineError, f"no device {name!r}; there are cpu, .*{device}", ml.VM, device=name)
+
+
+@cases("kind", ("opencl", "pyopencl"), ("cuda", "cupy"))
+def test_without_its_package_the_error_says_what_to_install(
+    kind: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    name, module = kind
+    monkeypatch.setitem(sys.modules, module, None)
+    refuses(MissingExtra, rf'pip install "mlvm\[{name}\]"', ml.VM, device=f"{name}:0")
+    assert main(["info"]) == 0
+    assert f"no {name} ({module} is not installed" in capsys.readouterr().out
+
+
+@cases("option", {"threads": 2}, {"workers": 1}, {"native": True}, {"pinned": True})
+def test_options_of_the_processor_are_refused(device: str, option: dict[str, Any]) -> None:
+    refuses(MachineError, "is for a VM on the processor", ml.VM, device=device, **option)
+    refuses(UnknownFunction, "", ml.VM, device=device, kernels={"nothing": lambda: None})
+
+
+def test_a_lost_device_closes_the_vm_and_says_so(
+    vm: GpuVM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, y = sent(vm, np.ones(4, "f4"), np.ones(4, "f4"))
+
+    def gone(*_: object) -> None:
+        raise Lost("CL_DEVICE_NOT_AVAILABLE")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vm.memory.driver, "fetch", gone)
+        refuses(MachineError, "is lost, and with it this VM: CL_DEVICE", vm.read, x)
+    add = Program.of_op("add", 2, {}, 1)
+    for call in (
+        lambda: vm.read(x),
+        lambda: vm.launch(add, [x, y]),
+        lambda: vm.write(x, np.ones(4, "f4")),
+    ):
+        refuses(MachineError, "is lost, and with it this VM", call)
+    vm.dealloc_tensor(x)
+
+
+def test_a_trace_has_each_op_and_each_wait(vm: GpuVM, tmp_path: Path) -> None:
+    x, y, z = sent(vm, *[np.ones(4, "f4")] * 3)
+    program = Program.of_op("add.out", 3, {}, 0)
+    vm.launch(program, [z, x, y])
+    with vm.trace(tmp_path / "t.json"):
+        vm.launch(program, [z, x, y])
+        vm.read(z)
+    names = [each["name"] for each in json.loads((tmp_path / "t.json").read_text())["traceEvents"]]
+    assert names.count("add.out") == names.count("wait: read") == 1
+
+
+def test_a_vm_on_a_device_ends(device: str) -> None:
+    vm = ml.VM("short", device=device)
+    handles = sent(vm, np.arange(4), np.asarray([1, 2]))
+    vm.launch(Program.of_op("take", 2, {"axis": 0}, 1), handles)
+    reference = weakref.ref(vm)
+    del vm
+    gc.collect()
+    assert reference() is None
+
+
+def test_the_guide_runs(device: str, capsys: Any) -> None:
+    if device != "opencl:0":
+        pytest.skip(f"the guide is on opencl:0, and what works here is {device}")
+    [(code, told)] = shown(ROOT / "docs" / "gpu.md", "python")
+    exec(compile(code, "docs/gpu.md", "exec"), {"__name__": "guide"})
+    assert capsys.readouterr().out == told

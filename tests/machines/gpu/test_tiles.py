@@ -1,0 +1,54 @@
+"""The tiles of products: what is kept of them, and that they change no bit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mlvm.__main__ import main
+from mlvm.core.types import f32
+from mlvm.machines.gpu import tiles
+from mlvm.machines.gpu.tiles import Tile
+from mlvm.machines.gpu.vm import GpuVM
+from tests.brief import cases
+from tests.machines.gpu.against import launched
+from tests.machines.gpu.larger import LARGER
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(tiles, "path", lambda: tmp_path / "mlvm" / "tiles.json")
+    tiles.table.cache_clear()
+    yield tmp_path / "mlvm" / "tiles.json"
+    tiles.table.cache_clear()
+
+
+def test_a_tile_changes_no_bit(device: str) -> None:
+    case = next(case for name, case in LARGER if name == "matmul")
+    vm = GpuVM(device=device)
+    before = launched(vm, "matmul", case)
+    tiles.keep(vm.memory.driver.facts, f32, Tile(16, 16, 8, 4, 4, 4))
+    other = GpuVM(device=device)
+    assert launched(other, "matmul", case).tobytes() == before.tobytes()
+
+
+def test_the_fastest_is_kept(
+    device: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tiles.candidates
+    monkeypatch.setattr(tiles, "candidates", lambda *of: found(*of)[:1])
+    assert main(["tune", device]) == 0
+    told = capsys.readouterr().out.splitlines()
+    facts = GpuVM(device=device).memory.driver.facts
+    assert tiles.table()[facts.name]["f32"] == list(found(facts, f32)[0])
+    assert told[0].startswith("f32 ")
+    assert told[-1].endswith(str(cache))
+
+
+@cases("text", "", "[]", '{"a": {"f32": [1, 2]}}', '{"a": {"f32": [4, 4, 4, 3, 4, 1]}}', '{"a": 3}')
+def test_a_file_that_is_none_is_passed_over(cache: Path, text: str) -> None:
+    cache.parent.mkdir()
+    cache.write_text(text)
+    assert tiles.table() == {}
