@@ -27,15 +27,13 @@ GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
 FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
+AVX512 = "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
 # The kernels once more for each of these, with such options.
 TARGETS = {
-    "x86": {
-        "avx2": "-mavx2 -mfma",
-        "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl "
-        "-mprefer-vector-width=512",
-    },
+    "x86": {"avx2": "-mavx2 -mfma", "avx512": AVX512, "avx512_bf16": f"{AVX512} -mavx512bf16"},
     "arm": {"neon": "-DUSE_NEON"},
 }
+ONLY = {"avx512_bf16": ["linalg.c"]}  # all else is that of the target before
 MACHINES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
 
 
@@ -97,6 +95,7 @@ class BuildNative(build_ext):
             jobs += [
                 (source, build / name, options, [("TARGET", name)])
                 for source in sorted(KERNELS.glob("*.c"))
+                if source.name in ONLY.get(name, [source.name])
             ]
         newest_header = max(path.stat().st_mtime for path in INCLUDED)
 

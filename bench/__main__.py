@@ -25,6 +25,7 @@ SUITES = {
     "memory": "bench.memory",
     "mixer": "bench.mixer",
     "onnx": "bench.onnx",
+    "products": "bench.products",
     "queue": "bench.queue",
     "remote": "bench.remote",
     "scaling": "bench.scaling",

@@ -23,7 +23,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -58,7 +58,7 @@ class Contender:
 class Contest:
     """The best of `ours` beside the best of `theirs`, in each case.
 
-    `targets` has the smallest ratio to accept by case.
+    `targets` has the smallest ratio to accept by case, `mean` that of their geometric mean.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Contest:
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
     targets: Mapping[str, float] = field(default_factory=dict)
+    mean: float | None = None
 
 
 @dataclass(frozen=True)
@@ -332,8 +333,9 @@ def ratios(suite: Suite, records: Sequence[Record]) -> list[Ratio]:
 
 
 def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
-    """Each contest in each case that someone of either side has, ours not at a cost of 0."""
-    found = []
+    """Each contest in each case that someone of either side has, ours not at a cost of 0; and the
+    geometric mean of its cases, where one is asked for."""
+    found: list[Outcome] = []
     for contest in suite.contests:
         costs: dict[str, dict[str, float]] = {}
         for r in records:
@@ -359,6 +361,11 @@ def outcomes(suite: Suite, records: Sequence[Record]) -> list[Outcome]:
                     absent=tuple(name for name in everyone if name not in by_name),
                 )
             )
+        own = [outcome for outcome in found if outcome.contest == contest.name]
+        if own and contest.mean is not None:
+            mean = statistics.geometric_mean([outcome.ratio for outcome in own])
+            told = replace(own[0], case="geometric mean", ratio=mean, target=contest.mean)
+            found.append(replace(told, ours="of ours", theirs="of each", absent=()))
     return found
 
 

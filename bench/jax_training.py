@@ -13,14 +13,15 @@ from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, batch_of
 Params = dict[str, Any]
 
 
-def training(size: MixerSize, params: Params) -> Callable[[], float]:
+def training(size: MixerSize, params: Params, dtype: Any = jnp.float32) -> Callable[[], float]:
     """A function that trains on the batch once and returns the loss before. `params` are the first
-    parameters, under the names of `models.mlp_mixer`."""
+    parameters, under the names of `models.mlp_mixer`; the model computes in `dtype`."""
     images, labels = map(jnp.asarray, batch_of(size))
     state = [jax.tree.map(jnp.array, params), jax.tree.map(jnp.zeros_like, params)]
 
     def loss_of(params: Params, images: Any, labels: Any) -> Any:
-        logits = forward(size, params, images)
+        params = jax.tree.map(lambda x: x.astype(dtype), params)
+        logits = forward(size, params, images.astype(dtype)).astype(jnp.float32)
         return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), labels[:, None], axis=1))
 
     def update(params: Params, momentum: Params, images: Any, labels: Any) -> Any:

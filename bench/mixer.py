@@ -3,7 +3,8 @@
 `step_ms` is the time of one step: forward, cross-entropy, backward, SGD with momentum. All
 contenders compute the same numbers. `matmuls-alone` is the floor: only the step's products, by
 numpy's BLAS, into memory that is allocated beforehand. `mlvm-replay-2t` is one VM whose kernels
-share two threads, `mlvm-replay-2vm` a group of two VMs, each with half of the batch.
+share two threads, `mlvm-replay-2vm` a group of two VMs, each with half of the batch. Contenders
+whose names have `bf16` or `autocast` compute in bf16, with weights, momentum and loss in f32.
 """
 
 from __future__ import annotations
@@ -56,10 +57,11 @@ def mlvm_eager(size: MixerSize) -> Step:
     return Training(size).eager
 
 
-def mlvm_replay(size: MixerSize, threads: int = 1) -> Step:
+def mlvm_replay(size: MixerSize, threads: int = 1, dtype: str = "float32") -> Step:
+    import mlvm.eager as ml
     from bench.mlvm_training import Training, vm_of
 
-    return Training(size, vm_of(threads)).replay
+    return Training(size, vm_of(threads), getattr(ml, dtype)).replay
 
 
 def mlvm_replay_2vm(size: MixerSize) -> Step:
@@ -68,26 +70,50 @@ def mlvm_replay_2vm(size: MixerSize) -> Step:
     return training_on(2, size, captured=True)
 
 
-def torch_eager(size: MixerSize) -> Step:
+def torch_eager(size: MixerSize, *, bf16: bool = False) -> Step:
     from bench.torch_training import model_of, training
 
-    return training(size, model_of(size))
+    return training(size, model_of(size), bf16=bf16)
 
 
-def prepare_torch_compile(quick: bool) -> Mapping[str, Round]:
+def prepare_torch_compile(quick: bool, *, bf16: bool = False) -> Mapping[str, Round]:
     from bench.torch_training import compiles, model_of, training
 
     if not compiles():
         say("mixer: torch.compile finds no compiler that works, skipped")
         return {}
-    return preparing(lambda size: training(size, model_of(size), compiled=True))(quick)
+    make = partial(training, compiled=True, bf16=bf16)
+    return preparing(lambda size: make(size, model_of(size)))(quick)
 
 
-def jax_jit(size: MixerSize) -> Step:
+def jax_jit(size: MixerSize, dtype: str = "float32") -> Step:
     from bench.jax_training import training
     from bench.mlvm_training import model_of, parameters_of
 
-    return training(size, parameters_of(model_of(size)))
+    return training(size, parameters_of(model_of(size)), dtype)
+
+
+IN_BF16 = (
+    Contender("mlvm-bf16", "mlvm", preparing(partial(mlvm_replay, dtype="bfloat16"))),
+    Contender(
+        "mlvm-bf16-2t",
+        "mlvm",
+        if_native(preparing(partial(mlvm_replay, threads=2, dtype="bfloat16"))),
+    ),
+    Contender("torch-autocast", "torch", preparing(partial(torch_eager, bf16=True))),
+    Contender("torch-autocast-2t", "torch", preparing(partial(torch_eager, bf16=True)), threads=2),
+    Contender("torch-autocast-compile", "torch", partial(prepare_torch_compile, bf16=True)),
+    Contender(
+        "torch-autocast-compile-2t", "torch", partial(prepare_torch_compile, bf16=True), threads=2
+    ),
+    Contender("jax-bf16", "jax", preparing(partial(jax_jit, dtype="bfloat16"))),
+    Contender("jax-bf16-2t", "jax", preparing(partial(jax_jit, dtype="bfloat16")), threads=2),
+)
+BF16 = {
+    "": {"tiny": 3.0, "cifar": 1.5, "s16": 1.4},
+    "-2t": {"tiny": 2.5, "cifar": 1.4, "s16": 1.3},
+}
+"""What is asked for in bf16 of processors that multiply it, on one thread and on two."""
 
 
 def matmuls(size: MixerSize) -> Step:
@@ -147,6 +173,7 @@ SUITE = Suite(
         Contender("jax-jit", "jax", preparing(jax_jit), threads=2),
         Contender("matmuls-alone", "numpy", preparing(matmuls)),
         Contender("matmuls-alone-2t", "numpy", preparing(matmuls), threads=2),
+        *IN_BF16,
     ),
     units={"step_ms": "ms"},
     ours=("mlvm-eager", "mlvm-replay", "mlvm-replay-2t", "mlvm-replay-2vm"),
@@ -165,6 +192,19 @@ SUITE = Suite(
             ours=("mlvm-replay-2t", "mlvm-replay-2vm"),
             theirs=("torch-eager-2t", "torch-compile-2t", "jax-jit"),
             targets=TWO_CORES,
+        ),
+        *(
+            Contest(
+                f"bf16{threads}",
+                "step_ms",
+                ours=(f"mlvm-bf16{threads}",),
+                theirs=tuple(
+                    f"{peer}{threads}"
+                    for peer in ("torch-autocast", "torch-autocast-compile", "jax-bf16")
+                ),
+                targets=targets,
+            )
+            for threads, targets in BF16.items()
         ),
     ),
     rounds=11,

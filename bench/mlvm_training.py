@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 import mlvm.eager as ml
 from bench.sizes import LEARNING_RATE, MOMENTUM, MixerSize, Size, batch_of
+from mlvm.core.types import DType
 from mlvm.eager import Tensor, nn
 from models.convnet import ConvNet
 from models.mlp_mixer import MlpMixer
@@ -19,10 +20,12 @@ class Training:
     """A model in training. What lasts is in the arena `weights`; a step leaves `batch` empty.
 
     `captured` is the step as one program. On a VM of a group, all members take a step together.
+    With a `dtype` of bf16 the model computes in that; weights, momentum and the loss are f32.
     """
 
-    def __init__(self, size: Size, vm: ml.VM | None = None) -> None:
+    def __init__(self, size: Size, vm: ml.VM | None = None, dtype: DType = ml.float32) -> None:
         self.vm = vm or ml.VM("bench")
+        self.dtype = dtype
         self.weights = ml.Arena(self.vm, "weights")
         self.batch = ml.Arena(self.vm, "batch")
         with self.weights.allocating():
@@ -46,14 +49,19 @@ class Training:
 
     def train_step(self, images: Tensor, labels: Tensor) -> Tensor:
         loss: Tensor
-        loss, grads = loss_and_grads(self.model, images, labels)
+        loss, grads = loss_and_grads(self.model, images, labels, self.dtype)
         self.optimizer.update(grads)
         return loss
 
 
 @ml.parallel.value_and_grad
-def loss_and_grads(model: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
-    return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+def loss_and_grads(
+    model: nn.Module, images: Tensor, labels: Tensor, dtype: DType = ml.float32
+) -> Tensor:
+    if dtype is ml.float32:
+        return ml.mean(ml.softmax_cross_entropy(model(images), labels))
+    logits = model.astype(dtype)(ml.astype(images, dtype))
+    return ml.mean(ml.softmax_cross_entropy(ml.astype(logits, ml.float32), labels))
 
 
 def training_on(vms: int, size: Size, *, captured: bool) -> Callable[[], float]:

@@ -88,9 +88,15 @@ def load_mixer(model: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 
 
 def training(
-    size: Size, model: nn.Module, *, compiled: bool = False, device: str = "cpu"
+    size: Size,
+    model: nn.Module,
+    *,
+    compiled: bool = False,
+    device: str = "cpu",
+    bf16: bool = False,
 ) -> Callable[[], float]:
-    """A function that trains the model on the batch once and returns the loss before."""
+    """A function that trains the model on the batch once and returns the loss before. `bf16`: under
+    `torch.autocast`."""
     model = model.to(device)
     images, labels = (torch.from_numpy(x).to(device) for x in batch_of(size))
     images = images.permute(0, 3, 1, 2).contiguous()
@@ -99,7 +105,8 @@ def training(
 
     def step() -> float:
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(forward(images), labels)
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
+            loss = F.cross_entropy(forward(images), labels)
         loss.backward()
         optimizer.step()
         return loss.item()  # type: ignore[no-any-return]

@@ -184,6 +184,15 @@ def test_a_contest_names_who_was_absent_and_needs_one_of_either_side() -> None:
     assert outcomes(*contested(a=0.0, c=1.0)) == []
 
 
+def test_a_contest_has_a_geometric_mean_where_one_is_asked_for() -> None:
+    suite, records = contested(a=2.0, c=4.0)
+    records += [dataclasses.replace(record, case="again") for record in contested(a=1.0, c=8.0)[1]]
+    contests = (dataclasses.replace(suite.contests[0], mean=5.0),)
+    *_, outcome = outcomes(dataclasses.replace(suite, contests=contests), records)
+    assert (outcome.case, outcome.target) == ("geometric mean", 5.0)
+    assert outcome.ratio == pytest.approx(4.0)
+
+
 def test_the_table_writes_bytes_as_whole_numbers() -> None:
     record = Record("count", "theirs", "cost", "bytes", median=12345, min=0, max=2e9, runs=1)
     line = table(SUITE, [record]).splitlines()[1]

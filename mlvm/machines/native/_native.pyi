@@ -140,6 +140,7 @@ MOST_PARAMETERS: int
 CHAIN_MOST_VALUES: int
 CHAIN_MOST_AXES: int
 CHAIN_VALUE: tuple[str, ...]
+HALVES_VALUE: tuple[str, ...]
 COPY_UNIT: int
 RANGE_UNIT: int
 DRAW_UNIT: int
@@ -151,6 +152,10 @@ WHOLE: int
 REPEATED: int
 SPREAD: int
 TEMPORARY: int
+AS_IT_IS: int
+PIECES: int
+ENTIRE: int
+LATER: int
 
 def dtypes() -> dict[str, int]: ...
 def simd() -> str: ...

@@ -2,8 +2,8 @@
 
 The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
 the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
-instruction sets that the processor has: `avx512`, `avx2`, `plain`. MLVM_THREADS is how many threads
-the default VM has.
+instruction sets that the processor has: `avx512_bf16`, `avx512`, `avx2`, `plain`. MLVM_THREADS is
+how many threads the default VM has.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from mlvm.machines.native._native import KernelCall, Pool
 from mlvm.machines.native.planner import PLANNERS, Planner, Types
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
+from mlvm.machines.native.planners.halves import ROWS, SUMS, halves_call
 from mlvm.machines.native.planners.linalg import headed_call
 
 for _room in pkgutil.iter_modules(planners.__path__):
@@ -36,6 +37,9 @@ _MOVES: Final = frozenset(
     ]
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
+
+_OF_HALVES: Final = frozenset(["batch_contract", "matmul"]) | ROWS | SUMS
+"""What kernels read halves for, beside what they move and what they do with each element."""
 
 
 class NativeKernel:
@@ -63,9 +67,15 @@ class NativeKernel:
         if key not in self._calls:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            fits = self._fit(types, attributes)
-            self._calls[key] = self._planner(types, attributes) if fits else None
+            self._calls[key] = self._plan(types, attributes)
         return self._calls[key]
+
+    def _plan(self, types: Types, attributes: Attributes) -> KernelCall | None:
+        if not self._fit(types, attributes):
+            return None
+        if self.op.name in ROWS | SUMS and any(map(is_half, types)):
+            return halves_call(self.op.name, types, attributes)
+        return self._planner(types, attributes)
 
     def _fit(self, types: Types, attributes: Attributes) -> bool:
         """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a
@@ -73,7 +83,8 @@ class NativeKernel:
         moves = self.op.name in _MOVES or self.op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        if any(map(is_half, types)) and not (self.op.copies_only or self.op.links):
+        takes = self.op.copies_only or self.op.links or self.op.name in _OF_HALVES
+        if any(map(is_half, types)) and not takes:
             return False
         try:
             return self.op.infer(types[1:], attributes) is types[0]

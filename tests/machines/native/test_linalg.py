@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS
-from mlvm.core.types import Array, TensorType, aligned_array
+from mlvm.core.ops import half
+from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import kernel_call
-from mlvm.machines.native.planners.linalg import Chain, matmul_chain
+from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
 from tests.machines.native.planners import POOLS, native, planned
 
 DTYPES = ["float32", "float64"]
@@ -254,3 +256,51 @@ def test_chain(
     for run in runs:
         assert run[0].tobytes() == then.tobytes()
         assert not out or run[1].tobytes() == product.tobytes()
+
+
+HALVES = [(1, 706, 300), (1, 37, 5), (3, 17, 1), (5, 40, 33), (50, 705, 129), (200, 720, 40)]
+
+
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+def test_bf16_is_read_as_it_is_added_in_f32_and_rounded_once(tx: bool, ty: bool) -> None:
+    """With whole pairs in a sum, and without."""
+    for m, k, n in HALVES:
+        x, y, attributes = _operands(m, k, n, tx, ty, "float32")
+        x, y = half.cast(x, bf16), half.cast(y, bf16)
+        assert planned("matmul", x, y, **attributes)
+        results = [native("matmul", x, y, threads=t, **attributes) for t in (1, 2, 3, 5)]
+        assert len({result.tobytes() for result in results}) == 1
+        a = _swapped(half.widened(x), tx).astype(np.float64)
+        b = _swapped(half.widened(y), ty).astype(np.float64)
+        exact, size, result = a @ b, np.abs(a) @ np.abs(b), half.widened(results[0])
+        assert (np.abs(result - exact) <= np.abs(exact) * 2**-8 + size * 3e-6).all()
+        rows = slice(m // 3, m // 3 + 1 + m // 4)
+        part = np.ascontiguousarray(x[:, rows] if tx else x[rows])
+        alone = native("matmul", part, y, **attributes)
+        assert alone.tobytes() == results[0][rows].tobytes()
+
+
+def test_a_batch_of_bf16() -> None:
+    for tx, ty in TRANSPOSITIONS:
+        x, y, attributes = _operands(20, 30, 50, tx, ty, "float32", (7,))
+        x, y = half.cast(x, bf16), half.cast(y, bf16)
+        for name in ("matmul", "batch_contract"):
+            assert planned(name, x, y, **attributes)
+            result = half.widened(native(name, x, y, **attributes))
+            expected = native(name, half.widened(x), half.widened(y), **attributes)
+            np.testing.assert_allclose(result, expected, 2**-8, 1e-3)
+
+
+def test_a_chain_on_a_product_of_bf16_has_the_bits_of_its_links() -> None:
+    x, y, _ = _operands(50, 64, 40, False, False, "float32")
+    x, y, bias = half.cast(x, bf16), half.cast(y, bf16), half.cast(_noise((40,)), bf16)
+    product = native("matmul", x, y)
+    links = [
+        Link(OPS["matmul"], -1, (1, 2), OPS["matmul"].bind({})),
+        Link(OPS["add"], 0, (-1, 3), {}),
+    ]
+    out = aligned_array(TensorType.of(product))
+    call = headed_call(links, [TensorType.of(each) for each in (out, x, y, bias)])
+    assert call is not None
+    assert call.run(POOLS[2], out, x, y, bias)
+    assert out.tobytes() == native("add", product, bias).tobytes()

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from mlvm.core.errors import OperandValueError
-from mlvm.core.types import Array, DType
+from mlvm.core.ops import half
+from mlvm.core.types import Array, DType, bf16, f16
 from tests.machines.native.planners import native, planned, reference
 
 INF, NAN = np.inf, np.nan
@@ -176,3 +177,40 @@ def test_layer_norm_of_a_large_offset_keeps_its_digits() -> None:
 def test_empty_tensors_are_left_to_numpy() -> None:
     assert not planned("softmax", np.zeros((0, 3)), axis=-1)
     assert not planned("layer_norm_normalize", np.zeros((3, 0)), eps=0.1)
+
+
+# --- halves ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_halves_have_the_bits_of_f32_rounded(dtype: DType) -> None:
+    """They are widened for some rows at a time: of few and of many, short and long."""
+    for rows, n in ((1, 5), (7, 2), (300, 33), (40, 1000), (3, 5000)):
+        g, x, scale, bias = (
+            half.cast(random(s, np.float32), dtype) for s in ((rows, n),) * 2 + ((n,),) * 2
+        )
+        one, labels = half.cast(random((rows,), np.float32), dtype), np.arange(rows) % n
+        calls: list[tuple[str, tuple[Array, ...], dict[str, Any]]] = [
+            *((name, (x,), {"axis": -1}) for name in ("softmax", "log_softmax", "logsumexp")),
+            ("softmax_cross_entropy", (x, labels), {}),
+            ("softmax_cross_entropy_vjp", (one, x, labels), {}),
+            ("layer_norm", (x, scale, bias), {"eps": 1e-5}),
+            ("layer_norm_normalize", (x,), {"eps": 1e-5}),
+            ("layer_norm_vjp", (g, x, scale), {"eps": 1e-5}),
+            ("layer_norm_scale_vjp", (g, x), {"eps": 1e-5}),
+        ]
+        if dtype is bf16:
+            calls += [(name, (x,), {"axis": axis}) for name in ("sum", "mean") for axis in (0, 1)]
+        for name, inputs, attributes in calls:
+            assert planned(name, *inputs, **attributes)
+            wide = [half.widened(each) if half.is_half(each) else each for each in inputs]
+            expected = half.cast(native(name, *wide, **attributes), dtype)
+            for threads in (1, 3):
+                result = native(name, *inputs, threads=threads, **attributes)
+                assert result.tobytes() == expected.tobytes(), (name, rows, n)
+
+
+def test_a_label_that_is_none_is_refused_beside_halves() -> None:
+    x = half.cast(random((3, 4), np.float32), bf16)
+    with pytest.raises(OperandValueError):
+        native("softmax_cross_entropy", x, np.array([0, 4, 1]))

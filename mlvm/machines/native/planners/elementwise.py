@@ -43,6 +43,9 @@ def row_of(
     if name in ("gelu", "gelu_vjp"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
+    own = f"{name}_{out.dtype}"
+    if out.dtype.is_half and {*dtypes} == {out.dtype} and own in ROWS:
+        return _row(own, dtypes, out)
     dtype = common_dtype(operands)
     if out.dtype.is_float and not dtype.is_inexact:
         dtype = out.dtype  # exp and the like, of integers

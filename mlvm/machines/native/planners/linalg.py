@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine.fused import Link
-from mlvm.core.op import Attributes
+from mlvm.core.op import OPS, Attributes
 from mlvm.core.rules import broadcast_shapes
-from mlvm.core.types import Shape, TensorType
+from mlvm.core.types import Shape, TensorType, bf16, f32
+from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
@@ -71,7 +72,7 @@ class Product(NamedTuple):
         """Nanoseconds: for the multiplications, and for all elements to come by."""
         m, n, k = self.x.rows, self.y.columns, self.x.columns
         elements = m * n + self.groups[0] * (m * k + k * n)
-        bytes_a_flop = 1 if self.dtype == "f32" else 2
+        bytes_a_flop = 2 if self.dtype == "f64" else 1
         flops = 2 * self.groups[0] * m * n * k
         return 50 + self.batch * bytes_a_flop * (flops / 80 + elements / 5)
 
@@ -95,11 +96,11 @@ class Chain(NamedTuple):
 @planner("matmul")
 def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     product = _matmul(types[1], types[2], attributes)
-    return product and call(product)
+    return product and call(product, rounding(types[0], types))
 
 
 def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
-    dtype = float_dtype(x, y)
+    dtype = factor_dtype(x, y, attributes)
     if dtype is None:
         return None
     if x.ndim == 1:
@@ -115,7 +116,7 @@ def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | N
 @planner("batch_contract")
 def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, x, y = types
-    dtype = float_dtype(x, y)
+    dtype = factor_dtype(x, y, attributes)
     if dtype is None:
         return None
     batch = math.prod(x.shape[:-2])
@@ -125,7 +126,8 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
         y = y.with_shape((batch * y.shape[-2], y.shape[-1]))
         batch = 1
     groups = batch, math.prod(x.shape[-2:]), math.prod(y.shape[-2:])
-    return call(Product(dtype, *_matrices(x, y, attributes), groups=groups))
+    product = Product(dtype, *_matrices(x, y, attributes), groups=groups)
+    return call(product, rounding(types[0], types))
 
 
 def matmul_chain(
@@ -135,6 +137,8 @@ def matmul_chain(
     large that a thread cannot go through it row by row."""
     product = _matmul(x, y, attributes)
     if product is None or product.y.columns == 1:
+        return None
+    if chain is None and product.dtype.startswith("bf16"):
         return None
     return tiles(product, chain)
 
@@ -149,6 +153,9 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
     product = head.op.infer((x, y), head.attributes)
     if product is None or min(x.ndim, y.ndim) < 2 or not rest:
         return None
+    if product.dtype is bf16:
+        chain = rounding(product, types, (x_number, y_number), head.target, rest)
+        return chain and matmul_chain(x, y, head.attributes, chain)
     kept = head.target >= 0  # as a result; else it lives in scratch only, the last parameter
     child_types = types if kept else [*types, product]
     renamed = {} if kept else {head.target: len(types)}
@@ -164,7 +171,33 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
     return matmul_chain(x, y, head.attributes, places)
 
 
+def rounding(
+    product: TensorType,
+    types: Types,
+    factors: tuple[int, int] = (1, 2),
+    target: int = 0,
+    rest: Sequence[Link] = (),
+) -> Chain | None:
+    """The chain after a product of bf16, which is made in f32 and rounded to `target`; then comes
+    the rest of a chain. None for other products, and if a link has no row function."""
+    if product.dtype is not bf16:
+        return None
+    link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
+    exact = product.with_dtype(f32)
+    child = chain_call([link, *rest], [*types, exact], unit=max(1, product.shape[-1]))
+    return None if child is None else Chain(child, len(types), *factors, None)
+
+
 # --- what they have in common ------------------------------------------------------------
+
+
+def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
+    """The suffix of the kernels for these factors: pairs of bf16 where the processor multiplies
+    these at once, and each sum has whole pairs."""
+    if x.dtype is bf16 and y.dtype is bf16:
+        length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
+        return "bf16x2" if "gemv_bf16x2" in _native.kernels() and length % 2 == 0 else "bf16"
+    return float_dtype(x, y)
 
 
 def float_dtype(*types: TensorType) -> str | None:
@@ -197,17 +230,20 @@ def _batch_axes(x: Shape, y: Shape, x_size: int, y_size: int) -> list[Axis]:
     return axes
 
 
-def call(product: Product) -> KernelCall | None:
-    """How the product is best made."""
+def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
+    """How the product is best made. `chain` follows, unless a vector is made; None for other
+    products of bf16 without one."""
     x, y = product.x, product.y
     if y.columns == 1:
         # The rows of x with a vector: columns of x transposed.
         axes = [(length, b, a) for length, a, b in product.axes]
         length, a, b = product.groups
-        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), 2, 1)
-    if x.rows == 1 and y.column == 1:
-        return _vector(product, 1, 2)
-    return tiles(product)
+        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
+    if x.rows == 1:
+        return _vector(product, by_columns=True)
+    if chain is None and product.dtype.startswith("bf16"):
+        return None
+    return tiles(product, chain)
 
 
 def _block(k: int) -> int:
@@ -216,11 +252,13 @@ def _block(k: int) -> int:
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
-def _vector(product: Product, x: int, y: int) -> KernelCall | None:
-    """A row times a matrix. The parameters x and y may have changed places."""
+def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
+    """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a
+    column, whose parameters have changed places."""
+    x, y = (1, 2) if by_columns else (2, 1)
     unit, kernel = 64, f"gemv_{product.dtype}"
     units = product.batch * -(-product.y.columns // unit)
-    integers = {**product.integers, "x": x, "y": y, "by_columns": 1, "unit": unit}
+    integers = {**product.integers, "x": x, "y": y, "by_columns": by_columns, "unit": unit}
     return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
 
 
@@ -230,16 +268,19 @@ def tiles(
     """Tiles of the result in registers. `windows`: x are windows over images, gathered there."""
     x, y, groups = product.x, product.y, product.groups[0]
     m, n, k = x.rows, y.columns, x.columns
-    itemsize = 4 if product.dtype == "f32" else 8
+    halves, pack = product.dtype.startswith("bf16"), 2 if product.dtype == "bf16x2" else 1
+    unit_size = 8 if product.dtype == "f64" else 4
+    itemsize = unit_size // pack  # of what is copied
     block = _block(k)
     # Where to read an operand in place: where copies would be read seldom, or are in the cache.
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
-    copy_y = y.column != 1 or m > 48
+    copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
+    copy_y = halves or y.column != 1 or m > 48
     rows = 144 if transposed else 96
     columns, at_once = n, max(1, -(-k // block) * groups)
     if chain:
-        rows = max(12, min(rows, _CACHE // (n * itemsize + 1)))
+        rows = max(12, min(rows, _CACHE // (n * unit_size + 1)))
         if copy_y and at_once * block * n * itemsize > _MOST_PANELS:
             return None
     else:
@@ -250,12 +291,12 @@ def tiles(
     columns = -(-columns // 32) * 32 or 32
     by_columns = n > m and not chain and not windows
     # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
-    strip = min(m, rows) * block + 64 if copy_x else 0
+    strip = min(m, rows) * block // pack + 64 if copy_x else 0
     strip = -(-strip // 16) * 16
-    panels = (at_once if m > rows else 1) * block * columns
-    child_scratch = (strip + panels) * itemsize
+    panels = (at_once if m > rows else 1) * block * columns // pack
+    child_scratch = (strip + panels) * unit_size
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
-    scratch = product_scratch + (rows * n * itemsize if chain and chain.out is None else 0)
+    scratch = product_scratch + (rows * n * unit_size if chain and chain.out is None else 0)
     unit = 64 if by_columns else 24
     integers = product.integers | (windows or {"copy_x": copy_x})
     integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit, "copy_y": copy_y}

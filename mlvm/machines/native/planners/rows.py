@@ -7,6 +7,7 @@ from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.rules import normalize_axes
+from mlvm.core.types import TensorType
 from mlvm.machines.native._native import ROWS_OF_WORK, ROWS_TOGETHER, KernelCall
 from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, kernel_call, planner
@@ -72,10 +73,14 @@ def layer_norm_scale_vjp(op: str, types: Types, attributes: Attributes) -> Kerne
     if not x.size:
         return None
     length = x.shape[-1]
-    rows = math.prod(x.shape[:-1])
-    part = max(-(-rows // _PARTS), -(-_PART // length))
-    part = -(-part // 4) * 4
+    rows, part = math.prod(x.shape[:-1]), part_of_rows(x)
     parts, floats = -(-rows // part), (attributes["eps"],)
     integers = {"length": length, "count": rows, "part": part}
     kernel, shared = f"{op}_{x.dtype}", parts * length * x.dtype.itemsize
     return kernel_call(kernel, 3, parts, 0.5 * x.size, integers, floats, shared=shared)
+
+
+def part_of_rows(x: TensorType) -> int:
+    """How many rows of x are one part."""
+    part = max(-(-math.prod(x.shape[:-1]) // _PARTS), -(-_PART // x.shape[-1]))
+    return -(-part // 4) * 4

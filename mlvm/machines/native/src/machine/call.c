@@ -363,7 +363,7 @@ static PyObject *get_rows(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef call_functions[] = {
-    {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512, avx2 or plain."},
+    {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512_bf16, avx512, avx2 or plain."},
     {"simd_sets", get_simd_sets, METH_NOARGS,
      "The instruction sets of this build, the best first, and whether the processor has them."},
     {"choose_simd", choose_simd, METH_O,
@@ -371,6 +371,14 @@ static PyMethodDef call_functions[] = {
     {"kernels", get_kernels, METH_NOARGS, "All kernels: of each the file it is in, and the names of the integers that its calls have."},
     {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
     {NULL, NULL, 0, NULL}};
+
+static int add_names(PyObject *module, const char *name, const char *const *names)
+{
+    PyObject *value = tuple_of_names(names);
+    int failed = !value || PyModule_AddObjectRef(module, name, value);
+    Py_XDECREF(value);
+    return failed;
+}
 
 int call_init(PyObject *module)
 {
@@ -383,9 +391,9 @@ int call_init(PyObject *module)
         return -1;
     CONSTANTS(ADD)
 #define TEXT(name) #name,
-    static const char *const names[] = {chain_value_integers(TEXT) NULL};
-    PyObject *value = tuple_of_names(names);
-    int failed = !value || PyModule_AddObjectRef(module, "CHAIN_VALUE", value);
-    Py_XDECREF(value);
-    return failed ? -1 : PyModule_AddFunctions(module, call_functions);
+    static const char *const of_chain[] = {chain_value_integers(TEXT) NULL};
+    static const char *const of_halves[] = {halves_value_integers(TEXT) NULL};
+    if (add_names(module, "CHAIN_VALUE", of_chain) || add_names(module, "HALVES_VALUE", of_halves))
+        return -1;
+    return PyModule_AddFunctions(module, call_functions);
 }

@@ -22,6 +22,13 @@
     EACH(COUNT) EACH(START) EACH(STEP) EACH(EXACT_END) EACH(ROW_BYTES) EACH(SIZE)        \
     EACH(ROWS) EACH(HIGH) EACH(DIAGONAL) EACH(ONE)
 
+/* The rows of a call widen and narrow. Units are done TOGETHER. SHARED_AT, SCRATCH_AT: where the
+ * child's begin. Of each parameter the KIND, the LENGTH in a unit, the COUNT of all elements, and the
+ * PLACE in scratch memory follow. */
+#define halves_integers(EACH)                                                            \
+    EACH(TOGETHER) EACH(SHARED_AT) EACH(SCRATCH_AT)
+#define halves_value_integers(EACH) EACH(KIND) EACH(LENGTH) EACH(COUNT) EACH(PLACE)
+
 /* The indices are of KIND (kernels/elements.h). COUNT is the indexed axis' length beside the indices,
  * LENGTH the one that they point into. PIECE columns of the BEHIND are a unit, or PIECE rows of
  * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. */
@@ -108,7 +115,13 @@
     X(WHOLE, 0)                                                                          \
     X(REPEATED, 1)                                                                       \
     X(SPREAD, 2)                                                                         \
-    X(TEMPORARY, 3)
+    X(TEMPORARY, 3)                                                                      \
+    /* What `halves` does with a parameter: nothing; widens or rounds what some units have; widens all of \
+     * it; rounds it when all units are done. */                                                          \
+    X(AS_IT_IS, 0)                                                                       \
+    X(PIECES, 1)                                                                         \
+    X(ENTIRE, 2)                                                                         \
+    X(LATER, 3)
 #define CONSTANT(name, number) name = number,
 enum { CONSTANTS(CONSTANT) };
 

@@ -6,12 +6,13 @@
 #include <string.h>
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
-#define KERNEL_FILES(X, target)                                                          \
+#define KERNEL_FILES(X, target, products)                                                \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
+    X(halves, target)                                                                    \
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \
-    X(linalg, target)                                                                    \
+    X(linalg, products)                                                                  \
     X(quantized, target)                                                                 \
     X(random, target)                                                                    \
     X(reduction, target)                                                                 \
@@ -24,20 +25,20 @@
 #define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
 #define LIST_KERNELS(file, target) file##_kernels_##target,
 #define LIST_ROWS(file, target) file##_rows_##target,
-#define TABLES(target)                                                                   \
-    KERNEL_FILES(DECLARE_KERNELS, target)                                                \
+#define TABLES(target, products)                                                         \
+    KERNEL_FILES(DECLARE_KERNELS, target, products)                                      \
     ROW_FILES(DECLARE_ROWS, target)                                                      \
-    static const KernelEntry *const kernels_##target[] = {                               \
-        KERNEL_FILES(LIST_KERNELS, target) NULL};                                        \
-    static const RowEntry *const rows_##target[] = {ROW_FILES(LIST_ROWS, target) NULL};
+    static const KernelEntry *const kernels_##products[] = {                             \
+        KERNEL_FILES(LIST_KERNELS, target, products) NULL};                              \
+    static const RowEntry *const rows_##products[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
 #define TEXT(name) #name,
 #define INTEGERS(file, unused) static const char *const file##_names[] = {file##_integers(TEXT) NULL};
 #define LIST_INTEGERS(file, unused) file##_names,
-KERNEL_FILES(INTEGERS, )
-static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, )};
+KERNEL_FILES(INTEGERS, , )
+static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, , )};
 #define NAME_OF_FILE(file, unused) #file,
-static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, )};
+static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, , )};
 
 typedef struct {
     const char *name;
@@ -45,19 +46,26 @@ typedef struct {
     const RowEntry *const *rows;
 } Set;
 
-/* The build compiles kernels/ for some of these and says so, the best first. */
+/* The build compiles kernels/ for some of these and says so, the best first; for avx512_bf16 only
+ * products, all else is that of avx512. */
+#ifdef WITH_AVX512_BF16
+TABLES(avx512, avx512_bf16)
+#endif
 #ifdef WITH_AVX512
-TABLES(avx512)
+TABLES(avx512, avx512)
 #endif
 #ifdef WITH_AVX2
-TABLES(avx2)
+TABLES(avx2, avx2)
 #endif
 #ifdef WITH_NEON
-TABLES(neon)
+TABLES(neon, neon)
 #endif
-TABLES(plain)
+TABLES(plain, plain)
 
 static const Set sets[] = {
+#ifdef WITH_AVX512_BF16
+    {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16},
+#endif
 #ifdef WITH_AVX512
     {"avx512", kernels_avx512, rows_avx512},
 #endif
@@ -84,7 +92,7 @@ int simd_choose(const char *name)
 static const Set *set_in_use(void)
 {
     for (size_t i = 0; !chosen; i++)
-        if (processor_has(sets[i].name))
+        if (processor_has(sets[i].name) && processor_prefers(sets[i].name))
             chosen = &sets[i];
     return chosen;
 }

@@ -1,5 +1,6 @@
 /* Matrix products around the tile: what is copied where, and in which order. Included once for each
- * dtype, after tile.h.
+ * dtype, after tile.h and take.h. Lengths and strides are in elements of the operands, of type S; what is
+ * copied are units of type T, each of PACK elements.
  *
  * The loops are Goto's (Goto and van de Geijn, TOMS 2008), with one turned outwards: a strip of
  * rows goes through several blocks of k while its part of C stays in the second-level cache. Panels
@@ -8,7 +9,7 @@
 /* What is done at once: some rows and columns of one product of the batch. */
 typedef struct {
     const int64_t *n;
-    const T *x, *y;
+    const S *x, *y;
     T *out;            /* the product's first element */
     T *strip, *panels; /* scratch: copied rows of x and panels of y */
     int64_t row, rows, column, columns;
@@ -24,15 +25,19 @@ static inline int64_t OF(tile_begin)(int64_t i, int64_t tiles, int64_t rows)
     return i * height + (i < higher ? i : higher);
 }
 
-/* Rows stay rows. */
-static void OF(copy_rows)(T *to, const T *x, int64_t x_row, int64_t rows, int64_t k)
+/* Rows stay rows. k counts units, here and below. */
+static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_t k)
 {
     for (int64_t i = 0; i < rows; i++)
-        memcpy(to + i * k, x + i * x_row, (size_t)k * sizeof(T));
+        if (sizeof(T) == PACK * sizeof(S))
+            memcpy(to + i * k, x + i * x_row, (size_t)k * sizeof(T));
+        else
+            for (int64_t l = 0; l < k; l++)
+                to[i * k + l] = OF(unit)(x + i * x_row + l * PACK, 1);
 }
 
 /* What lies side by side for each k is cut into tiles, [k][height] each. */
-static void OF(copy_columns)(T *to, const T *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
+static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
     /* Whole vectors reach into the next row of x and of the tile; the last have no next one. */
     int64_t whole = rows / tiles * 2 >= HEIGHT && x_k >= HEIGHT ? k - 1 : 0;
@@ -41,55 +46,53 @@ static void OF(copy_columns)(T *to, const T *x, int64_t x_k, int64_t rows, int64
             int64_t begin = OF(tile_begin)(tile, tiles, rows);
             int64_t height = OF(tile_begin)(tile + 1, tiles, rows) - begin;
             int64_t l = some, end = least(some + 8, k);
-            const T *from = x + begin;
+            const S *from = x + begin;
             T *panel = to + begin * k;
             for (; l < least(end, whole); l++)
                 for (int v = 0; v < HEIGHT; v += LANES)
-                    OF(store)(panel + l * height + v, OF(load)(from + l * x_k + v));
+                    OF(store)(panel + l * height + v,
+                              OF(take)(from + l * PACK * x_k + v, x_k));
             for (; l < end; l++)
                 for (int64_t i = 0; i < height; i++)
-                    panel[l * height + i] = from[l * x_k + i];
+                    panel[l * height + i] = OF(unit)(from + l * PACK * x_k + i, x_k);
         }
 }
 
 /* --- copying panels of y: [k][COLUMNS], with zeros where y has fewer --- */
 
-static void OF(copy_panel)(T *to, const T *y, int64_t y_k, int64_t columns, int64_t k)
+static void OF(copy_panel)(T *to, const S *y, int64_t y_k, int64_t columns, int64_t k)
 {
     if (columns == COLUMNS)
         for (int64_t l = 0; l < k; l++)
             for (int v = 0; v < COLUMNS; v += LANES)
-                OF(store)(to + l * COLUMNS + v, OF(load)(y + l * y_k + v));
+                OF(store)(to + l * COLUMNS + v, OF(take)(y + l * PACK * y_k + v, y_k));
     else
         for (int64_t l = 0; l < k; l++)
             for (int64_t j = 0; j < COLUMNS; j++)
-                to[l * COLUMNS + j] = j < columns ? y[l * y_k + j] : 0;
+                to[l * COLUMNS + j] = j < columns ? OF(unit)(y + l * PACK * y_k + j, y_k) : 0;
 }
 
-typedef T OF(Side) __attribute__((vector_size(SQUARE_BYTES)));
-typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof(T)), may_alias));
-
 /* A square of y, whose columns are far apart, becomes rows of a panel. */
-static inline void OF(transpose)(T *to, const T *y, int64_t y_column)
+static inline void OF(transpose)(T *to, const S *y, int64_t y_column)
 {
     OF(Side) r[SQUARE];
     UNROLL for (int j = 0; j < SQUARE; j++)
-        r[j] = *(const OF(LooseSide) *)(y + j * y_column);
+        r[j] = OF(take_side)(y + j * y_column);
     OF(TRANSPOSE)(r);
     UNROLL for (int j = 0; j < SQUARE; j++)
         *(OF(LooseSide) *)(to + j * COLUMNS) = r[j];
 }
 
-static void OF(transpose_panel)(T *to, const T *y, int64_t y_column, int64_t columns, int64_t k)
+static void OF(transpose_panel)(T *to, const S *y, int64_t y_column, int64_t columns, int64_t k)
 {
     for (int64_t j = 0; j < COLUMNS; j += SQUARE) {
         int64_t l = 0;
         if (j + SQUARE <= columns)
             for (; l + SQUARE <= k; l += SQUARE)
-                OF(transpose)(to + l * COLUMNS + j, y + j * y_column + l, y_column);
+                OF(transpose)(to + l * COLUMNS + j, y + j * y_column + l * PACK, y_column);
         for (; l < k; l++)
             for (int64_t i = j; i < j + SQUARE; i++)
-                to[l * COLUMNS + i] = i < columns ? y[i * y_column + l] : 0;
+                to[l * COLUMNS + i] = i < columns ? OF(unit)(y + i * y_column + l * PACK, 1) : 0;
     }
 }
 
@@ -112,18 +115,18 @@ static void OF(narrow_tile)(OF(TileFn) fn, const OF(Tile) *t, int64_t rows, int6
 }
 
 /* Rows of windows over images; beyond the images are zeros. */
-static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, int64_t rows,
+static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows,
                             int64_t first, int64_t k)
 {
     int64_t line = w[WINDOW_WIDTH] * w[CHANNELS], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
     int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH] % w[GRID_HEIGHT];
-    const T *image = x + row / w[GRID_WIDTH] / w[GRID_HEIGHT] * w[IMAGE_HEIGHT] * image_line;
+    const S *image = x + row / w[GRID_WIDTH] / w[GRID_HEIGHT] * w[IMAGE_HEIGHT] * image_line;
     for (; rows > 0; rows--, to += k) {
         int64_t left = (across * w[STRIDE_ACROSS] - w[PAD_LEFT]) * w[CHANNELS];
         for (int64_t l = first; l < first + k;) { /* from one line of the window to the next */
             int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + l / line;
             int64_t from = left + l % line, end = from + least(line - l % line, first + k - l);
-            const T *pixels = image + y * image_line;
+            const S *pixels = image + y * image_line;
             int outside = y < 0 || y >= w[IMAGE_HEIGHT];
             T *place = to + (l - first) - from;
             int64_t begin = least(from < 0 ? 0 : from, end);
@@ -132,7 +135,7 @@ static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, in
             for (; from < begin; from++)
                 place[from] = 0;
             for (; from < stop; from++)
-                place[from] = pixels[from];
+                place[from] = OF(unit)(pixels + from, 1);
             for (; from < end; from++)
                 place[from] = 0;
         }
@@ -153,12 +156,13 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
 {
     const int64_t *n = part->n;
     int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;
-    int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]);
+    int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]) / PACK;
     int64_t tiles = (rows + ROWS - 1) / ROWS;
-    const T *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
-    const T *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
-    OF(Tile) t = {.k = k, .a_row = n[X_ROW], .a_k = n[X_K], .c_row = n[N], .add = block > 0};
-    int64_t row_step = n[X_ROW]; /* from tile to tile */
+    const S *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
+    const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
+    int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
+    const T *from = (const T *)x;
+    OF(Tile) t = {.k = k, .a_row = row_step, .a_k = n[X_K], .c_row = n[N], .add = block > 0};
     if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
             OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
@@ -166,7 +170,7 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
         else
             OF(copy_columns)(part->strip, x, n[X_K], rows, k, tiles);
-        x = part->strip;
+        from = part->strip;
         row_step = k;
         if (n[X_K] == 1)
             t.a_row = k;
@@ -174,21 +178,22 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     for (int64_t jr = 0; jr < columns; jr += COLUMNS) {
         int64_t width = least(columns - jr, COLUMNS);
         int vectors = width > LANES ? 2 : 1, whole = width == vectors * LANES;
-        t.b = y + jr * n[Y_COLUMN];
+        const S *panel_of = y + jr * n[Y_COLUMN];
+        t.b = (const T *)panel_of;
         t.b_k = n[Y_K];
         if (n[COPY_Y] || !whole) {
             T *panel = panels + jr / COLUMNS * panel_length;
             if (copy && n[Y_COLUMN] == 1)
-                OF(copy_panel)(panel, t.b, n[Y_K], width, k);
+                OF(copy_panel)(panel, panel_of, n[Y_K], width, k);
             else if (copy)
-                OF(transpose_panel)(panel, t.b, n[Y_COLUMN], width, k);
+                OF(transpose_panel)(panel, panel_of, n[Y_COLUMN], width, k);
             t.b = panel;
             t.b_k = COLUMNS;
         }
         for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
             int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
             OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
-            t.a = x + ir * row_step;
+            t.a = from + ir * row_step;
             if (n[COPY_X] && n[X_K] != 1)
                 t.a_k = height;
             t.c = part->out + (row + ir) * n[N] + column + jr;
@@ -207,7 +212,7 @@ static int OF(product)(OF(Part) *part)
     const int64_t *n = part->n;
     int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
     int64_t last_row = part->row + part->rows, last_column = part->column + part->columns;
-    int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]);
+    int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]) / PACK;
     int once = part->rows <= n[ROWS_AT_ONCE]; /* a panel is used by one strip only */
     for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
         int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
@@ -244,8 +249,8 @@ static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int6
         int64_t product = begin / units, from = begin % units, x_offset, y_offset;
         int64_t upto = least(units, from + end - begin), place = from * n[UNIT];
         offsets(n, product, &x_offset, &y_offset);
-        part.x = (const T *)p[n[X]] + x_offset;
-        part.y = (const T *)p[n[Y]] + y_offset;
+        part.x = (const S *)p[n[X]] + x_offset;
+        part.y = (const S *)p[n[Y]] + y_offset;
         part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[M] * n[N];
         if (n[BY_COLUMNS]) {
             part.column = place;
@@ -285,60 +290,132 @@ static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begi
 
 /* --- vectors --- */
 
+enum { OF(AT_ONCE) = 2048 }; /* columns, whose sums are made at once */
+
 /* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
  * columns. The order of the sums is that of tiles. */
-static void OF(add_rows)(T *sum, const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t columns,
+static void OF(add_rows)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
                          int64_t k)
 {
+    const int64_t x_step = PACK * x_k, y_step = PACK * y_k;
     int64_t l = 0, j;
-    for (; l + 4 <= k; l += 4, x += 4 * x_k, y += 4 * y_k) {
-        V x0 = OF(SPREAD)(x[0]), x1 = OF(SPREAD)(x[x_k]);
-        V x2 = OF(SPREAD)(x[2 * x_k]), x3 = OF(SPREAD)(x[3 * x_k]);
+    for (; l + 4 <= k; l += 4, x += 4 * x_step, y += 4 * y_step) {
+        V x0 = OF(SPREAD)(OF(unit)(x, x_k)), x1 = OF(SPREAD)(OF(unit)(x + x_step, x_k));
+        V x2 = OF(SPREAD)(OF(unit)(x + 2 * x_step, x_k));
+        V x3 = OF(SPREAD)(OF(unit)(x + 3 * x_step, x_k));
         for (j = 0; j < columns; j += LANES) {
             V s = OF(load)(sum + j);
-            s = OF(FMA)(x0, OF(load)(y + j), s);
-            s = OF(FMA)(x1, OF(load)(y + y_k + j), s);
-            s = OF(FMA)(x2, OF(load)(y + 2 * y_k + j), s);
-            OF(store)(sum + j, OF(FMA)(x3, OF(load)(y + 3 * y_k + j), s));
+            s = OF(FMA)(x0, OF(take)(y + j, y_k), s);
+            s = OF(FMA)(x1, OF(take)(y + y_step + j, y_k), s);
+            s = OF(FMA)(x2, OF(take)(y + 2 * y_step + j, y_k), s);
+            OF(store)(sum + j, OF(FMA)(x3, OF(take)(y + 3 * y_step + j, y_k), s));
         }
     }
-    for (; l < k; l++, x += x_k, y += y_k)
-        for (j = 0; j < columns; j += LANES)
-            OF(store)(sum + j, OF(FMA)(OF(SPREAD)(x[0]), OF(load)(y + j), OF(load)(sum + j)));
+    for (; l < k; l++, x += x_step, y += y_step)
+        for (j = 0; j < columns; j += LANES) {
+            V factor = OF(SPREAD)(OF(unit)(x, x_k));
+            OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + j, y_k), OF(load)(sum + j)));
+        }
 }
 
-/* The same for one column. */
-static T OF(add_column)(const T *x, int64_t x_k, const T *y, int64_t y_k, int64_t k)
+/* The same for less than a vector of columns. */
+static void OF(add_narrow)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
+                           int64_t k)
 {
-    V sum = {0};
-    for (int64_t l = 0; l < k; l++)
-        sum = OF(FMA)(OF(SPREAD)(x[l * x_k]), OF(SPREAD)(y[l * y_k]), sum);
-    return sum[0];
+    V total = {0};
+    for (int64_t l = 0; l < k; l++, x += PACK * x_k, y += PACK * y_k) {
+        _Alignas(64) T row[LANES] = {0};
+        for (int64_t j = 0; j < columns; j++)
+            row[j] = OF(unit)(y + j, y_k);
+        total = OF(FMA)(OF(SPREAD)(OF(unit)(x, x_k)), OF(load)(row), total);
+    }
+    for (int64_t j = 0; j < columns; j++)
+        sum[j] = total[j];
 }
 
-static void OF(row_product)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
+static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    enum { AT_ONCE = 2048 };
-    _Alignas(64) T sum[AT_ONCE];
-    for (int64_t jc = 0; jc < columns; jc += AT_ONCE) {
-        int64_t some = least(columns - jc, AT_ONCE), whole = some / LANES * LANES;
-        memset(out + jc, 0, (size_t)some * sizeof(T));
-        for (int64_t group = 0; group < n[GROUPS]; group++)
-            for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
-                int64_t k = least(n[K] - first, n[BLOCK]);
-                const T *a = x + group * n[X_GROUP] + first * n[X_K];
-                const T *b = y + group * n[Y_GROUP] + first * n[Y_K] + jc;
-                memset(sum, 0, (size_t)some * sizeof(T));
-                OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
-                for (int64_t j = whole; j < some; j++)
-                    sum[j] = OF(add_column)(a, n[X_K], b + j, n[Y_K], k);
-                for (int64_t j = 0; j < some; j++)
-                    out[jc + j] += sum[j];
+    _Alignas(64) T sum[OF(AT_ONCE)], last[LANES];
+    int64_t whole = columns / LANES * LANES, left = columns - whole;
+    for (int64_t group = 0; group < n[GROUPS]; group++)
+        for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
+            int64_t k = least(n[K] - first, n[BLOCK]) / PACK;
+            const S *a = x + group * n[X_GROUP] + first * n[X_K];
+            const S *b = y + group * n[Y_GROUP] + first * n[Y_K];
+            memset(sum, 0, (size_t)whole * sizeof(T));
+            OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
+            if (left && whole) { /* the last vector again, as far as the end */
+                memset(last, 0, sizeof last);
+                OF(add_rows)(last, a, n[X_K], b + columns - LANES, n[Y_K], LANES, k);
+                memcpy(sum + whole, last + LANES - left, (size_t)left * sizeof(T));
+            } else if (left)
+                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], left, k);
+            for (int64_t j = 0; j < columns; j++)
+                total[j] += sum[j];
+        }
+}
+
+/* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
+ * summed in the order of tiles, too. Two squares after the other are a line of the cache. */
+static inline __attribute__((always_inline)) void OF(turned_squares)(T *total, const T *x, const S *y,
+                                                                     int64_t y_column, int64_t k,
+                                                                     const int squares)
+{
+    OF(Side) sum[2], r[SQUARE];
+    int64_t l = 0;
+    UNROLL for (int s = 0; s < squares; s++)
+        sum[s] = (OF(Side)){0};
+    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE) {
+        const S *from = y + l * PACK;
+        UNROLL for (int s = 0; s < squares; s++, from += SQUARE * y_column)
+            UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
+                UNROLL for (int i = 0; i < SQUARE; i++)
+                    r[i] = OF(take_side)(from + i * y_column + half * PACK);
+                OF(TRANSPOSE)(r);
+                UNROLL for (int i = 0; i < SQUARE; i++)
+                    sum[s] = OF(FMA_SIDE)(x[l + half + i], r[i], sum[s]);
             }
     }
+    for (; l < k; l++)
+        for (int s = 0; s < squares; s++) {
+            OF(Side) row = {0};
+            UNROLL for (int i = 0; i < SQUARE; i++)
+                row[i] = OF(unit)(y + (s * SQUARE + i) * y_column + l * PACK, 1);
+            sum[s] = OF(FMA_SIDE)(x[l], row, sum[s]);
+        }
+    UNROLL for (int s = 0; s < squares; s++)
+        UNROLL for (int i = 0; i < SQUARE; i++)
+            total[s * SQUARE + i] += sum[s][i];
 }
 
-/* M is 1, and columns of y are packed: dot products of x with some of them. A sum has as many lanes
+static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
+{
+    enum { LONGEST = 512 }; /* BLOCK is less */
+    T row[LONGEST];
+    int64_t y_column = n[Y_COLUMN];
+    for (int64_t group = 0; group < n[GROUPS]; group++)
+        for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
+            int64_t k = least(n[K] - first, n[BLOCK]) / PACK, j = 0;
+            const S *a = x + group * n[X_GROUP] + first * n[X_K];
+            const S *b = y + group * n[Y_GROUP] + first;
+            for (int64_t l = 0; l < k; l++)
+                row[l] = OF(unit)(a + l * PACK * n[X_K], n[X_K]);
+            for (; j + 2 * SQUARE <= columns; j += 2 * SQUARE)
+                OF(turned_squares)(total + j, row, b + j * y_column, y_column, k, 2);
+            for (; j + SQUARE <= columns; j += SQUARE)
+                OF(turned_squares)(total + j, row, b + j * y_column, y_column, k, 1);
+            for (; j < columns; j++) {
+                OF(Side) sum = {0};
+                for (int64_t l = 0; l < k; l++) {
+                    OF(Side) one = {OF(unit)(b + j * y_column + l * PACK, 1)};
+                    sum = OF(FMA_SIDE)(row[l], one, sum);
+                }
+                total[j] += sum[0];
+            }
+        }
+}
+
+/* y is a vector, and x has taken its place: dot products with some rows of it. A sum has as many lanes
  * in every instruction set, folded in halves. */
 enum { OF(DOT) = 64 / sizeof(T) };
 typedef T OF(Half) __attribute__((vector_size(16)));
@@ -358,9 +435,9 @@ static inline T OF(fold)(const V *sum)
                                 (part[0][1] + part[0][16 / sizeof(T) - 1]);
 }
 
-/* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. */
+/* x, whose end is completed with zeros; likewise of y the lanes that `kept` has. k counts units. */
 typedef struct {
-    const T *x;
+    const S *x;
     int64_t k;
     _Alignas(64) T end[OF(DOT)];
     _Alignas(64) OF(Lane) kept[OF(DOT)];
@@ -368,7 +445,7 @@ typedef struct {
 
 /* `beyond`: there is memory behind each column. */
 static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Factor) *factor,
-                                                          const T *y, int64_t y_column,
+                                                          const S *y, int64_t y_column,
                                                           const int columns, int beyond)
 {
     enum { VECTORS = OF(DOT) / LANES };
@@ -379,19 +456,19 @@ static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Facto
             sum[j][v] = (V){0};
     for (; l < whole; l += OF(DOT))
         UNROLL for (int v = 0; v < VECTORS; v++) {
-            V row = OF(load)(factor->x + l + v * LANES);
+            int64_t at = (l + v * LANES) * PACK;
+            V row = OF(take_run)(factor->x + at);
             UNROLL for (int j = 0; j < columns; j++)
-                sum[j][v] =
-                    OF(FMA)(row, OF(load)(y + j * y_column + l + v * LANES), sum[j][v]);
+                sum[j][v] = OF(FMA)(row, OF(take_run)(y + j * y_column + at), sum[j][v]);
         }
     if (left)
         UNROLL for (int j = 0; j < columns; j++) {
-            _Alignas(64) T copy[OF(DOT)] = {0};
-            const T *from = y + j * y_column + l;
+            _Alignas(64) S copy[OF(DOT) * PACK] = {0};
+            const S *from = y + j * y_column + l * PACK;
             if (!beyond)
-                from = memcpy(copy, from, (size_t)left * sizeof(T));
+                from = memcpy(copy, from, (size_t)(left * PACK) * sizeof(S));
             UNROLL for (int v = 0; v < VECTORS; v++) {
-                OF(Mask) bits = (OF(Mask))OF(load)(from + v * LANES);
+                OF(Mask) bits = (OF(Mask))OF(take_run)(from + v * LANES * PACK);
                 bits &= *(const OF(Mask) *)(factor->kept + v * LANES);
                 sum[j][v] = OF(FMA)(OF(load)(factor->end + v * LANES), (V)bits, sum[j][v]);
             }
@@ -400,25 +477,25 @@ static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Facto
         out[j] += OF(fold)(sum[j]);
 }
 
-static void OF(dots)(const int64_t *n, const T *x, const T *y, T *out, int64_t columns)
+static void OF(dots)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    enum { AT_ONCE = 4096 };
+    enum { LONGEST = 4096 };
     int64_t y_column = n[Y_COLUMN];
-    memset(out, 0, (size_t)columns * sizeof(T));
     for (int64_t group = 0; group < n[GROUPS]; group++)
-        for (int64_t first = 0; first < n[K]; first += AT_ONCE) {
-            const T *b = y + group * n[Y_GROUP] + first;
-            OF(Factor) a = {.x = x + group * n[X_GROUP] + first, .k = least(n[K] - first, AT_ONCE)};
+        for (int64_t first = 0; first < n[K]; first += LONGEST) {
+            const S *b = y + group * n[Y_GROUP] + first;
+            OF(Factor) a = {.x = x + group * n[X_GROUP] + first,
+                            .k = least(n[K] - first, LONGEST) / PACK};
             int64_t left = a.k % OF(DOT), j = 0;
             for (int64_t i = 0; i < left; i++) {
-                a.end[i] = a.x[a.k - left + i];
+                a.end[i] = OF(unit)(a.x + (a.k - left + i) * PACK, 1);
                 a.kept[i] = -1;
             }
             for (; j + 4 <= columns; j += 4)
-                OF(dot)(out + j, &a, b + j * y_column, y_column, 4,
-                        j + 4 < columns && y_column >= OF(DOT));
+                OF(dot)(total + j, &a, b + j * y_column, y_column, 4,
+                        j + 4 < columns && y_column >= OF(DOT) * PACK);
             for (; j < columns; j++)
-                OF(dot)(out + j, &a, b + j * y_column, y_column, 1, 0);
+                OF(dot)(total + j, &a, b + j * y_column, y_column, 1, 0);
         }
 }
 
@@ -426,15 +503,23 @@ static int OF(gemv)(const KernelCall *call, char *const *p, int64_t begin, int64
 {
     const int64_t *n = call->n;
     int64_t units = (n[N] + n[UNIT] - 1) / n[UNIT];
+    void (*add)(const int64_t *, const S *, const S *, T *, int64_t) =
+        n[Y_COLUMN] == 1 ? OF(row_product)
+        : n[BY_COLUMNS]  ? OF(turned_product)
+                         : OF(dots);
     (void)scratch;
     while (begin < end) {
         int64_t product = begin / units, from = begin % units, x_offset, y_offset;
-        int64_t upto = least(units, from + end - begin), place = from * n[UNIT];
+        int64_t upto = least(units, from + end - begin), stop = least(upto * n[UNIT], n[N]);
         offsets(n, product, &x_offset, &y_offset);
-        (n[Y_COLUMN] == 1 ? OF(row_product) : OF(dots))(
-            n, (const T *)p[n[X]] + x_offset,
-            (const T *)p[n[Y]] + y_offset + place * n[Y_COLUMN],
-            (T *)p[n[OUT]] + product * n[N] + place, least(upto * n[UNIT], n[N]) - place);
+        for (int64_t j = from * n[UNIT]; j < stop; j += OF(AT_ONCE)) {
+            _Alignas(64) T total[OF(AT_ONCE)];
+            int64_t columns = least(stop - j, OF(AT_ONCE));
+            memset(total, 0, (size_t)columns * sizeof(T));
+            add(n, (const S *)p[n[X]] + x_offset,
+                (const S *)p[n[Y]] + y_offset + j * n[Y_COLUMN], total, columns);
+            OF(put)((S *)p[n[OUT]] + product * n[N] + j, total, columns);
+        }
         begin += upto - from;
     }
     return 0;

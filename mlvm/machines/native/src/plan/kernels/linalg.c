@@ -2,6 +2,7 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "half.h"
 
 #include <string.h>
 
@@ -22,6 +23,8 @@ enum { VECTOR_BYTES = 64, ROWS = 14, SQUARE_BYTES = 32 };
 #define FMA_f64(x, y, z) (Vector_f64) _mm512_fmadd_pd((__m512d)(x), (__m512d)(y), (__m512d)(z))
 #define SPREAD_f32(x) (Vector_f32) _mm512_set1_ps(x)
 #define SPREAD_f64(x) (Vector_f64) _mm512_set1_pd(x)
+#define FMA_SIDE_f32(x, y, z) (Side_f32) _mm256_fmadd_ps(_mm256_set1_ps(x), (__m256)(y), (__m256)(z))
+#define FMA_SIDE_f64(x, y, z) (Side_f64) _mm256_fmadd_pd(_mm256_set1_pd(x), (__m256d)(y), (__m256d)(z))
 #elif defined(__FMA__)
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
@@ -29,6 +32,8 @@ enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
 #define FMA_f64(x, y, z) (Vector_f64) _mm256_fmadd_pd((__m256d)(x), (__m256d)(y), (__m256d)(z))
 #define SPREAD_f32(x) (Vector_f32) _mm256_set1_ps(x)
 #define SPREAD_f64(x) (Vector_f64) _mm256_set1_pd(x)
+#define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(SPREAD_f64(x), y, z)
 #elif defined(USE_NEON) /* 28 of 32 registers are the tile's */
 #define EACH_HEIGHT(X) UPTO_14(X)
 enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
@@ -38,6 +43,8 @@ enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
     (Vector_f64) vfmaq_f64((float64x2_t)(z), (float64x2_t)(x), (float64x2_t)(y))
 #define SPREAD_f32(x) (Vector_f32) vdupq_n_f32(x)
 #define SPREAD_f64(x) (Vector_f64) vdupq_n_f64(x)
+#define FMA_SIDE_f32(x, y, z) FMA_f32(SPREAD_f32(x), y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(SPREAD_f64(x), y, z)
 #else
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
@@ -45,6 +52,8 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
 #define FMA_f64(x, y, z) ((x) * (y) + (z))
 #define SPREAD_f32(x) ((x) - (Vector_f32){0})
 #define SPREAD_f64(x) ((x) - (Vector_f64){0})
+#define FMA_SIDE_f32(x, y, z) FMA_f32(x, y, z)
+#define FMA_SIDE_f64(x, y, z) FMA_f64(x, y, z)
 #endif
 #define UNROLL _Pragma("GCC unroll 16")
 
@@ -65,23 +74,47 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
     }
 typedef int32_t Lane_f32;
 typedef int64_t Lane_f64;
+typedef int32_t Lane_bf16;
+typedef int32_t Lane_bf16x2;
 typedef Lane_f32 Lanes_f32 __attribute__((vector_size(SQUARE_BYTES)));
 typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define TRANSPOSE_4(r, Lanes)                                                            \
     EXCHANGE(r, 4, 1, Lanes, LIST(0, 4, 2, 6), LIST(1, 5, 3, 7))                         \
     EXCHANGE(r, 4, 2, Lanes, LIST(0, 1, 4, 5), LIST(2, 3, 6, 7))
 #if defined(__FMA__)
+/* As the processor has it: pairs of lanes are woven, and rows 1 and 2 of each four come out exchanged. */
 #define TRANSPOSE_f32(r)                                                                 \
-    EXCHANGE(r, 8, 1, Lanes_f32, LIST(0, 8, 2, 10, 4, 12, 6, 14),                        \
-             LIST(1, 9, 3, 11, 5, 13, 7, 15))                                            \
+    EXCHANGE(r, 8, 1, Lanes_f32, LIST(0, 8, 1, 9, 4, 12, 5, 13),                         \
+             LIST(2, 10, 3, 11, 6, 14, 7, 15))                                           \
     EXCHANGE(r, 8, 2, Lanes_f32, LIST(0, 1, 8, 9, 4, 5, 12, 13),                         \
              LIST(2, 3, 10, 11, 6, 7, 14, 15))                                           \
     EXCHANGE(r, 8, 4, Lanes_f32, LIST(0, 1, 2, 3, 8, 9, 10, 11),                         \
-             LIST(4, 5, 6, 7, 12, 13, 14, 15))
+             LIST(4, 5, 6, 7, 12, 13, 14, 15))                                           \
+    UNROLL for (int i = 1; i < 8; i += 4)                                                \
+    {                                                                                    \
+        __typeof__(r[0]) x = r[i];                                                       \
+        r[i] = r[i + 1];                                                                 \
+        r[i + 1] = x;                                                                    \
+    }
 #define TRANSPOSE_f64(r) TRANSPOSE_4(r, Lanes_f64)
 #else
 #define TRANSPOSE_f32(r) TRANSPOSE_4(r, Lanes_f32)
 #define TRANSPOSE_f64(r) EXCHANGE(r, 2, 1, Lanes_f64, LIST(0, 2), LIST(1, 3))
+#endif
+
+/* --- bf16: an f32 each, or two that are multiplied and added at once --- */
+
+#define FMA_bf16(x, y, z) FMA_f32(x, y, z)
+#define FMA_SIDE_bf16(x, y, z) FMA_SIDE_f32(x, y, z)
+#define SPREAD_bf16(x) SPREAD_f32(x)
+#define TRANSPOSE_bf16(r) TRANSPOSE_f32(r)
+#if defined(__AVX512BF16__)
+#define FMA_bf16x2(x, y, z)                                                              \
+    (Vector_bf16x2) _mm512_dpbf16_ps((__m512)(z), (__m512bh)(x), (__m512bh)(y))
+#define FMA_SIDE_bf16x2(x, y, z)                                                         \
+    (Side_bf16x2) _mm256_dpbf16_ps((__m256)(z), (__m256bh)_mm256_set1_ps(x), (__m256bh)(y))
+#define SPREAD_bf16x2(x) SPREAD_f32(x)
+#define TRANSPOSE_bf16x2(r) TRANSPOSE_f32(r)
 #endif
 
 /* --- what a call says --- */
@@ -133,20 +166,39 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 #define HEIGHT ((ROWS + LANES - 1) / LANES * LANES)     /* ROWS as whole vectors */
 #define SQUARE ((int)(SQUARE_BYTES / sizeof(T)))
 
+#define DT f32
 #define T float
-#define OF(name) MLVM_JOIN(name, f32)
-#include "tile.h"
-#include "gemm.h"
-#undef T
-#undef OF
+#define S float
+#define HALVES 0
+#define PACK 1
+#include "products_of.h"
 
+#define DT f64
 #define T double
-#define OF(name) MLVM_JOIN(name, f64)
-#include "tile.h"
-#include "gemm.h"
-#undef T
-#undef OF
+#define S double
+#define HALVES 0
+#define PACK 1
+#include "products_of.h"
+
+#define DT bf16
+#define T float
+#define S uint16_t
+#define HALVES 1
+#define PACK 1
+#include "products_of.h"
+
+#if defined(__AVX512BF16__)
+#define DT bf16x2
+#define T float
+#define S uint16_t
+#define HALVES 1
+#define PACK 2
+#include "products_of.h"
+#define PAIRS(X) X(bf16x2)
+#else
+#define PAIRS(X)
+#endif
 
 #define ENTRY(name) KERNEL(name, name, NULL)
 #define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
-KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64))
+KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))

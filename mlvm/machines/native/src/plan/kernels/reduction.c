@@ -7,6 +7,7 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "half.h"
 
 #include <math.h>
 #include <stdint.h>
@@ -67,6 +68,16 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define TYPE f32_f64
 #define X float
 #define SUM double
+#define FLOAT
+#define SUMS_ONLY
+#define NO_PRODUCTS
+#include "reductions.h"
+
+/* bf16, as f32. */
+#define TYPE bf16_f32
+#define X uint16_t
+#define SUM float
+#define LIFTED widen_bf16
 #define FLOAT
 #define SUMS_ONLY
 #define NO_PRODUCTS
@@ -159,6 +170,6 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
 #define INTEGERS(signed, unsigned)                                                       \
     SUMS(signed) EXTREMES(signed) SUMS(unsigned) EXTREMES(unsigned) DECISIONS(unsigned)
 #define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) ENTRY(prod, type) ENTRY(var, type)
-KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) ENTRY(prod, i32) ENTRY(prod, i64)
-                            INTEGERS(i8, u8) INTEGERS(i16, u16) INTEGERS(i32, u32)
-                                INTEGERS(i64, u64) KERNEL(each, each, NULL))
+KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) ENTRY(prod, i32)
+                            ENTRY(prod, i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
+                                INTEGERS(i32, u32) INTEGERS(i64, u64) KERNEL(each, each, NULL))

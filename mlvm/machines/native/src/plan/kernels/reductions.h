@@ -12,6 +12,10 @@
 #define NAMED_(name, op, type) NAMED__(name, op, type)
 #define NAMED(name, op) NAMED_(name, op, TYPE)
 
+#ifndef LIFTED
+#define LIFTED (SUM) /* an element as a sum has it */
+#endif
+
 #ifdef FLOAT
 #define ZERO -0.0 /* adding 0.0 would change a negative zero */
 #define IS_NAN(x) ((x) != (x))
@@ -22,7 +26,7 @@
 
 #define REDUCE(name) NAMED(name, sum)
 #define A SUM
-#define LIFT(x, c) ((SUM)(x))
+#define LIFT(x, c) (LIFTED(x))
 #define COMBINE(a, b) ((a) + (b))
 #define IDENTITY ZERO
 #ifdef FLOAT
@@ -42,7 +46,7 @@
 #ifndef NO_PRODUCTS
 #define REDUCE(name) NAMED(name, prod)
 #define A SUM
-#define LIFT(x, c) ((SUM)(x))
+#define LIFT(x, c) (LIFTED(x))
 #define COMBINE(a, b) ((a) * (b))
 #define IDENTITY 1
 #ifdef FLOAT
@@ -67,19 +71,19 @@ static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, in
         const X *x = (const X *)p[1] + at;
         SUM *out = (SUM *)p[0] + at;
         if (inner == 1) {
-            SUM sum = (SUM)x[0];
+            SUM sum = LIFTED(x[0]);
             out[0] = sum;
             for (int64_t i = 1; i < length; i++)
-                out[i] = sum += (SUM)x[i];
+                out[i] = sum += LIFTED(x[i]);
             continue;
         }
         for (int64_t j = 0; j < columns; j++)
-            out[j] = (SUM)x[j];
+            out[j] = LIFTED(x[j]);
         for (int64_t i = 1; i < length; i++) {
             x += inner, out += inner;
             INDEPENDENT
             for (int64_t j = 0; j < columns; j++)
-                out[j] = out[j - inner] + (SUM)x[j];
+                out[j] = out[j - inner] + LIFTED(x[j]);
         }
     }
     return 0;
@@ -161,6 +165,7 @@ static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, in
 #undef TYPE
 #undef X
 #undef SUM
+#undef LIFTED
 #undef LOWEST
 #undef HIGHEST
 #undef FLOAT

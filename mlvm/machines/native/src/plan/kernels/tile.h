@@ -5,7 +5,7 @@
  * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
 
 typedef T OF(Vector) __attribute__((vector_size(VECTOR_BYTES)));
-typedef T OF(Loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+typedef T OF(Loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(S)), may_alias));
 
 static inline V OF(load)(const T *from)
 {

@@ -1,0 +1,77 @@
+"""Calls of f32's kernels on rows of halves: `kernels/halves.c`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mlvm.core.op import OPS, Attributes
+from mlvm.core.types import bf16, f32
+from mlvm.machines.native import _native
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.planner import PLANNERS, Types, kernel_call
+from mlvm.machines.native.planners.elementwise import conversion
+from mlvm.machines.native.planners.rows import part_of_rows
+
+SUMS: Final = frozenset(["mean", "sum"])
+"""Their kernels read bf16 themselves."""
+ROWS: Final = frozenset(
+    [
+        *("layer_norm", "layer_norm_normalize", "layer_norm_scale_vjp", "layer_norm_vjp"),
+        *("log_softmax", "logsumexp", "softmax"),
+        *("softmax_cross_entropy", "softmax_cross_entropy_vjp"),
+    ]
+)
+"""A unit of theirs is a row."""
+_WHOLE: Final = frozenset(["scale", "bias"])
+_PIECE: Final = 4096  # elements of an operand, roughly, that are widened before they are used
+
+
+def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """The call of f32's kernel for a result and operands some of which are halves, all of one
+    dtype; None if there is none."""
+    floats = {type.dtype for type in types if type.dtype.is_float} - {f32}
+    if len(floats) > 1:
+        return None
+    [half] = floats
+    wide = [type.with_dtype(f32) if type.dtype is half else type for type in types]
+    if op in SUMS:
+        if types[1].dtype is not bf16:
+            return None
+        wide[1] = types[1]
+    child = PLANNERS[op](wide, attributes)
+    if child is None or "_of_columns" in child.kernel:
+        return None
+    part, later = 1, op in SUMS
+    if op == "layer_norm_scale_vjp":
+        part, later = part_of_rows(types[2]), True
+    lengths = [type.size // child.units for type in types]
+    if part > 1:
+        lengths = [part * type.shape[-1] for type in types]
+    together = max(1, _PIECE // max(1, *lengths))
+    end, rest = 0, []
+    for i, (name, type, own) in enumerate(zip(("", *OPS[op].inputs), types, wide, strict=True)):
+        kind, size = _native.AS_IT_IS, 0
+        if type is not own:
+            if i == 0 and later:
+                kind = _native.LATER
+            elif name in _WHOLE:
+                kind, size = _native.ENTIRE, type.size
+            else:
+                kind, size = _native.PIECES, together * lengths[i]
+        told = {"KIND": kind, "LENGTH": lengths[i], "COUNT": type.size, "PLACE": end}
+        rest += [told[field] for field in _native.HALVES_VALUE]
+        end += -(-size * 4 // 64) * 64
+    shared = -(-types[0].size * 4 // 64) * 64 if later else 0
+    integers = {"together": together, "shared_at": shared, "scratch_at": end}
+    return kernel_call(
+        "halves",
+        len(types),
+        child.units,
+        child.work,
+        integers,
+        scratch=end + child.scratch,
+        shared=shared + child.shared,
+        children=[child],
+        rest=rest,
+        rows=[conversion(half, f32), conversion(f32, half)],
+    )

@@ -1,0 +1,13 @@
+/* Includes what products of the dtype DT are made of. */
+#define OF(name) MLVM_JOIN(name, DT)
+#include "tile.h"
+
+#include "take.h"
+
+#include "gemm.h"
+#undef OF
+#undef DT
+#undef T
+#undef S
+#undef HALVES
+#undef PACK
