@@ -28,6 +28,7 @@ ROOT: Final = Path(__file__).resolve().parent.parent
 _MODULES: Final = (
     "nn",
     "nn.init",
+    "onnx",
     "optim",
     "random",
     "linalg",
@@ -45,7 +46,7 @@ _GROUPS: Final = {
     "elementwise": ("Elementwise functions", "elementwise elements special"),
     "shapes": ("Shapes, indexing, sorting", "shapes layout indexing sorting segments"),
     "reductions": ("Sums and statistics", "reduction sums statistics"),
-    "products": ("Products", "contraction linalg matrices products"),
+    "products": ("Products", "contraction linalg matrices products quantized quantization"),
     "signals": ("Signals", "signal"),
     "neural": (
         "Layers as functions, losses",

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | show | launch | mpirun |
-ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | show | onnx | launch |
+mpirun | ops | info | tune`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
+from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.parallel.launch import launch
 from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
@@ -89,12 +90,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             run(options)
         elif options.command == "check":
             check(options)
+        elif options.command == "build":
+            build(options)
         elif options.command == "disasm":
             print(disassemble(program_of(read_file(options.file))), end="")
         elif options.command == "memory":
             memory(options)
         elif options.command == "show":
             return show(options, arguments)
+        elif options.command == "onnx":
+            run_onnx(options)
         elif options.command == "launch":
             return launch(
                 options.members,
@@ -146,6 +151,28 @@ def _parser() -> argparse.ArgumentParser:
     argument = "the next argument's type, such as f32[2,3]; without any, types are not checked"
     add("--type", **remote.REPEATED, metavar="T", help=argument)
 
+    text = "write a captured step as C, which needs neither Python nor malloc"
+    add = commands.add_parser("build", help=text, description=text).add_argument
+    add("file", metavar="STEP.mlvm", help="what Captured.save wrote")
+    add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
+    add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
+    sets = ("auto", *OPTIONS)
+    text = "instruction sets of the kernels; auto: the target's, of which a run takes the best"
+    add("--simd", choices=sets, default="auto", help=text)
+    where = "in the program, or in DIR/weights.bin, which it is given"
+    add("--weights", choices=("embed", "file"), default="file", help=where)
+    add(
+        "--threads",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="how many it may use at most (default: 1)",
+    )
+    deep = "how deep functions may call themselves (default: 64)"
+    add("--depth", type=_count, default=64, metavar="N", help=deep)
+    kept = "memory for what gradients keep of a loop whose turns nobody knows (default: 1048576)"
+    add("--records", type=_count, default=1 << 20, metavar="BYTES", help=kept)
+
     add = commands.add_parser("disasm", help="print a program as assembly").add_argument
     add("file", metavar="FILE")
 
@@ -166,6 +193,16 @@ def _parser() -> argparse.ArgumentParser:
     page = "the page, if not FILE.html beside FILE"
     add("-o", dest="page", type=Path, metavar="HTML", help=page)
     add("--open", action="store_true", help="show the page in a browser")
+
+    text = "run an ONNX file: its inputs and outputs, its ops by time, its plan of memory"
+    add = commands.add_parser("onnx", help=text).add_argument
+    add("file", metavar="MODEL", help="an .onnx file")
+    text = "the next input: a .npy file, the tensor itself, or its type for zeros, as in memory"
+    add("--input", **remote.REPEATED, metavar="X", help=text)
+    add("--time", action="store_true", help="time calls, and the ops in one")
+    add("--plan", action="store_true", help="print and draw the plan of memory")
+    add("--save", type=Path, metavar="STEP", help="write the planned step, which run takes")
+    add("--out", type=Path, metavar="DIR", help="where results and pictures go")
 
     text = 'run a script in several processes, for ml.parallel.group("auto")'
     add = commands.add_parser("launch", help=text).add_argument
@@ -342,6 +379,41 @@ def run(options: argparse.Namespace) -> None:
         print(f"output {number}: {text}")
 
 
+def build(options: argparse.Namespace) -> None:
+    """Write a step as C, and say what is in it."""
+    extension.require("a step is built from the native kernels")
+    from mlvm.machines.standalone import build as standalone  # with the extension alone
+
+    found = read_file(options.file)
+    if not isinstance(found, SavedStep):
+        raise BadInput(f"{options.file} is a program: what Captured.save wrote is wanted")
+    planned, plan = found.planned, found.planned.plan
+    step = standalone.Planned(
+        planned.program,
+        [standalone.Tensor(*each) for each in planned.arguments],
+        [standalone.Tensor(*each) for each in found.results],
+        found.inputs,
+        found.outputs,
+        found.states,
+        plan.nbytes,
+        planned.lines,
+    )
+    made = standalone.build(
+        step,
+        options.folder,
+        target=options.target,
+        simd=options.simd,
+        embed=options.weights == "embed",
+        threads=options.threads,
+        depth=options.depth,
+        records=options.records,
+        title=f"{Path(options.file).name}, as a step in C.",
+    )
+    print(f"{options.folder}: {len(made.kernels)} kernels for {', '.join(made.sets)}")
+    print(f"memory: {made.memory} bytes of tensors; weights: {made.weights} bytes")
+    print(f"next: make -C {shlex.quote(str(options.folder))}")
+
+
 def check(options: argparse.Namespace) -> None:
     """Verify the program, and list the calls whose operands are checked only when they run."""
     found = read_file(options.file)
@@ -459,6 +531,21 @@ def _as_step(planned: Planned) -> Step:
     ]
     program, lines = planned.program, planned.lines
     return Step(program, planned.recording(), planned.moments, lines, arguments)
+
+
+def run_onnx(options: argparse.Namespace) -> None:
+    """Say what an ONNX file is, and run, time, plan and save it."""
+    from mlvm.onnx.command import run  # which the other commands do without
+
+    arrays = [read_argument_or_type(number, text) for number, text in enumerate(options.input)]
+    run(
+        Path(options.file),
+        arrays,
+        times=options.time,
+        plan=options.plan,
+        save=options.save,
+        out=options.out,
+    )
 
 
 def print_ops(names: Sequence[str]) -> None:

@@ -1,6 +1,7 @@
 """Go on with a text as a trained transformer would: `python -m models.generate --help`.
 
-All bytes are made by one launch of one program, which loops until it is done.
+All bytes of a transformer of `models.train` are made by one launch of one program, which loops
+until it is done. Those of a Llama from a GGUF file (`--weights`) come token by token.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.eager import Tensor
+from mlvm.eager.files.safetensors import escaped
 from models.command import OptionError, run, say
 from models.data.text import LENGTH, NUM_BYTES
+from models.llama_text import LlamaText
 from models.training import checkpoint
 from models.training.checkpoint import CheckpointError
 from models.transformer import Transformer, generate
@@ -116,21 +119,63 @@ def _parser() -> argparse.ArgumentParser:
         argument_default=argparse.SUPPRESS,
     )
     add = parser.add_argument
-    add("file", type=Path, metavar="FILE", help="what models.train --save wrote")
+    add(
+        "file",
+        type=Path,
+        nargs="?",
+        default=None,
+        metavar="FILE",
+        help="what models.train --save wrote",
+    )
+    add("--weights", type=Path, metavar="FILE.gguf", help="a Llama instead, from a GGUF file")
+    add("--length", type=int, metavar="N", help="how many tokens a Llama makes at most")
     add("--prompt", default="def ", metavar="TEXT", help="what to go on with")
-    add("--temperature", type=float, default=0.8, metavar="X", help="below 1, likelier bytes")
-    add("--top-k", type=int, metavar="N", help="draw among the N likeliest bytes only")
+    add(
+        "--temperature",
+        type=float,
+        default=0.8,
+        metavar="X",
+        help="below 1, likelier ones; 0: the likeliest of a Llama",
+    )
+    add("--top-k", type=int, metavar="N", help="draw among the N likeliest only")
     add("--end", metavar="C", help="stop after that character")
     add("--seed", type=int, default=0, metavar="N", help="what the draws derive from")
     return parser
 
 
+def _run_llama(file: Path, prompt: str, *, seed: int, temperature: float, **options: int) -> None:
+    text = LlamaText(file)
+    times: list[float] = []
+    for piece in text.text(prompt, seed=seed, temperature=temperature, **options):
+        times.append(time.perf_counter())
+        print(escaped_but_lines(piece), end="", flush=True)
+    print()
+    rest = len(times) - 2  # without the first, before which all is recorded, and the end
+    rate = f"; {rest / (times[-2] - times[0]):.1f} a second" if rest > 0 else ""
+    say(f"{len(times) - 1} tokens{rate}")
+
+
+def escaped_but_lines(text: str) -> str:
+    """The text as a terminal may have it."""
+    return "\n".join("\t".join(map(escaped, line.split("\t"))) for line in text.split("\n"))
+
+
 def _run(given: argparse.Namespace) -> None:
     options = vars(given)
+    file = options.pop("file")
+    if (file is None) == ("weights" not in options):
+        raise OptionError("name a FILE of models.train, or --weights FILE.gguf")
+    if "weights" in options:
+        if "end" in options:
+            raise OptionError("--end is for a FILE of models.train; a Llama has a token for it")
+        _run_llama(options.pop("weights"), options.pop("prompt"), **options)
+        return
+    if "length" in options:
+        raise OptionError("--length is for --weights")
     prompt = options.pop("prompt").encode()
     if "end" in options:
         options["end"] = options["end"].encode()
-    generator = Generator(options.pop("file"))
+    generator = Generator(file)
     text = generator(prompt, **options)
     began = time.perf_counter()
     text = generator(prompt, **options)  # without the time of the recording

@@ -46,6 +46,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("docs/machine.md", 5),
     ("docs/futures.md", 2),
     ("docs/interoperability.md", 3),
+    ("docs/onnx.md", 4),
     ("docs/capture.md", 4),
     ("docs/control.md", 4),
     ("docs/layers.md", 2),

@@ -346,6 +346,26 @@ AttributeRefused ml.check(True, 3)
 CheckFailed ml.check(False, "never")
 DTypeError ml.check(v, "floats")
 GradientError checkpoint: ml.grad(lambda x: ml.checkpoint(leaky)(x) + ml.sum(leaked[-1]))(v)
+AxisRefused ml.quantize_linear(v, v, axis=3)
+DTypeError ml.quantize_linear(v, ml.ones(()), dtype="f32")
+ShapeError ml.quantize_linear(v, ml.ones(7), axis=0)
+AxisRefused ml.dequantize_linear(v, v, axis=3)
+DTypeError ml.dequantize_linear(ml.ones(3, dtype="c64"), ml.ones(()))
+ShapeError ml.dequantize_linear(v, ml.ones(7), axis=0)
+DTypeError ml.dynamic_quantize_linear(ml.ones(2, dtype="c64"))
+ShapeError ml.dynamic_quantize_linear(ml.ones(0))
+DTypeError ml.quantize_groups(v, "f32")
+ShapeError ml.quantize_groups(ml.ones(6), group=4)
+OperandValueError ml.dequantize_rows(ml.asarray([9]), *few)
+ShapeError ml.dequantize_rows(ml.asarray([0]), ml.ones(4, dtype="i8"), ml.ones(1))
+DTypeError ml.dequantize_rows(ml.asarray([0.0]), *few)
+AttributeRefused ml.quantize(ml.nn.LayerNorm(3))
+DTypeError ml.quantize(ml.nn.Linear(2, 3), "f32")
+ShapeError ml.quantize(ml.nn.Linear(6, 3), group=4)
+AttributeRefused ml.quantization_errors(ml.nn.Linear(2, 3), ml.nn.Linear(2, 3))
+ShapeError ml.nn.QuantizedLinear(v, v)
+DTypeError nn.QuantizedLinear: ml.nn.QuantizedLinear(few[1], few[1], dynamic=True)
+OperandValueError nn.QuantizedEmbedding: ml.nn.QuantizedEmbedding(*few)([5])
 DTypeError ml.concat([ml.ones(2, dtype="u64"), ml.ones(2, dtype="i64")])
 DTypeError ml.cond(True, 1, 2)
 ShapeError ml.cond(v, ml.sin, ml.cos, v)
@@ -772,7 +792,7 @@ def named() -> dict[str, Any]:
     bools, ints, v = ml.asarray([True, False]), ml.asarray([0, 1]), ml.asarray([1.0, 2.0])
     x, half = ml.eye(4) * 4.0, ml.full((4, 4), 0.5)
     images, sequences = ml.ones((1, 4, 4, 2)), ml.ones((1, 4, 2))
-    volumes = ml.ones((1, 2, 2, 2, 2))
+    volumes, few = ml.ones((1, 2, 2, 2, 2)), ml.quantize_groups(half)
     key = ml.random.key(0)
     return {"ml": ml, "np": np, **locals()}
 
@@ -868,7 +888,11 @@ def variants(x: ml.Tensor) -> Iterator[ml.Tensor]:
     """Tensors of other dtypes, and of other shapes."""
     yield from (ml.ones(x.shape, dtype=dtype) for dtype in ("bool", "i64", "f32", "c64"))
     for shape in ((), (0,), (5, 3), (2, 3, 5), (1, 2, 2, 2, 2)):
-        yield ml.ones(shape, dtype=x.dtype)
+        if x.dtype.is_storage:
+            shape = (*shape, 4)  # which fill bytes
+            yield ml.astype(ml.ones(shape), x.dtype)
+        else:
+            yield ml.ones(shape, dtype=x.dtype)
 
 
 def wrong(args: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
@@ -1117,6 +1141,7 @@ StaleTensor Tensor.numpy: stale.numpy()
 AttributeRefused Tensor.to_device: v.to_device("cpu")
 GradientError Tensor.to_device: ml.grad(lambda x: ml.sum(x.to_device(vm)))(v)
 DTypeError TensorType.of: ml.TensorType.of(np.asarray(["text"]))
+ShapeError TensorType.of: ml.TensorType.of(np.zeros((), ml.int4.numpy))
 DTypeError TensorType.parse: ml.TensorType.parse("f99[2]")
 ShapeError TensorType.parse: ml.TensorType.parse("f32[-2]")
 ShapeError TensorType.with_shape: v.type.with_shape((-2,))

@@ -121,8 +121,11 @@ def exchange(x: Allocation, new: Allocation) -> None:
         if region is not None and id(region.holder) in mark._living:
             reference = weakref.ref(new)
             mark._living[id(reference)] = reference
+    moved = regions(x.arena.vm).on_moved
     for tensor in (x, new):
         tensor._settle()
+        if moved is not None and tensor.region is not None:
+            moved(tensor.region)
         for watcher in tensor.arena._watchers.copy():
             watcher.moved(tensor)
     views = known.views if known is not None else None
@@ -188,9 +191,13 @@ class Mark:
 class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
     """The regions of all arenas of one VM, by every handle that views them."""
 
+    data: dict[TensorHandle, weakref.ref[Region]]  # as the base class has it
+
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
         _vms[id(vm)] = vm
+        self.on_moved: Callable[[Region], None] | None = None
+        """Called with each region that a tensor has left, or come to, in an exchange."""
 
 
 _vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()

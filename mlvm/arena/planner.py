@@ -48,7 +48,8 @@ class Plan(NamedTuple):
     The plan of a captured step knows what the step as recorded needs, `unfused`: the largest total
     of bytes alive at once when all its calls whose results are read run one by one and once, in
     the better of two orders, theirs and that of `mlvm.step.order`. An operand that ends lends its
-    place there too. It prints as `..., lower bound 12,000 (1.03), unfused 15,000, by size`.
+    place there too. It prints as `..., lower bound 12,000 (1.03), unfused 15,000, by size`. What it
+    has computed `ahead` of its calls takes so many bytes besides.
     """
 
     offsets: tuple[int, ...]
@@ -56,12 +57,14 @@ class Plan(NamedTuple):
     lower_bound: int
     order: str
     unfused: int | None = None
+    ahead: int = 0
 
     def __str__(self) -> str:
         ratio = self.nbytes / self.lower_bound if self.lower_bound else 1.0
         bound = f"lower bound {self.lower_bound:,} ({ratio:.2f})"
         unfused = "" if self.unfused is None else f", unfused {self.unfused:,}"
-        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}"
+        ahead = f"; {self.ahead:,} bytes are computed ahead" if self.ahead else ""
+        return f"{self.nbytes:,} bytes, {bound}{unfused}, by {self.order}{ahead}"
 
 
 def plan(blocks: Sequence[Block], *, alignment: int = ALIGNMENT) -> Plan:

@@ -35,6 +35,7 @@
     ├── CheckFailed             (AssertionError) what `ml.check` was told to hold does not
     ├── PathError               (KeyError)    tensors of a tree come by other paths than the tree's
     ├── WeightsError            (ValueError)  a file of tensors that is none, is damaged, or misfits
+    ├── ModelError              (ValueError)  an ONNX file that is none, is damaged, or is refused
     ├── ExchangeRefused         (BufferError) values are not to be had on that device or stream
     │   └── CopyRefused         (ValueError)  copy=False, and it takes a copy
     ├── GradientError           (TypeError)   a gradient that does not exist, or a tape in the way
@@ -441,6 +442,16 @@ class WeightsError(MlvmError, ValueError):
     >>> try: ml.load('damaged')
     ... except ml.errors.WeightsError as error: print(str(error).partition(': ')[2])
     its 4 bytes end within the header
+    """
+
+
+class ModelError(MlvmError, ValueError):
+    """An ONNX file is none, is damaged, or asks for what mlvm does not run.
+
+    >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
+    >>> try: ml.onnx.load('damaged.onnx')
+    ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
+    field 13 of Model has the wire type 6
     """
 
 

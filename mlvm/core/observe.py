@@ -65,6 +65,13 @@ def observe(vm: VMProtocol, **layers: Layer) -> None:
             _wrap(vm, name)
 
 
+def of_updates(layer: Layer) -> Layer:
+    """The layer, around `launch`, which need not see the eager calls that write to new memory. So
+    these keep their short way."""
+    layer.of_updates = True  # type: ignore[attr-defined]
+    return layer
+
+
 def _layers_of(vm: VMProtocol, name: str) -> list[Layer]:
     layers: list[Layer] = vars(vm).setdefault(_LAYERS, {}).setdefault(name, [])
     return layers
@@ -85,4 +92,4 @@ def _wrap(vm: VMProtocol, name: str) -> None:
         vars(vm).pop(name, None)
     fast_path = getattr(vm, "fast_path", None)
     if name == "launch" and fast_path is not None:  # else launches by it would not be seen
-        fast_path.observed = bool(layers)
+        fast_path.observed = not all(hasattr(layer, "of_updates") for layer in layers)

@@ -25,7 +25,7 @@ from typing import Any, Final, Literal, Union, final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, OpError, ShapeError, brief
+from mlvm.core.errors import AttributeRefused, DTypeError, OpError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 
 Attributes = Mapping[str, Any]
@@ -72,7 +72,8 @@ class Op:
     run block by block. `links`: an op may be a link of a chain; so may some whose reference kernels
     make several passes. `reduces`: it makes one element of many, along axes. `in_place`: how many
     of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
-    or 0, whatever they mean. `public`: users have a function of that name, with these operands and
+    or 0, whatever they mean. `takes_storage`: it knows dtypes of few bits, which all others refuse.
+    `public`: users have a function of that name, with these operands and
     attributes or with others."""
 
     kernel: Kernel
@@ -83,6 +84,7 @@ class Op:
     reduces: bool = False
     in_place: int = 0
     copies_only: bool = False
+    takes_storage: bool = False
     public: bool = True
 
     def __post_init__(self) -> None:
@@ -140,7 +142,15 @@ class Op:
             if len(operands) < few or (len(operands) > few and not self.variadic):
                 more = " or more" if self.variadic else ""
                 raise ShapeError(f"takes {few}{more} tensors, was given {len(operands)}")
-            return self._infer(*operands, **attributes)
+            out = self._infer(*operands, **attributes)
+            if not self.takes_storage:
+                for type in operands if out is None else (out, *operands):
+                    if type.dtype.is_storage:
+                        raise DTypeError(
+                            f"{type.dtype} is for storage, and products by quantized_matmul; "
+                            f"convert with astype(x, ...)"
+                        )
+            return out
         except OpError as error:
             error.at(self.name, operands)
             raise

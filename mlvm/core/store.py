@@ -35,7 +35,7 @@ class Storage:
 
     def view(self, type: TensorType, offset: int) -> Array:
         data = self.data[offset : offset + type.nbytes]
-        return data.view(type.dtype.numpy).reshape(type.shape)
+        return data.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 @dataclass(slots=True)

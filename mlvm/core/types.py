@@ -21,33 +21,36 @@ from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
-Kind = Literal["bool", "unsigned", "signed", "float", "complex"]
+Kind = Literal["bool", "unsigned", "signed", "float", "complex", "storage"]
 
 
 @final
 class DType:
-    """One of the fifteen element types. `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
+    """One of the fifteen element types, `all`, or of those for storage alone, of few bits:
+    `f32`, `DType.named("f32")`, `DType.of(np.float32)`.
 
     It equals everything that `of` makes it of. As with numpy's dtypes, the hashes may differ.
     """
 
-    __slots__ = ("is_half", "itemsize", "kind", "name", "numpy")
+    __slots__ = ("is_half", "itemsize", "kind", "name", "numpy", "per_byte")
     all: ClassVar[dict[str, DType]] = {}
+    storage: ClassVar[dict[str, DType]] = {}
     __call__: ClassVar[Callable[..., Any]]  # a tensor of values: `mlvm.eager` adds it
 
-    def __init__(self, name: str, kind: Kind, numpy: DTypeLike) -> None:
+    def __init__(self, name: str, kind: Kind, numpy: DTypeLike, per_byte: int = 1) -> None:
         self.name = name
         self.kind: Kind = kind
         self.numpy: np.dtype[np.generic] = np.dtype(numpy)
         self.itemsize: int = self.numpy.itemsize
+        self.per_byte = per_byte  # how many elements an item of numpy's has: 2 of i4
         self.is_half = name in ("f16", "bf16")  # see `mlvm.core.ops.half`
-        DType.all[name] = self
+        (DType.storage if kind == "storage" else DType.all)[name] = self
 
     @staticmethod
     def named(name: str) -> DType:
         """The dtype of that short name. Raises `DTypeError` for any other."""
         try:
-            return DType.all[name]
+            return DType.all.get(name) or DType.storage[name]
         except (KeyError, TypeError):
             raise DTypeError(f"no dtype {name!r}; there are {', '.join(DType.all)}") from None
 
@@ -58,8 +61,8 @@ class DType:
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         if isinstance(dtype, DType):
             return dtype
-        if isinstance(dtype, str) and dtype in DType.all:
-            return DType.all[dtype]
+        if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
+            return DType.named(dtype)
         try:
             # numpy takes None for f64, and an array for its dtype
             if dtype is not None and not hasattr(type(dtype), "__array__"):
@@ -67,8 +70,8 @@ class DType:
         except (KeyError, TypeError, ValueError, SyntaxError):  # what np.dtype refuses with
             pass
         name = str(getattr(dtype, "__name__", dtype))
-        if name == "bfloat16":  # which is not numpy's
-            return bf16
+        if name in _LONG_NAMES:  # which are not numpy's
+            return _LONG_NAMES[name]
         if type(dtype).__module__ == "torch" and name.startswith("torch."):
             return DType.of(name.removeprefix("torch."))
         raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
@@ -86,10 +89,15 @@ class DType:
     @property
     def __numpy_dtype__(self) -> np.dtype[np.generic]:
         """What numpy 2.4 and later takes for it: `np.zeros(2, x.dtype)`. It refuses bf16, as it
-        would convert numbers to that by their integer parts."""
-        if self is bf16:
-            raise AttributeError("numpy has no bfloat16")
+        would convert numbers to that by their integer parts, and so those of few bits."""
+        if self in _LONG_NAMES.values():
+            raise AttributeError(f"numpy has no {self.long_name}")
         return self.numpy
+
+    @property
+    def is_storage(self) -> bool:
+        """Whether tensors only store it, to be converted and multiplied: `mlvm.core.ops.few`."""
+        return self.kind == "storage"
 
     @property
     def is_float(self) -> bool:
@@ -107,7 +115,8 @@ class DType:
     @property
     def long_name(self) -> str:
         """Its name in the eager language: f32 is `ml.float32`."""
-        return "bfloat16" if self is bf16 else self.numpy.name
+        own = (name for name, dtype in _LONG_NAMES.items() if dtype is self)
+        return next(own, self.numpy.name)
 
     @property
     def real(self) -> DType:
@@ -136,8 +145,30 @@ f16 = DType("f16", "float", np.float16)
 bf16 = DType("bf16", "float", [("bf16", np.uint16)])  # numpy stores it, and does no more
 c64 = DType("c64", "complex", np.complex64)
 c128 = DType("c128", "complex", np.complex128)
+i4, u4, i2, u2, f8e4m3, f8e5m2, f4e2m1 = (
+    DType(name, "storage", [(name, np.uint8)], per_byte)
+    for name, per_byte in {
+        "i4": 2,
+        "u4": 2,
+        "i2": 4,
+        "u2": 4,
+        "f8e4m3": 1,
+        "f8e5m2": 1,
+        "f4e2m1": 2,
+    }.items()
+)
 
-_OF_NUMPY = {dtype.numpy: dtype for dtype in DType.all.values()}
+_OF_NUMPY = {dtype.numpy: dtype for dtype in (*DType.all.values(), *DType.storage.values())}
+_LONG_NAMES = {
+    "bfloat16": bf16,
+    "int4": i4,
+    "uint4": u4,
+    "int2": i2,
+    "uint2": u2,
+    "float8_e4m3fn": f8e4m3,
+    "float8_e5m2": f8e5m2,
+    "float4_e2m1fn": f4e2m1,
+}
 
 _PARTS = {c64: f32, c128: f64}
 _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
@@ -147,7 +178,10 @@ _LEVELS = {"bool": 0, "unsigned": 1, "signed": 1, "float": 2, "complex": 3}
 def promote(x: DType, y: DType) -> DType:
     """The dtype of `x` and `y` combined: as the Python Array API standard (2025.12) has it, and
     where that is silent, the higher kind of bool, integer, float, complex wins, as in PyTorch and
-    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer."""
+    JAX: i64 with f32 is f32. Raises `DTypeError` for u64 with a signed integer, and for storage."""
+    for dtype in (x, y):
+        if dtype.is_storage:
+            raise DTypeError(f"{dtype} is for storage alone; convert with astype(x, ...)")
     low, high = sorted((x, y), key=lambda dtype: _LEVELS[dtype.kind])
     if _LEVELS[low.kind] != _LEVELS[high.kind] and low is not f64:
         return high
@@ -171,16 +205,18 @@ _TYPE_TEXT = re.compile(r"([a-z]\w*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 class TensorType:
     """A dtype and a shape. `TensorType("f32", (2, 3))` is always the same object.
 
-    `size` counts elements, `nbytes` the bytes of a packed row-major tensor.
+    `size` counts elements, `nbytes` the bytes of a packed row-major tensor; `array_shape` is that
+    of numpy's array, whose items are bytes: (2, 2) of i4[2,4].
     Raises `DTypeError` for an unknown dtype, `ShapeError` for a negative or non-integer length,
-    for more than 64 dimensions, and for more than 2**62 bytes (not counting lengths of 0).
+    for more than 64 dimensions, for more than 2**62 bytes (not counting lengths of 0), and where
+    rows of few bits do not fill their last byte.
 
         >>> type = ml.TensorType("f32", (2, 3))
         >>> type, type.size, type.nbytes
         (f32[2,3], 6, 24)
     """
 
-    __slots__ = ("__weakref__", "dtype", "nbytes", "ndim", "shape", "size")
+    __slots__ = ("__weakref__", "array_shape", "dtype", "nbytes", "ndim", "shape", "size")
     _interned: ClassVar[WeakValueDictionary[tuple[DType, Shape], TensorType]] = (
         WeakValueDictionary()
     )
@@ -190,6 +226,7 @@ class TensorType:
     ndim: int
     size: int
     nbytes: int
+    array_shape: Shape
 
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
         dtype = dtype if isinstance(dtype, DType) else DType.of(dtype)
@@ -201,19 +238,30 @@ class TensorType:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
         if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
             raise ShapeError(f"{dtype} of shape {shape} is larger than {MAX_NBYTES} bytes")
+        per_byte = dtype.per_byte
+        if per_byte > 1 and (not shape or shape[-1] % per_byte):
+            raise ShapeError(
+                f"{per_byte} elements of {dtype} fill a byte: the last length must be a multiple "
+                f"of {per_byte}, and the shape is {shape}; pad it"
+            )
         self = super().__new__(cls)
         self.dtype = dtype
         self.shape = shape
         self.ndim = len(shape)
         self.size = math.prod(shape)
-        self.nbytes = self.size * dtype.itemsize
+        self.nbytes = self.size * dtype.itemsize // per_byte
+        self.array_shape = shape if per_byte == 1 else (*shape[:-1], shape[-1] // per_byte)
         with _interning:  # else two threads could each make one
             return cls._interned.setdefault((dtype, shape), self)
 
     @staticmethod
     def of(array: Array) -> TensorType:
-        """The type of a numpy array. Raises `DTypeError` for a dtype mlvm does not have."""
-        return TensorType(array.dtype, array.shape)
+        """The type of a numpy array. Raises `DTypeError` for a dtype mlvm does not have, and
+        `ShapeError` for one item of several elements."""
+        dtype, shape = DType.of(array.dtype), array.shape
+        if dtype.per_byte > 1 and shape:
+            shape = (*shape[:-1], shape[-1] * dtype.per_byte)
+        return TensorType(dtype, shape)
 
     @staticmethod
     def parse(text: str) -> TensorType:
@@ -259,7 +307,7 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
         raise DTypeError(f"{where}: an array is wanted, not a {array.__class__.__name__}")
     if array.dtype != type.dtype.numpy:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
-    if array.shape != type.shape:
+    if array.shape != type.array_shape:
         raise ShapeError(f"{where}: the array's shape is {array.shape}")
 
 
@@ -272,7 +320,7 @@ def aligned_zeros(nbytes: int) -> Array:
 
 def aligned_array(type: TensorType) -> Array:
     """An array of zeros of that type on a 64-byte boundary."""
-    return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+    return aligned_zeros(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
 
 
 def aligned_copy(array: Array) -> Array:

@@ -7,7 +7,7 @@ import itertools
 import os
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -97,6 +97,11 @@ class VM(Identity):
     def on_host(self) -> bool:
         """Whether tensors lie in this process's memory, which it can lend and borrow."""
         return self.memory is HOST
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Who holds it makes calls that no other thread's come between."""
+        return self._lock
 
     # --- tensors ---
 

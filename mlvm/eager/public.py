@@ -30,8 +30,9 @@ from mlvm.machines.local import LocalVM as VM
 AT_ONCE: Final = {
     "mlvm.arena.arena": "Arena",
     "mlvm.core.types": """TensorType bf16:bfloat16 bool_:bool c64:complex64 c128:complex128
-        f16:float16 f32:float32 f64:float64 i8:int8 i16:int16 i32:int32 i64:int64 u8:uint8
-        u16:uint16 u32:uint32 u64:uint64""",
+        f16:float16 f32:float32 f4e2m1:float4_e2m1fn f64:float64 f8e4m3:float8_e4m3fn
+        f8e5m2:float8_e5m2 i16:int16 i2:int2 i32:int32 i4:int4 i64:int64 i8:int8 u16:uint16
+        u2:uint2 u32:uint32 u4:uint4 u64:uint64 u8:uint8""",
     "mlvm.eager.autodiff.grad": "grad value_and_grad vjp",
     "mlvm.eager.functions.activations": """celu elu glu hard_sigmoid hard_swish hard_tanh
         hardshrink leaky_relu log_sigmoid mish prelu relu6 selu silu soft_sign softplus
@@ -88,6 +89,8 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.linalg": "cross tensordot vecdot",
     "mlvm.eager.functions.products": """cdist diag diagonal dot inner kron trace tril_indices
         triu_indices vdot""",
+    "mlvm.eager.functions.quantization": """dequantize_linear dynamic_quantize_linear
+        quantize_groups quantize_linear""",
     "mlvm.eager.functions.segments": """segment_max segment_mean segment_min segment_prod
         segment_sum""",
     "mlvm.eager.functions.signal": "hamming hanning istft stft",
@@ -96,6 +99,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.functions.statistics": """average bincount corrcoef cov digitize histogram
         median nanmax nanmean nanmin nanstd nansum nanvar percentile ptp quantile""",
     "mlvm.eager.nn.ctc": "ctc",
+    "mlvm.eager.nn.quantized": "quantization_errors quantize",
     "mlvm.eager.recording.inputs": "Pipeline QueueTensor ScratchPad",
     "mlvm.eager.recording.listing": "program_of",
     "mlvm.eager.transform.batch": "batch",
@@ -122,6 +126,7 @@ SHOWN: Final = {
     "fft": "mlvm.eager.functions.fft",
     "linalg": "mlvm.eager.functions.linalg",
     "nn": "mlvm.eager.nn",
+    "onnx": "mlvm.onnx",
     "optim": "mlvm.eager.optim",
     "parallel": "mlvm.eager.parallel",
     "random": "mlvm.eager.functions.random",

@@ -63,7 +63,7 @@ class DryVM(LocalVM):
 
 class _DryStorage(Storage):
     def view(self, type: TensorType, offset: int) -> Array:
-        return np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape)
+        return np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape)
 
 
 class _DryStore(FreeStore):

@@ -37,14 +37,16 @@ extern "C" {
 #endif
 
 /* Changes with every change of a struct, a code or a meaning below. */
-#define MLVM_ABI_VERSION 2
+#define MLVM_ABI_VERSION 3
 
 /* What `dtype` holds: X(name, code) for each dtype. A bool is one byte, 0 or 1. C64 is two floats, the
  * real part and then the imaginary part, C128 two doubles. F16 is IEEE 754 binary16, BF16 the upper half
- * of a float. */
+ * of a float. Those from I4 on are for storage alone, two or four elements to a byte but for F8E4M3 and
+ * F8E5M2, the first in the lowest bits. */
 #define MLVM_DTYPES(X)                                                                   \
     X(BOOL, 0) X(U8, 1) X(I8, 2) X(I16, 3) X(I32, 4) X(I64, 5) X(U16, 6) X(U32, 7)       \
-    X(U64, 8) X(F32, 9) X(F64, 10) X(C64, 11) X(C128, 12) X(F16, 13) X(BF16, 14)
+    X(U64, 8) X(F32, 9) X(F64, 10) X(C64, 11) X(C128, 12) X(F16, 13) X(BF16, 14)      \
+    X(I4, 15) X(U4, 16) X(I2, 17) X(U2, 18) X(F8E4M3, 19) X(F8E5M2, 20) X(F4E2M1, 21)
 #define MLVM_DTYPE_(name, code) MLVM_##name = code,
 enum mlvm_dtype { MLVM_DTYPES(MLVM_DTYPE_) };
 

@@ -97,7 +97,7 @@ class Stack:
             self.held += size
         self._top = chunk, used + nbytes
         memory = self._chunks[chunk][used : used + type.nbytes]
-        return memory.view(type.dtype.numpy).reshape(type.shape)
+        return memory.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 class Residuals:

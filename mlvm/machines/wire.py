@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
@@ -407,6 +408,11 @@ class WireVM(Identity):
         self._dead: deque[tuple[int, Loaded]] = deque()
         self._numbers = itertools.count(1)
         self._lock = threading.RLock()
+
+    @property
+    def lock(self) -> AbstractContextManager[object]:
+        """Who holds it makes calls that no other thread's come between."""
+        return self._lock
 
     @cached_property
     def native(self) -> bool:

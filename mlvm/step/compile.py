@@ -16,6 +16,7 @@ from typing import Final, NamedTuple
 from mlvm.arena.placement import rounded
 from mlvm.arena.planner import Plan, plan
 from mlvm.arena.recording import Lifetime, Recording
+from mlvm.arena.writes import leave_out
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
@@ -24,6 +25,7 @@ from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused
+from mlvm.step.hoist import Hoist, hoisted
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
@@ -41,6 +43,7 @@ class Planned:
     those pcs at which an element is taken from a queue.
     `lifetimes` are those of what lies in the scratch memory, in moments of a unit of calls each;
     `moments` has the pc in main of each moment's call.
+    `ahead` makes the last of its states, of the others alone, when one of these has changed.
     """
 
     program: Program
@@ -50,11 +53,29 @@ class Planned:
     lifetimes: tuple[Lifetime, ...]
     takes: tuple[int, ...] = ()
     moments: tuple[int, ...] = ()
+    ahead: Ahead | None = None
 
     def recording(self) -> Recording:
         """What lies where in the scratch memory, and when, for a picture."""
         moments = max((each.end for each in self.lifetimes), default=1)
         return Recording("captured", self.plan.nbytes, moments, list(self.lifetimes))
+
+    def with_states_used(
+        self, results: Sequence[Location]
+    ) -> tuple[Planned, list[Location], list[int]]:
+        """The step with no state but those that it uses itself, and what was made ahead; its
+        results; and the numbers that its states had."""
+        used = {place for role, place, _ in (*self.arguments, *results) if role == "state"}
+        numbers = {place: number for number, place in enumerate(sorted(used))}
+
+        def renumbered(row: Sequence[Location]) -> list[Location]:
+            return [
+                each._replace(place=numbers[each.place]) if each.role == "state" else each
+                for each in row
+            ]
+
+        step = replace(self, arguments=tuple(renumbered(self.arguments)), ahead=None)
+        return step, renumbered(results), list(numbers)
 
     def looped(self) -> Program:
         """The program, which begins by taking an element from a queue, again and again until that
@@ -72,6 +93,19 @@ class Planned:
         leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
         after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]
         return Program.straight([*start, leave, *body, again, *after])
+
+
+class Ahead(NamedTuple):
+    """What makes states of other states: its outputs, of these `types`, are the states of another
+    program behind those that it reads."""
+
+    planned: Planned
+    types: tuple[TensorType, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes that its outputs take up in an arena."""
+        return sum(rounded(type.nbytes) for type in self.types)
 
 
 def no_loop(takes: int) -> ProgramError:
@@ -97,16 +131,35 @@ on_planned: Final[list[Callable[[Planned], None]]] = []
 
 
 def compile_flow(
-    flow: Flow, *, fuse: bool = True, recompute: bool = True, policy: FusionPolicy = REFERENCE
+    flow: Flow,
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    policy: FusionPolicy = REFERENCE,
+    hoist: Hoist | None = None,
 ) -> Planned:
     """The step as a program with its plan.
 
     With `fuse` calls may run as chains that suit a machine's `policy`, with `recompute` cheap ones
     may run again. Of all that is allowed, what has the smallest plan is done; so neither makes a
-    plan larger.
+    plan larger. With `hoist` what depends on states alone is left to a program `ahead`.
     """
     options = _Options(fuse, recompute, policy)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    parts = None if hoist is None else hoisted(flow, hoist)
+    if parts is None:
+        planned = _compiled(flow, options)
+    else:
+        ahead = Ahead(_compiled(parts.ahead, options), parts.types)
+        planned = _compiled(parts.rest, options)
+        plan = planned.plan._replace(ahead=ahead.nbytes)
+        planned = replace(planned, plan=plan, ahead=ahead)
+    for told in on_planned.copy():
+        told(planned)
+    return planned
+
+
+def _compiled(flow: Flow, options: _Options) -> Planned:
     level = _planned(flow, options)
     written = _Written()
     stacked = any(call.name == residuals.PUSH for call in with_blocks(flow.calls))
@@ -115,10 +168,7 @@ def compile_flow(
     written.level(level, 0)
     if stacked:
         written.host_call(residuals.END)
-    planned = written.planned(level.plan)
-    for told in on_planned.copy():
-        told(planned)
-    return planned
+    return written.planned(level.plan)
 
 
 class _Options(NamedTuple):
@@ -240,6 +290,8 @@ class _Written:
         ]
         main = Function("main", 0, STAR, (*renumbered(self.code), Instruction(Opcode.halt)))
         program = Program([main, *functions])
+        scratch = [i for i, each in enumerate(arguments) if each.role == "scratch"]
+        leave_out(program, scratch)  # which nobody else sees
         lifetimes = tuple(sorted(self.lifetimes, key=lambda each: each.start))
         lines = {("main", pc): line for pc, line in self.lines.items()} | self.inner_lines
         takes, moments = tuple(self.takes), tuple(self.moments)

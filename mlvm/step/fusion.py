@@ -292,7 +292,9 @@ def _domain_of(call: Call, policy: FusionPolicy) -> Shape | None:
     op = call.op
     if op is None:
         return None
-    if policy.links(op):
+    if (
+        policy.links(op) and not call.outs[0].type.dtype.is_storage
+    ):  # items of which are no elements
         return call.outs[0].type.shape
     if (
         policy.reductions

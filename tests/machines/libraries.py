@@ -118,7 +118,7 @@ static int wrong(mlvm_frame *frame)
     case 2: return 7;
     case 3: return frame->error(frame, NULL);
     case 4: return frame->error(frame, "caf\xe9");
-    case 10: return frame->new_tensor(frame, 15, 0, NULL) == NULL ? 5 : 0;
+    case 10: return frame->new_tensor(frame, 99, 0, NULL) == NULL ? 5 : 0;
     case 11: frame->new_tensor(frame, -1, 0, NULL); return 0;
     case 12: frame->new_tensor(frame, MLVM_F32, 65, negative); return 0;
     case 13: frame->new_tensor(frame, MLVM_F32, -1, negative); return 0;

@@ -67,7 +67,7 @@ def wired() -> tuple[VM, WireVM]:
     return vm, WireVM(vm)
 
 
-LOCAL_CALLS = {"attached", "is_same", "stands_for"}
+LOCAL_CALLS = {"attached", "is_same", "lock", "stands_for"}
 """What a VM answers on this side of a wire."""
 
 

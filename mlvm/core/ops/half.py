@@ -19,6 +19,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.op import Kernel, Op
+from mlvm.core.ops import few
 from mlvm.core.ops.blocks import BLOCK_SIZE, blocks, memory_of
 from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
 
@@ -27,7 +28,7 @@ Convert: TypeAlias = Callable[[Array, Array], None]
 _PLACES: Final = frozenset({"condition", "indices", "key", "labels", "mask", "start"})
 """Operands that do not promote with the others: they say where elements are, or choose."""
 
-_FILLS: Final = frozenset({"value", "pad_value"})
+FILLS: Final = frozenset({"value", "pad_value"})
 """Attributes that are elements of the result."""
 
 
@@ -100,7 +101,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     computed = f64 if has_f64 or not op.inputs else f32
     if is_named:
         attributes["dtype"] = computed.name
-    for name in _FILLS & attributes.keys():
+    for name in FILLS & attributes.keys():
         attributes[name] = float(shown(cast(np.array(attributes[name]), DType.of(out.dtype))))
     result = memory_of(*out.shape, dtype=computed.numpy)
     kernel(result, *wide, **attributes)
@@ -111,7 +112,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     return None
 
 
-def _promotes(op: Op, operands: Sequence[Array]) -> list[bool]:
+def promotes(op: Op, operands: Sequence[Array | TensorType]) -> list[bool]:
     """Which operands are converted to the dtype that they have in common."""
     names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
     return [name not in _PLACES for name in names]
@@ -119,14 +120,14 @@ def _promotes(op: Op, operands: Sequence[Array]) -> list[bool]:
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
     """Whether result and operands have one dtype, but for operands that say where elements are."""
-    values = [x for x, counts in zip(operands, _promotes(op, operands), strict=True) if counts]
+    values = [x for x, counts in zip(operands, promotes(op, operands), strict=True) if counts]
     return len({x.dtype for x in (*outs, *values)}) == 1
 
 
 def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list[Array]:
     """The operands, integers in the half that all of them promote to, if they do. Those of 8 bits
     and bools stay: a half has them all."""
-    found, values = list(operands), [i for i, x in enumerate(_promotes(op, operands)) if x]
+    found, values = list(operands), [i for i, x in enumerate(promotes(op, operands)) if x]
     integers = [i for i in values if found[i].dtype.kind in "iu" and found[i].itemsize > 1]
     inexact = {found[i].dtype for i in values if found[i].dtype.kind not in "biu"}
     if len(inexact) == 1:
@@ -153,9 +154,13 @@ def _write_next(out: Array, x: Array, y: Array) -> None:
 def convert(out: Array, x: Array) -> None:
     """The values of x in the dtype of `out`. To a half they are rounded once, an integer of more
     than 53 bits first to f64."""
+    if few.is_few(x):
+        x = few.unpacked(x)
     if is_half(x):
         x = widened(x)
-    if is_half(out):
+    if few.is_few(out):
+        few.pack(out, x)
+    elif is_half(out):
         narrow(out, x)
     elif x.dtype.kind == "f" and out.dtype.kind in "iu":
         truncate(np, out, x)
@@ -178,14 +183,16 @@ def cast(x: Array, dtype: DType) -> Array:
     """The array in that dtype, each element converted as `astype` does; itself if it has that."""
     if x.dtype == dtype.numpy:
         return x
-    out = np.empty(x.shape, dtype.numpy)
+    out = np.empty(TensorType.of(x).with_dtype(dtype).array_shape, dtype.numpy)
     with np.errstate(all="ignore"):
         convert(out, x)
     return out
 
 
 def shown(x: Array) -> Array:
-    """The array, as numpy can compute with it: bf16 in f32."""
+    """The array, as numpy can compute with it: bf16 in f32, few bits as i8, u8 or f32."""
+    if few.is_few(x):
+        return few.unpacked(x)
     return widened(x) if x.dtype == bf16.numpy else x
 
 

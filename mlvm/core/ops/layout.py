@@ -351,7 +351,7 @@ def astype(out: Array, x: Array, *, dtype: str) -> None:
     convert(out, x)
 
 
-@movement(infer=_copy, elementwise=True, copies_only=True)
+@movement(infer=_copy, elementwise=True, copies_only=True, takes_storage=True)
 def copy(out: Array, x: Array) -> None:
     """The same tensor in memory of its own.
 

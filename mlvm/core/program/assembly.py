@@ -20,7 +20,7 @@ import numpy as np
 
 from mlvm.core.errors import AssemblyError, OpError, ProgramError, brief
 from mlvm.core.op import canonical
-from mlvm.core.ops import half
+from mlvm.core.ops import few, half
 from mlvm.core.program.builder import Body
 from mlvm.core.program.program import (
     NAME,
@@ -305,20 +305,24 @@ def _read_value(head: _Token, elements: list[_Token]) -> Array:
     values = np.empty(type.size, _read_as(type.dtype).numpy)
     for i, word in enumerate(elements):
         values[i] = _read_element(word, type.dtype)
-    return half.cast(values, type.dtype).reshape(type.shape)
+    return half.cast(values.reshape(type.shape), type.dtype)
 
 
 def _read_as(dtype: DType) -> DType:
-    """The dtype in which elements are read: of halves f64, which numpy can compute with."""
-    return f64 if dtype.is_half else dtype
+    """The dtype in which elements are read, which numpy can compute with: of halves f64."""
+    return f64 if dtype.is_half else few.unpacked_dtype(dtype) if dtype.is_storage else dtype
 
 
 def _read_element(word: _Token, dtype: DType) -> Any:
     try:
         if dtype.kind == "bool":
             return {"true": True, "false": False}[word.text]
-        if dtype.is_inexact:
-            return _read_as(dtype).numpy.type(word.text)
-        return dtype.numpy.type(int(word.text))
+        read_as = _read_as(dtype)
+        if read_as.is_inexact:
+            return read_as.numpy.type(word.text)
+        number = int(word.text)
+        if dtype.is_storage and number not in few.integers(dtype):
+            raise ValueError
+        return read_as.numpy.type(number)
     except (KeyError, ValueError, OverflowError):
         raise word.error(f"{word.text} is no {dtype}") from None

@@ -248,7 +248,9 @@ class Reader:
         data = self._elements(type.nbytes)
         if type.dtype.kind == "bool" and data.size and data.max() > 1:
             raise self.error("a bool is 0 or 1")
-        return data.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(type.shape)
+        return (
+            data.view(dtype.newbyteorder("<")).astype(dtype, copy=False).reshape(type.array_shape)
+        )
 
     def value(self) -> Any:
         if self._depth > MAX_NESTING:

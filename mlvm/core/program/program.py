@@ -109,7 +109,10 @@ class Program:
         (['main'], 7)
     """
 
-    __slots__ = ("__weakref__", "constants", "functions")
+    __slots__ = ("__weakref__", "constants", "functions", "written")
+
+    written: frozenset[int] | None
+    """What `mlvm.arena.writes` has found of it, once it was asked."""
 
     def __init__(
         self, functions: Iterable[Function], constants: Mapping[str, Array] | None = None

@@ -240,6 +240,10 @@ def _matmul_y(
     return reshape(result, result.shape[:-1]) if y_type.ndim == 1 else result
 
 
+def _quantized_matmul(g: Tensor, y: Tensor, scale: Tensor) -> Tensor:
+    return op.matmul(g, op.dequantize(y, scale))
+
+
 # --- lanes -----------------------------------------------------------------------------
 
 
@@ -598,6 +602,9 @@ VJPS: Final[dict[str, Rules]] = {
     # --- linalg ---
     "matmul": multilinear(x=_matmul_x, y=_matmul_y),
     "batch_contract": multilinear(x=_matmul_x, y=_matmul_y),
+    # --- quantized ---
+    "quantized_matmul": multilinear(x=_quantized_matmul),
+    **_none("pack unpack dequantize dequantize_rows integer_matmul"),
     # --- decompositions ---
     **DECOMPOSITIONS,
     # --- fft ---

@@ -383,6 +383,17 @@ def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
     return op.concat(*[reshape(x, (1, *x.shape)) for x in lanes], axis=0)
 
 
+def _beside_weights(call: OneOp, n: int, *xs: Lanes) -> Tensor:
+    """The op on all rows of the first operand, beside weights that all lanes share."""
+    if xs[0].batched and not any(v.batched for v in xs[1:]):
+        return apply(call, *[v.x for v in xs])
+    return looped(call, n, *xs)
+
+
+def _dequantize(call: OneOp, n: int, x: Lanes, scale: Lanes) -> Tensor:
+    return apply(call, x.x, whole(scale, n)) if x.batched else looped(call, n, x, scale)
+
+
 # --- the table -----------------------------------------------------------------------
 
 
@@ -397,6 +408,9 @@ BATCHING: Final[dict[str, Rule]] = {
     # --- linalg ---
     "matmul": _matmul,
     "batch_contract": _batch_contract,
+    # --- quantized ---
+    **_each("pack unpack dequantize_rows quantized_matmul integer_matmul", _beside_weights),
+    "dequantize": _dequantize,
     # --- decompositions ---
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),
     **_each("qr svd svdvals", _rows),
@@ -441,7 +455,7 @@ _REFUSING: Final = (
     "pow take scatter_add index_add index_set take_along_axis scatter_add_along_axis one_hot "
     "dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
-    "bernoulli gamma poisson binomial multinomial"
+    "bernoulli gamma poisson binomial multinomial dequantize_rows"
 )
 REFUSING: Final = frozenset(_REFUSING.split())
 """Ops that refuse some values, such as an index out of range."""

@@ -18,7 +18,7 @@ import os
 import types
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any, Final, Generic, NamedTuple, NoReturn, ParamSpec, TypeVar, overload
@@ -45,6 +45,7 @@ from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature, parts_of
+from mlvm.eager.capture.hoisted import Hoisted, as_type
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -64,8 +65,9 @@ from mlvm.machines.remote.client import explaining
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop
-from mlvm.step.flow import Flow, Home, Value
+from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.fusion import policy_of
+from mlvm.step.hoist import Hoist
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
@@ -90,6 +92,12 @@ class _Result(NamedTuple):
     view: bool
     given: int | None
     reached: Tensor | None
+
+    @property
+    def whole_output(self) -> int | None:
+        """The number of the output that it is, if it is one."""
+        known = self.reached is not None or self.given is not None or self.view
+        return None if known or self.home.role != "output" else self.home.index
 
     def made(self, given: Sequence[Tensor], places: Mapping[str, Sequence[Allocation]]) -> Any:
         """The tensor of a call with these arguments. `places` has its other tensors, by role."""
@@ -119,9 +127,10 @@ class _Output(NamedTuple):
     field: Field | None
 
     def alloc(self, current: Arena) -> Tensor:
-        old = self.field.value if self.field is not None else None
-        beside = old.arena if isinstance(old, Tensor) else current
-        arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
+        arena, field = current, self.field
+        if field is not None and isinstance(field.value, Tensor):
+            beside = field.value.arena
+            arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
         out = arena.alloc(self.type, Tensor)
         out.tape = None
         return out
@@ -151,7 +160,7 @@ class _ChangingNumbers(NamedTuple):
     seen: set[int]
 
 
-class _RecordedCall(NamedTuple):
+class RecordedCall(NamedTuple):
     """What a call of a function did. `tree` is what it returned, with leaves for `results`.
     `rebound` are the fields that it rebound, with the numbers of their results. `numbers` are the
     Python numbers that may be others in a later call, and `free` are their places."""
@@ -165,11 +174,23 @@ class _RecordedCall(NamedTuple):
     numbers: Numbers
     free: Sequence[int]
 
+    def named_results(self) -> list[tuple[str, Use]]:
+        """The tensors that it returned, by their paths in the tree."""
+        leaves = flatten(self.tree, ends=_at_leaves)[0]
+        found = [(path, self.results[leaf.number], leaf.number) for path, leaf in leaves]  # type: ignore[attr-defined]
+        return [(path, Use(self.flow.results[n], result.type)) for path, result, n in found]
+
 
 class _KnownProgram:
     """The program for one signature, and what to launch it with."""
 
-    def __init__(self, planned: Planned, recorded: _RecordedCall, signature: Signature) -> None:
+    def __init__(
+        self,
+        planned: Planned,
+        recorded: RecordedCall,
+        signature: Signature,
+        hoisted: Hoisted | None = None,
+    ) -> None:
         record, flow, self.tree, self.results, self.outputs, self.rebound, *_ = recorded
         self.numbers, self.free = recorded.numbers, recorded.free
         self.feed = _Feed(signature.numbers, self.numbers.values, [])
@@ -189,9 +210,12 @@ class _KnownProgram:
         self.inputs = tuple([x.type for x in signature.inputs])
         self.same = {i: signature.inputs[i].root for i in record.same}
         self.roots = {id(x) for x in record.states}
-        self.states = record.states
+        self.hoisted = hoisted
+        self.states = [*record.states, *(hoisted.made if hoisted is not None else ())]
         self.seen_as = record.seen_as
         given = planned.arguments
+        leaf = self.results[self.tree.number] if type(self.tree) is _Leaf else None
+        self.single = None if leaf is None or self.rebound else leaf.whole_output
         self.uses = [
             (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
         ]
@@ -218,6 +242,10 @@ class _KnownProgram:
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, states)))
         return step, [values_of(x.root) for x in inputs]
+
+    def given(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:
+        """What a launch is given, by role."""
+        return inputs, outputs, self.states  # as _ROLES
 
     def taken(self) -> list[Tensor]:
         """The elements of queues that are taken ahead of a launch, and are inputs of it."""
@@ -297,10 +325,6 @@ def _surroundings(vm: VMProtocol) -> Any:
     return id(vm), debug.is_watched(vm), sharing_of(vm)
 
 
-def _as_type(x: Allocation, type: TensorType) -> Allocation:
-    return x if x.type is type else x.arena.view(x, type)
-
-
 class _Scratch:
     """The scratch memory of a captured function on one VM, as large as its largest plan. Its `lock`
     is held while it is used."""
@@ -349,15 +373,19 @@ class Captured(Generic[P, R]):
         (Tensor([1., 1., 1.], f32[3]), <captured <lambda>, 1 program>)
     """
 
-    def __init__(self, fn: Callable[P, R], *, fuse: bool, recompute: bool) -> None:
+    def __init__(
+        self, fn: Callable[P, R], *, fuse: bool, recompute: bool, hoist: bool = True
+    ) -> None:
         self.fn = fn
         self.fuse = fuse
         self.recompute = recompute
+        self.hoist = hoist
         self._lock = new_lock()  # of what follows, while it changes
         self._programs: dict[Any, list[_KnownProgram]] = {}
         self._changes: dict[Any, _ChangingNumbers] = {}  # of the numbers, by the same keys
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
+        self._hoisted: weakref.WeakSet[Hoisted] = weakref.WeakSet()
         self._last: _KnownProgram | None = None
         self._calls: list[_KnownCall] = []
         self._names = CALLED
@@ -509,9 +537,15 @@ class Captured(Generic[P, R]):
         replace(leaves.append, known.tree, _Leaf)
         left = [known.results[leaf.number] for leaf in leaves]
         results = [x.home.seen_as(x.type) for x in left]
-        states = tuple(map(values_of, known.states))
+        states: list[Allocation] = list(known.states)
+        if known.hoisted is not None:
+            with known.hoisted.vm.lock:
+                known.hoisted.refresh()
+            planned, results, numbers = planned.with_states_used(results)
+            states = [known.states[number] for number in numbers]
         outputs = tuple([output.type for output in known.outputs])
-        step = SavedStep(planned, known.inputs, outputs, tuple(results), states)
+        values = tuple(map(values_of, states))
+        step = SavedStep(planned, known.inputs, outputs, tuple(results), values)
         Path(path).write_bytes(step.to_bytes())
 
     def close(self) -> None:
@@ -586,8 +620,10 @@ class Captured(Generic[P, R]):
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
             policy=policy_of(arena.vm),
+            hoist=_hoist(recorded, arena.vm) if self.hoist and not is_plain else None,
         )
-        known = _KnownProgram(planned, recorded, signature)
+        hoisted = self._kept_ahead(planned, recorded.record.states, arena.vm)
+        known = _KnownProgram(planned, recorded, signature, hoisted)
         with self._lock:
             for field, _ in known.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
@@ -603,6 +639,21 @@ class Captured(Generic[P, R]):
         warn_of_frozen(signature.look, repr(getattr(self.fn, "__qualname__", self.fn)))
         self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
         return known
+
+    def _kept_ahead(
+        self, planned: Planned, states: Sequence[Allocation], vm: VMProtocol
+    ) -> Hoisted | None:
+        """What the program has computed ahead: what another program has, where it is the same."""
+        if planned.ahead is None:
+            return None
+        for each in list(self._hoisted):
+            if each.fits(planned.ahead, states, vm):
+                return each
+        name = getattr(self.fn, "__name__", "a captured function")
+        explain = partial(_name_line, planned.ahead.planned)
+        made = Hoisted(planned.ahead, states, vm, name, explain)
+        self._hoisted.add(made)
+        return made
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:
         """What changed between calls of this structure, and the numbers that shall be free: those
@@ -647,6 +698,8 @@ class Captured(Generic[P, R]):
                 while True:
                     self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
+        if known.single is not None:  # as below, sooner
+            return outputs[known.single].root
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
         places: dict[str, Sequence[Allocation]]
@@ -654,9 +707,6 @@ class Captured(Generic[P, R]):
         results = [result.made(tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
-
-        if type(known.tree) is _Leaf:  # as `replace` below, sooner
-            return results[known.tree.number]
 
         def made(part: Any) -> Any:
             if isinstance(part, _Computed):
@@ -679,22 +729,29 @@ class Captured(Generic[P, R]):
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
-        taken = known.taken() if known.ahead else ()
-        given = [*inputs, *taken], outputs, known.states  # as _ROLES
+        if known.ahead:
+            inputs = [*inputs, *known.taken()]
         used: Sequence[Allocation] = ()
+        hoisted, explains = known.hoisted, known.explain
         token = explaining.set(known.explain)
         try:
-            with scratch.lock:
-                of_scratch = scratch.reserve(vm, known)
+            with scratch.lock, nullcontext() if hoisted is None else vm.lock:
+                if hoisted is not None:
+                    explains = hoisted.explain
+                    hoisted.refresh()
+                    explains = known.explain
+                of_scratch = scratch.reserve(vm, known) if known.in_scratch else ()
                 handles = None
                 if pattern is not None:
                     handles = pattern.handles(inputs, outputs, of_scratch)
                 if handles is None:
-                    used = [_as_type(given[role][i], type) for role, i, type in known.uses]
+                    given = known.given(inputs, outputs)
+                    used = [as_type(given[role][i], type) for role, i, type in known.uses]
                     handles = (*[x.handle for x in used], *of_scratch)
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
                 if debug.is_watched(vm):
+                    given = known.given(inputs, outputs)
                     updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
                     saved = partial(known.saved, *given)
                     try:
@@ -709,9 +766,10 @@ class Captured(Generic[P, R]):
             if getattr(error, "late", False):
                 raise
             if isinstance(error, HandleError):
+                given = known.given(inputs, outputs)
                 used = used or [given[role][i] for role, i, _ in known.uses]
                 raise explain(error, vm, used) from None
-            known.explain(error)
+            explains(error)
             raise
         finally:
             explaining.reset(token)
@@ -725,14 +783,19 @@ _CHANGEABLE: Final = np.ndarray, set, bytearray
 
 @overload
 def capture(
-    fn: Callable[P, R], /, *, fuse: bool = True, recompute: bool = True
+    fn: Callable[P, R], /, *, fuse: bool = True, recompute: bool = True, hoist: bool = True
 ) -> Captured[P, R]: ...
 @overload
 def capture(
-    *, fuse: bool = True, recompute: bool = True
+    *, fuse: bool = True, recompute: bool = True, hoist: bool = True
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 def capture(
-    fn: Callable[..., Any] | None = None, /, *, fuse: bool = True, recompute: bool = True
+    fn: Callable[..., Any] | None = None,
+    /,
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
 ) -> Any:
     """A function that records what `fn` does at its first call, and from then on launches that as
     one program. The program may be a whole step, with gradients and an optimizer's update.
@@ -751,7 +814,11 @@ def capture(
 
     With `fuse`, chains of elementwise ops run block by block, and intermediates within a chain need
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
-    kept. Neither changes a bit of the result.
+    kept. With `hoist`, what depends on tensors alone that the function reaches and does not update,
+    such as a weight in another dtype, is computed once, kept in an arena of its own, and computed
+    again after anybody has written to one of these tensors. `plan.ahead` tells how many bytes that
+    takes: no value has more than four times those of the tensors that it is made of. None of these
+    changes a bit of the result.
 
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
@@ -769,10 +836,19 @@ def capture(
         (Tensor(3., f32[]), Tensor(0., f32[]))
     """
     if fn is None:
-        return partial(capture, fuse=fuse, recompute=recompute)
+        return partial(capture, fuse=fuse, recompute=recompute, hoist=hoist)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
-    return Captured(fn, fuse=fuse, recompute=recompute)
+    return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
+
+
+def _hoist(recorded: RecordedCall, vm: VMProtocol) -> Hoist | None:
+    """What may be computed ahead: what depends on no number that each call copies in anew."""
+    if getattr(vm, "shared", False):  # with others, whose writes nobody counts here
+        return None
+    states, numbers = recorded.record.states, map(id, recorded.numbers.tensors.values())
+    fed = set(numbers)
+    return Hoist(len(states), {i for i, x in enumerate(states) if id(x) in fed})
 
 
 class Measured(NamedTuple):
@@ -789,7 +865,12 @@ class Measured(NamedTuple):
 
 
 def measure(
-    fn: Callable[..., Any], *args: Any, fuse: bool = True, recompute: bool = True, **kwargs: Any
+    fn: Callable[..., Any],
+    *args: Any,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    **kwargs: Any,
 ) -> Measured:
     """What a call of the function needs besides its arguments and what it reaches by itself,
     without running it or allocating anything.
@@ -801,23 +882,31 @@ def measure(
         4032
     """
     recorder.refuse_captured("a function is measured")
-    captured = Captured(fn, fuse=fuse, recompute=recompute)
+    recorded, _ = recorded_call(fn, args, kwargs)
     arena = current_arena()
+    policy = policy_of(arena.vm)
+    ahead = _hoist(recorded, arena.vm) if hoist else None
+    plan = compile_flow(
+        recorded.flow, fuse=fuse, recompute=recompute, policy=policy, hoist=ahead
+    ).plan
+    return Measured(recorded.record.needed, plan)
+
+
+def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
+    """What a call of the function would do, and the signature of its arguments, as `measure` takes
+    them. Raises what `capture` raises."""
+    captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
         try:
-            recorded = _recorded(fn, args, kwargs, arena, signature, ())
-            break
+            return _recorded(fn, args, kwargs, arena, signature, ()), signature
         except recorder.MustMove as error:
             make_exclusive(error.x)
-    policy = policy_of(arena.vm)
-    plan = compile_flow(recorded.flow, fuse=fuse, recompute=recompute, policy=policy).plan
-    return Measured(recorded.record.needed, plan)
 
 
 def _recorded(
     fn: Any, args: Any, kwargs: Any, arena: Arena, signature: Signature, free: Sequence[int]
-) -> _RecordedCall:
+) -> RecordedCall:
     """Call the function with a recorder on. Fields that it rebinds get their old values back. Those
     of the signature's numbers that are `free` are recorded too."""
     prepare_constants(arena.vm)
@@ -866,7 +955,7 @@ def _recorded(
         around.put_back(failed=False)
         numbers.see_kept()
         flow = Flow(record.calls, outcome.values)
-        found = _RecordedCall(
+        found = RecordedCall(
             record, flow, tree, outcome.results, outcome.outputs, rebound, numbers, free
         )
         del outcome
@@ -973,6 +1062,10 @@ def _listed(known: _KnownProgram) -> str:
     """The fields that this call, or an earlier one of the same function, rebinds."""
     fields = known.fields or [field for field, _ in known.rebound]
     return ", ".join(f"{each.name!r} of {type(each.owner).__name__}" for each in fields)
+
+
+def _at_leaves(part: Any) -> bool | None:
+    return isinstance(part, _Leaf) or (None if isinstance(part, (dict, list, tuple)) else False)
 
 
 def _at_arrays(part: Any) -> bool | None:

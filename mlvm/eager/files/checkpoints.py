@@ -20,6 +20,7 @@ from mlvm.core.errors import (
     brief,
 )
 from mlvm.core.types import Array
+from mlvm.eager.files.gguf import MAGIC, GgufFile
 from mlvm.eager.files.safetensors import WeightsFile, escaped, type_of, write
 from mlvm.eager.files.structure import Structure, Values, loader_of
 from mlvm.eager.recording.recorder import refuse_captured
@@ -155,9 +156,11 @@ def load(
     where: Where | None = None,
 ) -> Any:
     """The tensors of a safetensors file by name, in the current arena; their `metadata` has the
-    texts of the file. With `into`, a Module, they are written over its parameters and buffers, by
-    the paths of its `state()`, and the Module is returned. So is a dict of what `save` takes, whose
-    items that are numbers, texts and arrays are replaced.
+    texts of the file. Of a GGUF file their `plain` has its metadata, and blocks of few bits stay
+    so: `x` has the elements, and `x.scale` what `quantized_matmul` takes with them. With `into`, a
+    Module, they are written over its parameters and buffers, by the paths of its `state()`, and the
+    Module is returned. So is a dict of what `save` takes, whose items that are numbers, texts and
+    arrays are replaced.
 
     tensors = load("model.safetensors")
     tensors["kernel"], tensors.metadata
@@ -189,9 +192,12 @@ def load(
         text = f"rename is called with each name in the file, and {brief(rename)} is no function"
         raise AttributeRefused(text).at("load", ())
     try:
-        opened = WeightsFile(path)
+        opened = _opened(path)
         metadata = dict(opened.metadata)
-        values = _parsed(metadata.pop(_PLAIN, "{}"))
+        if isinstance(opened, GgufFile):
+            values = opened.plain
+        else:
+            values = _parsed(metadata.pop(_PLAIN, "{}"))
         found = _renamed(opened.entries, rename)
         plain = {name: values[own] for name, own in _renamed(values, rename).items()}
         if into is not None:
@@ -211,6 +217,14 @@ def load(
         return Loaded(loaded, metadata, plain)
     except (WeightsError, PathError, DTypeError, ShapeError) as error:
         raise type(error)(escaped(f"{path}: {error}")) from None
+
+
+def _opened(path: Path) -> WeightsFile | GgufFile:
+    if path.is_file():
+        with path.open("rb") as stream:
+            if stream.read(4) == MAGIC:
+                return GgufFile(path)
+    return WeightsFile(path)
 
 
 def _parsed(text: str) -> Values:

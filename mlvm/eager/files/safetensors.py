@@ -30,8 +30,9 @@ METADATA: Final = "__metadata__"
 _MOST_HEADER: Final = 100_000_000  # bytes, as the format has it
 _ALIGNMENT: Final = 8  # of the first tensor's byte, as the format asks
 
-_WORDS: Final = "bool u8 i8 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"  # in the format's order
-_DTYPES: Final = {name.upper(): DType.named(name) for name in _WORDS.split()}
+_WORDS: Final = "bool u8 i8 f8_e5m2 f8_e4m3 i16 u16 f16 bf16 i32 u32 f32 c64 f64 i64 u64"
+"""In the format's order."""
+_DTYPES: Final = {name.upper(): DType.named(name.replace("_", "")) for name in _WORDS.split()}
 _NAMES: Final = {dtype: name for name, dtype in _DTYPES.items()}
 
 

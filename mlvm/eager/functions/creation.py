@@ -107,11 +107,22 @@ def _of_tensor(x: Tensor, dtype: DType | None, device: Device, copy: bool | None
         raise CopyRefused(f"asarray: copy=False forbids what {x.type} as {target} takes")
     if elsewhere is not None:
         x = reused(x, elsewhere)
-    if not same_dtype:
-        return op.astype(x, dtype=dtype)
+    if dtype is not None and not same_dtype:
+        return _converted(x, dtype)
     if elsewhere is not None:
         return x
     return op.copy(x) if copy else alias_of(x)
+
+
+def _converted(x: Tensor, dtype: DType) -> Tensor:
+    """`astype`, which the ops `pack` and `unpack` do for dtypes of storage."""
+    if x.dtype.is_storage:
+        x = op.unpack(x)
+    elif dtype.is_storage and x.dtype.is_half:
+        x = op.astype(x, dtype=f32)
+    if dtype.is_storage:
+        return op.pack(x, dtype=dtype)
+    return x if x.dtype is dtype else op.astype(x, dtype=dtype)
 
 
 # --- made from a description ---------------------------------------------------------

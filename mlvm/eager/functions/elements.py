@@ -137,12 +137,14 @@ def take_along_axis(x: Tensor, indices: Tensor, /, axis: int = -1) -> Tensor:
 
 
 @public
-def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0) -> Tensor:
+def dynamic_update(
+    x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: int = 0, out: Tensor | None = None
+) -> Tensor:
     """x, with its rows from `start` on along `axis` replaced by those of `update`, or with one row
     replaced by `update`, which then lacks that axis. A negative `start` counts from the end.
 
     In a captured loop the rows are written where they stand, and x is not copied, if nothing else
-    needs it.
+    needs it. With x itself as `out` it is updated in place.
 
     x: [n, ...]; update: k rows [k, ...] or one row [...], in x's dtype; start: an int or i[] -> [n,
     ...]. Raises `ShapeError` for an update whose rows are not as long as those of x,
@@ -158,7 +160,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, /, *, axis: i
     if types[1].ndim == types[0].ndim - 1:
         update = expand_dims(update, axis=axis)
     at = start if isinstance(start, Tensor) else full((), start, dtype=i64)
-    return op.dynamic_update(x, update, at, axis=axis)
+    return op.dynamic_update(x, update, at, axis=axis, out=out)
 
 
 @public

@@ -65,6 +65,7 @@ from mlvm.eager.nn.pooling import (
     MaxPool2d,
     MaxPool3d,
 )
+from mlvm.eager.nn.quantized import QuantizedEmbedding, QuantizedLinear
 from mlvm.eager.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from mlvm.eager.nn.sequential import Sequential
 from mlvm.eager.nn.shapes import Flatten, Identity, PixelShuffle, PixelUnshuffle, Upsample
@@ -121,6 +122,8 @@ __all__ = [
     "PReLU",
     "PixelShuffle",
     "PixelUnshuffle",
+    "QuantizedEmbedding",
+    "QuantizedLinear",
     "RMSNorm",
     "RNNCell",
     "ReLU",

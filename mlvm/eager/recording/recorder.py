@@ -106,7 +106,7 @@ class Recorder:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
         self.is_same, self.attached = vm.is_same, vm.attached
         self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
-        self.synchronize = vm.synchronize
+        self.synchronize, self.lock = vm.synchronize, vm.lock
         self.calls: list[Call] = []
         self.states: list[Allocation] = []
         self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []

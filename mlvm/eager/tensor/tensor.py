@@ -22,7 +22,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.ops import half
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import Array, DType, Shape, TensorType, bf16
+from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.tensor.context import Tape, current_arena, current_tape
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.reading import values_of, write
@@ -123,10 +123,9 @@ class Tensor(Methods, Allocation):
     # --- values ---
 
     def numpy(self) -> Array:
-        """A copy as a numpy array; of bf16, which numpy does not have, in f32. Raises
-        `StaleTensor`."""
-        array = values_of(self)
-        return half.shown(array) if self.type.dtype is bf16 else array
+        """A copy as a numpy array; of bf16, which numpy does not have, in f32, and of
+        few bits in i8, u8 or f32. Raises `StaleTensor`."""
+        return half.shown(values_of(self))
 
     def item(self) -> Any:
         """The one element as a Python scalar. Raises `ShapeError` for more or fewer, and

@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.ops import few
 from mlvm.core.types import MAX_NDIM, Array, DType, bf16, bool_
 
 _WAYS: Final = ("__array__", "__array_interface__", "__dlpack__")
@@ -93,11 +94,15 @@ def require_values(array: Array, dtype: DType) -> None:
     """Raise unless Python's numbers in `array` are values of the dtype, which rounds floats."""
     if array.dtype.kind == "c" and dtype.kind != "complex":
         raise DTypeError(f"complex numbers do not become {dtype}; take real or imag")
-    if dtype.is_inexact or not array.size:
+    if dtype.is_inexact or not array.size or dtype in few.FLOATS:
         return
     if array.dtype.kind == "f":
         raise DTypeError(f"floats do not become {dtype}; convert them with astype")
-    low, high = (0, 1) if dtype is bool_ else _limits(dtype)
+    if dtype.is_storage:
+        own = few.integers(dtype)
+        low, high = own[0], own[-1]
+    else:
+        low, high = (0, 1) if dtype is bool_ else _limits(dtype)
     for value in (int(array.min()), int(array.max())):
         if not low <= value <= high:
             raise OperandValueError(f"the int {value} does not fit into {dtype}: {low} .. {high}")

@@ -23,7 +23,7 @@ class Type(_native.Type):
         type: TensorType = self.tensor_type
         if not type.nbytes:
             return aligned_array(type)
-        return np.frombuffer(memory, type.dtype.numpy).reshape(type.shape)  # type: ignore[call-overload,no-any-return]
+        return np.frombuffer(memory, type.dtype.numpy).reshape(type.array_shape)  # type: ignore[call-overload,no-any-return]
 
 
 _types: WeakValueDictionary[TensorType, Type] = WeakValueDictionary()

@@ -98,7 +98,7 @@ class RemoteVM(WireVM):
         raises `CallTimeout`, and its launch is ended; one that cannot even be sent loses the
         connection. It may be changed at any time."""
         self._timeout: float | None = None
-        self._shared = shared
+        self.shared = shared
         self._live: set[int] = set()
         self._views: dict[StorageHandle, set[TensorHandle]] = {}
         self._sending = threading.RLock()  # `_lock` is for calls that wait, and taken before it
@@ -220,7 +220,7 @@ class RemoteVM(WireVM):
 
     def _require(self, handles: Sequence[int]) -> None:
         """Raise `HandleError` at once for a handle that was not made here, or has ended."""
-        if self._shared:
+        if self.shared:
             return
         try:
             if self._live.issuperset(handles):

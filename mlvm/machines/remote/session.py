@@ -226,7 +226,9 @@ class Session(WireServer):
         handle, type = reader.integer(), reader.type()
         own = self.vm.type_of(handle)
         check_array(
-            np.broadcast_to(np.zeros((), type.dtype.numpy), type.shape), own, f"write to {own}"
+            np.broadcast_to(np.zeros((), type.dtype.numpy), type.array_shape),
+            own,
+            f"write to {own}",
         )
         if type.nbytes != reader.left:
             raise reader.error(f"{type} has {type.nbytes} bytes, not {reader.left}")

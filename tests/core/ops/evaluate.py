@@ -27,7 +27,7 @@ def evaluate(name: str, *inputs: Any, **attributes: Any) -> Array:
         if result is None:
             made: Array = op.kernel(*operands, **bound)
             return made
-        out: Array = np.empty(result.shape, result.dtype.numpy)
+        out: Array = np.empty(result.array_shape, result.dtype.numpy)
         out.reshape(-1).view(np.uint8)[...] = 0xFF
         op.kernel(out, *operands, **bound)
     return out

@@ -7,6 +7,7 @@ import pytest
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import OPS
+from mlvm.core.ops.half import shown
 from tests.brief import refuses
 from tests.core.ops.cases import CASES, Case
 from tests.core.ops.evaluate import evaluate
@@ -32,6 +33,7 @@ def test_case(name: str, case: Case) -> None:
         expected = expected.astype(np.float32)  # computed more precisely than the op can
     assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
     assert result.flags.c_contiguous
+    result, expected = shown(result), shown(expected)
     tolerance = TOLERANCE.get(result.dtype.name, 0)
     np.testing.assert_allclose(result, expected, rtol=tolerance, atol=tolerance)
 

@@ -27,13 +27,14 @@ from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.context import default_vm
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from tests.brief import cases
-from tests.core.ops.cases import CASES, Case
+from tests.core.ops.cases import CASES, Case, quantized
 
 Function = Callable[..., Tensor]
 
 _STAYS_F64 = Case((np.array([0.5, -1.25]),), lambda x, dtype: x, {"dtype": "f64"})
 _STAYS_C128 = Case((np.array([0.5, -1.25j]),), lambda x, dtype: x, {"dtype": "c128"})
 _CASES = {**CASES, "astype": [*CASES["astype"], _STAYS_F64, _STAYS_C128]}
+_CASES = {name: cases for name, cases in _CASES.items() if name not in quantized.CASES}
 
 
 # --- the table -------------------------------------------------------------------------
@@ -118,7 +119,8 @@ def test_every_rule_is_tried_in_f64() -> None:
         for i in _differentiable(name, case, "f8")
     }
     rules = {(name, operand) for name, entry in VJPS.items() for operand in entry}
-    assert sorted(rules - tried) == []
+    of_f32 = [("quantized_matmul", "x")]  # tests/eager/nn/test_quantized.py has it
+    assert sorted(rules - tried) == of_f32
 
 
 UP_TO_PHASES = {"eig", "eigh", "svd"}

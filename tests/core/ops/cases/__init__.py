@@ -17,6 +17,7 @@ from tests.core.ops.cases import (
     layout,
     linalg,
     neural,
+    quantized,
     random,
     reduction,
     special,
@@ -25,7 +26,7 @@ from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(lanes, layout, linalg, neural, random, reduction, special),
+    *(lanes, layout, linalg, neural, quantized, random, reduction, special),
 )
 
 _MOVES = (

@@ -9,10 +9,10 @@
 
 #define NAME(name) name,
 
-/* UNIT: elements a unit. A single ROW is an address, of a row function, and bytes of an element of each
- * parameter; a chain is PIECE and on. */
+/* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
+ * and on. */
 #define chain_integers(EACH)                                                             \
-    EACH(ELEMENTS) EACH(UNIT) EACH(FUNCTION) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
+    EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
     EACH(NLINKS)
 /* A parameter or temporary of a chain; the strides of its axes, in elements, follow. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE)
@@ -55,6 +55,12 @@
     EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(CHANNELS) EACH(WINDOW_WIDTH)               \
     EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(GRID_HEIGHT) \
     EACH(GRID_WIDTH) EACH(AXES)
+
+/* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
+ * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. X_SIGNED, Y_SIGNED: bytes of these kinds. */
+#define quantized_integers(EACH)                                                         \
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)            \
+    EACH(X_SIGNED) EACH(Y_SIGNED)
 
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
  * integer that chooses a stream, 0 without one. */

@@ -1,0 +1,129 @@
+"""What a call of published ONNX models takes, beside ONNX Runtime, at one thread and at two.
+
+`call_ms` is the time from inputs to outputs, `load_ms` that from a file's bytes to the first
+results: loading, planning and one call. `peak_mib` is by how much a process grows that does only
+this. The models are those inside of wheels in the folder `MLVM_ONNX_WHEELS`, `build/wheels` without
+it. No contender is timed before its results are those of the first.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
+from typing import Any, Final
+
+import numpy as np
+
+from bench.harness import ROOT, Contender, Prepare, Round, Suite, if_native, microseconds, say
+from bench.onnx_files import FOLDER, how_to_get, models, operands
+
+Run = Callable[[], list[Any]]
+_ROUND: Final = 0.05  # seconds that a round lasts at least
+
+
+def ours(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
+    """A model of mlvm, captured."""
+    import mlvm.eager as ml
+
+    vm = ml.VM("bench", threads=threads)
+    weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
+    with weights.allocating():
+        captured = ml.capture(ml.onnx.load(data))
+        inputs = {k: v.item() if v.ndim == 0 else ml.asarray(v) for k, v in feed.items()}
+
+    def run() -> list[Any]:
+        with batch:
+            made = captured(**inputs)
+            return [np.asarray(y) for y in (made if isinstance(made, tuple) else (made,))]
+
+    return run
+
+
+def onnxruntime(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
+    """A session of ONNX Runtime."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    return lambda: session.run(None, dict(feed))
+
+
+MAKERS: Final = {"mlvm": ours, "onnxruntime": onnxruntime}
+
+
+def preparing(maker: str, threads: int) -> Prepare:
+    """A `prepare` of all models, with `quick` of the smallest."""
+
+    def prepare(quick: bool) -> Mapping[str, Round]:
+        found = dict(models())
+        if not found:
+            say(how_to_get())
+            return {}
+        names = [min(found, key=lambda name: len(found[name]))] if quick else [*found]
+        return {name: partial(timed, name) for name in names}
+
+    @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
+    def made(name: str) -> tuple[Run, int, dict[str, float]]:
+        data = dict(models())[name]
+        feed = operands(name, data)
+        start = time.perf_counter()
+        run = MAKERS[maker](data, feed, threads)
+        run()
+        once = {"load_ms": (time.perf_counter() - start) * 1e3, "peak_mib": peak(name)}
+        times = max(1, math.ceil(_ROUND / max(microseconds(run) / 1e6, 1e-6)))
+        return run, times, once
+
+    def timed(name: str) -> Mapping[str, float]:
+        run, times, once = made(name)
+        return {"call_ms": microseconds(lambda: [run() for _ in range(times)]) / times / 1e3} | once
+
+    def peak(name: str) -> float:
+        command = [sys.executable, "-m", "bench.onnx", maker, str(threads), name]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, env=os.environ)
+        return float(done.stdout)
+
+    return prepare
+
+
+def main() -> None:
+    """Print by how many MiB a process grows that loads and calls one model."""
+    maker, threads, name = sys.argv[1:]
+    data = dict(models())[name]
+    feed = operands(name, data)
+    if maker == "mlvm":
+        import mlvm.eager
+        import mlvm.onnx  # noqa: F401
+    else:
+        pass
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    MAKERS[maker](data, feed, int(threads))()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+
+
+_CASES: Final = [name for name, _ in models()] if FOLDER.is_dir() else []
+SUITE: Final = Suite(
+    module="bench.onnx",
+    contenders=(
+        Contender("mlvm-1t", "mlvm", preparing("mlvm", 1)),
+        Contender("onnxruntime-1t", "onnxruntime", preparing("onnxruntime", 1)),
+        Contender("mlvm-2t", "mlvm", if_native(preparing("mlvm", 2)), threads=2),
+        Contender("onnxruntime-2t", "onnxruntime", preparing("onnxruntime", 2), threads=2),
+    ),
+    units={"call_ms": "ms", "load_ms": "ms", "peak_mib": "MiB"},
+    ours=("mlvm-1t", "mlvm-2t"),
+    targets={(name, "call_ms", "mlvm-1t", "onnxruntime-1t"): 0.8 for name in _CASES},
+    rounds=7,
+    warm_up_rounds=1,
+)
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""Who has written to memory that something else was computed from.
+
+A `Watch` counts the writes to some tensors of a VM, whoever made them: an eager update, another
+captured function, a load, a program that was launched by hand. All of them pass the VM's `launch`,
+`write`, `swap` and `borrow`, around which the first watch of a VM puts layers. What is written by
+the short way of eager calls is new memory, which nobody watches.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from mlvm.arena.arena import Allocation, Region, regions
+from mlvm.core.machine.callee import OUT, Fused
+from mlvm.core.observe import observe, of_updates
+from mlvm.core.op import OPS
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.protocol import TensorHandle, VMProtocol
+from mlvm.core.types import Array
+from mlvm.machines import residuals
+from mlvm.machines.checks import CHECK
+
+
+class Watch:
+    """Whether somebody has written to tensors of a VM, or they have moved, since `begin`.
+
+    `changes` counts. Who compares it, and uses what was computed from the tensors, holds the VM's
+    `lock` meanwhile: then no write comes between."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.changes = 0
+        self._writes = vm.attached(_Writes)
+
+    def begin(self, tensors: Iterable[Allocation]) -> None:
+        """Watch these tensors, where they are now, and no others."""
+        self._writes.watch(self, [x.root.region for x in tensors])
+
+
+class _Writes:
+    """The watches of one VM, by the regions that they are about."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self._regions = regions(vm)
+        self._watches: weakref.WeakKeyDictionary[Region, weakref.WeakSet[Watch]]
+        self._watches = weakref.WeakKeyDictionary()
+        self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
+        self._regions.on_moved = self._moved
+
+        def launch(
+            proceed: Callable[..., list[Array]],
+            program: Program,
+            args: Sequence[TensorHandle] = (),
+            **options: Any,
+        ) -> list[Array]:
+            if not self._of:
+                return proceed(program, args, **options)
+            with vm.lock:
+                try:
+                    return proceed(program, args, **options)
+                finally:
+                    self._launched(program, args)
+
+        def touching(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
+            with vm.lock:
+                try:
+                    return proceed(*args, **options)
+                finally:
+                    self._written(args)
+
+        others = [name for name in ("write", "swap", "borrow", "share") if hasattr(vm, name)]
+        observe(vm, launch=of_updates(launch), **dict.fromkeys(others, touching))
+
+    def watch(self, watch: Watch, found: Iterable[Region | None]) -> None:
+        for region in self._of.pop(watch, ()):
+            self._watches[region].discard(watch)
+        now = [region for region in found if region is not None]
+        self._of[watch] = now
+        for region in now:
+            self._watches.setdefault(region, weakref.WeakSet()).add(watch)
+
+    def _launched(self, program: Program, args: Sequence[TensorHandle]) -> None:
+        if isinstance(program, Program):  # or the launch has raised
+            numbers = written(program)
+            if numbers is None:
+                self._count(self._of)
+            else:
+                self._written([args[i] for i in numbers if i < len(args)])
+
+    def _written(self, handles: Iterable[object]) -> None:
+        known = self._regions.data  # most handles are of none of them
+        for handle in handles:
+            reference = known.get(handle) if isinstance(handle, int) else None
+            region = None if reference is None else reference()
+            if region is not None:
+                self._moved(region)
+
+    def _moved(self, region: Region) -> None:
+        self._count(self._watches.get(region, ()))
+
+    def _count(self, watches: Iterable[Watch]) -> None:
+        for watch in list(watches):
+            watch.changes += 1
+
+
+_ELSEWHERE: Final = -1
+"""Stands for a tensor that is no argument: one that a program names by its handle."""
+
+_READS_ONLY: Final = frozenset({CHECK, residuals.BEGIN, residuals.END})
+
+
+def written(program: Program) -> frozenset[int] | None:
+    """The numbers of the arguments that a launch of the program may write to; None if it may write
+    to any tensor. What cannot be told counts as written."""
+    if not hasattr(program, "written"):
+        found: set[int] = set()
+        for function in program.functions.values():
+            found |= _written_in(function, program)
+        program.written = None if _ELSEWHERE in found else frozenset(found)
+    return program.written
+
+
+def leave_out(program: Program, numbers: Iterable[int]) -> None:
+    """Say that these arguments of the program are memory in which no tensor of an arena lies."""
+    found = written(program)
+    program.written = found if found is None else found.difference(numbers)
+
+
+def _written_in(function: Function, program: Program) -> set[int]:
+    """What one function writes to. Its code is read once, from the first instruction to the last,
+    with a stack of names and of the arguments that each value may be."""
+    labels = {pc for each in function.code for pc in _labels(each)}
+    stack: list[str | set[int]] = []
+    lower: set[int] = set()  # what may lie below
+    found: set[int] = set()
+
+    def anything() -> set[int]:
+        return lower.union(*[each for each in stack if isinstance(each, set)])
+
+    def popped(count: int) -> list[set[int]]:
+        row = [stack.pop() if stack else lower for _ in range(count)][::-1]
+        return [each if isinstance(each, set) else set() for each in row]
+
+    for pc, (opcode, immediates) in enumerate(function.code):
+        if pc in labels:
+            lower = anything()
+            stack.clear()
+        match opcode, immediates:
+            case Opcode.load_arg, (int() as i,):
+                stack.append({i})
+            case Opcode.push_str, (str() as name,):
+                stack.append(name)
+            case ((Opcode.push_int | Opcode.push_const), _):
+                stack.append(set())
+            case Opcode.load_global, _:
+                popped(1)
+                stack.append({_ELSEWHERE})
+            case Opcode.store_global, _:
+                found.add(_ELSEWHERE)
+            case Opcode.get, (int() as i,):  # whoever passes a parameter counts it
+                stack.append(anything() if i >= 0 else set())
+            case Opcode.set, _:
+                lower = lower.union(*popped(1))
+            case Opcode.pop, (int() as count,):
+                popped(count)
+            case Opcode.jump_if_false, _:
+                popped(1)
+            case Opcode.cfunc, (nparams, nresults, *rest):
+                top = stack.pop() if stack else lower
+                row = [anything()] if nparams == STAR else popped(nparams)
+                first = _count_written(top, rest) if isinstance(top, str) else None
+                found.update(*(row if nparams == STAR else row[:first]))
+                stack += [set().union(*row)] * (1 if nresults == STAR else nresults)
+            case Opcode.call, (str() as name,):
+                callee = program.functions[name]
+                passed = set().union(*popped(callee.nparams))
+                found |= passed
+                stack += [passed] * (1 if callee.nresults == STAR else int(callee.nresults))
+    return found
+
+
+def _labels(instruction: Instruction) -> Iterator[int]:
+    if "label" in instruction.opcode.immediates:
+        yield instruction.immediates[0]
+
+
+def _count_written(name: str, rest: Sequence[Any]) -> int | None:
+    """How many of its first parameters a host function may write to; None is all of them."""
+    if name == Fused.name:
+        return int(rest[0]["outputs"])
+    if name.removesuffix(OUT) in OPS:
+        return int(name.endswith(OUT))
+    return 0 if name in _READS_ONLY else None

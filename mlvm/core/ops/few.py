@@ -1,0 +1,118 @@
+"""Elements of few bits, which tensors store and ops convert: i4, u4, i2 and u2, two or four to a
+byte, the first in the lowest bits; f8e4m3 and f8e5m2 (Micikevicius et al., "FP8 Formats for Deep
+Learning", arXiv 2209.05433), and f4e2m1 (OCP Microscaling Formats, 2023), two to a byte.
+
+Integers are unpacked as i8 and u8, floats as f32, which has all of their values.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.types import Array, DType, f4e2m1, f8e4m3, f8e5m2, f32, i2, i4, i8, u8
+
+FLOATS: Final = {f8e4m3: (4, 3), f8e5m2: (5, 2), f4e2m1: (2, 1)}
+"""The bits of the exponent, and of the fraction."""
+
+
+def is_few(x: Array) -> bool:
+    """Whether the elements are of a dtype for storage alone."""
+    return x.dtype.names is not None and DType.of(x.dtype).is_storage
+
+
+def unpacked_dtype(dtype: DType) -> DType:
+    """What all values of that dtype are converted to without loss: i8, u8 or f32."""
+    return f32 if dtype in FLOATS else i8 if dtype in (i4, i2) else u8
+
+
+def integers(dtype: DType) -> range:
+    """Those that i4, u4, i2 or u2 has."""
+    bits = 8 // dtype.per_byte
+    half = 1 << bits - 1
+    return range(-half, half) if dtype in (i4, i2) else range(2 * half)
+
+
+def unpacked(x: Array) -> Array:
+    """The values in `unpacked_dtype`: [..., n / per_byte] -> [..., n]."""
+    dtype = DType.of(x.dtype)
+    found = _values(dtype)[x.view(np.uint8)]
+    whole: Array = found.reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
+    return whole
+
+
+def pack(out: Array, x: Array) -> None:
+    """Write numbers in the dtype of `out`: floats rounded to nearest even, integers as `astype` has
+    it. What is too large becomes infinite in f8e5m2, nan in f8e4m3, and the largest in f4e2m1,
+    where nan is 0."""
+    dtype = DType.of(out.dtype)
+    if dtype in FLOATS:
+        codes = _nearest(dtype, x.astype(np.float64))
+    elif x.dtype.kind == "f":
+        own = integers(dtype)
+        codes = np.clip(np.nan_to_num(np.trunc(x), nan=0.0), own[0], own[-1]).astype(np.int8)
+    else:
+        codes = x.astype(np.uint8)  # modulo 2^8, and below 2^bits
+    bits = 8 // dtype.per_byte
+    apart = codes.view(np.uint8).reshape(*out.shape, dtype.per_byte) & np.uint8((1 << bits) - 1)
+    shifts = np.arange(dtype.per_byte, dtype=np.uint8) * np.uint8(bits)
+    np.bitwise_or.reduce(apart << shifts, axis=-1, out=out.view(np.uint8))
+
+
+@cache
+def _values(dtype: DType) -> Array:
+    """The values in each byte: [256, per_byte]."""
+    bits = 8 // dtype.per_byte
+    codes = np.arange(256)[:, np.newaxis] >> bits * np.arange(dtype.per_byte) & (1 << bits) - 1
+    if dtype in FLOATS:
+        return _floats(dtype)[codes]
+    own = integers(dtype)
+    signed: Array = np.where(codes > own[-1], codes + 2 * own[0], codes)
+    return signed.astype(unpacked_dtype(dtype).numpy)
+
+
+@cache
+def _floats(dtype: DType) -> Array:
+    """The value of each code."""
+    of_exponent, of_fraction = FLOATS[dtype]
+    codes = np.arange(1 << of_exponent + of_fraction)
+    exponent, fraction = codes >> of_fraction, codes & (1 << of_fraction) - 1
+    bias, one = (1 << of_exponent - 1) - 1, 1 << of_fraction
+    normal = (exponent > 0) * one
+    found = np.ldexp(np.float32(normal + fraction), np.maximum(exponent, 1) - bias - of_fraction)
+    if dtype is f8e4m3:
+        found[-1] = np.nan
+    elif dtype is f8e5m2:
+        found[-4:] = np.inf, np.nan, np.nan, np.nan
+    return np.concatenate([found, -found]).astype(np.float32)
+
+
+def _nearest(dtype: DType, x: Array) -> Array:
+    """The code of the nearest value; of two, the even one."""
+    half = 1 << sum(FLOATS[dtype])
+    finite = _floats(dtype)[:half].astype(np.float64)
+    finite = finite[np.isfinite(finite)]
+    most = finite.size - 1
+    borders = np.append(finite, 2 * finite[-1] - finite[-2])  # and what would come next
+    borders = (borders[1:] + borders[:-1]) / 2
+    size = np.abs(x)
+    codes = np.searchsorted(borders, size, side="left")
+    codes += (size == borders[np.minimum(codes, most)]) & (codes % 2 == 1)  # a tie
+    if dtype is f4e2m1:
+        codes = np.where(np.isnan(x), 0, np.minimum(codes, most))
+    else:
+        codes = np.where(np.isnan(x), half - 1, codes)  # the one after the largest stands for more
+    return (codes + np.where(np.signbit(x), half, 0)).astype(np.uint8)
+
+
+def limits(dtype: DType) -> tuple[float, float]:
+    """The least and the largest finite number of a dtype of few bits, or of i8 and u8."""
+    if dtype in (i8, u8):
+        return (-128, 127) if dtype is i8 else (0, 255)
+    if dtype not in FLOATS:
+        return integers(dtype)[0], integers(dtype)[-1]
+    values = _floats(dtype)
+    most = float(values[np.isfinite(values)].max())
+    return -most, most

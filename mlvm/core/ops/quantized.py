@@ -1,0 +1,173 @@
+"""Products with weights of few bits, and what converts to and from these.
+
+A weight is quantised in groups along its last axis: w = scale q, with q[..., k] of few bits or of
+bytes, and scale f32[..., groups], each for k / groups elements. Or w = scale q + offset; then the
+scale is f32[..., groups, 2], pairs of scale and offset.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
+from mlvm.core.op import internal, movement, op
+from mlvm.core.ops import few
+from mlvm.core.ops.blocks import blocks
+from mlvm.core.rules import require
+from mlvm.core.types import Array, DType, TensorType, f32, i8, i32, u8
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _pack(x: TensorType, dtype: str) -> TensorType:
+    wanted = DType.named(dtype)
+    require("real", x)
+    if not wanted.is_storage or x.dtype.is_half:
+        raise DTypeError(f"{x.dtype} does not become {wanted}: astype converts")
+    return x.with_dtype(wanted)
+
+
+def _unpack(x: TensorType) -> TensorType:
+    if not x.dtype.is_storage:
+        raise DTypeError(f"{x.dtype} is not packed")
+    return x.with_dtype(few.unpacked_dtype(x.dtype))
+
+
+def _dequantize(x: TensorType, scale: TensorType) -> TensorType:
+    if not (x.dtype.is_storage or x.dtype in (i8, u8)):
+        raise DTypeError(f"weights are i8, u8, {', '.join(DType.storage)}, not {x.dtype}")
+    if scale.dtype is not f32:
+        raise DTypeError(f"the scale must be f32, not {scale.dtype}: convert with astype(x, ...)")
+    groups = scale.shape[x.ndim - 1 : x.ndim]
+    pairs = scale.shape[x.ndim :]
+    same = x.ndim and scale.shape[: x.ndim - 1] == x.shape[:-1] and pairs in ((), (2,))
+    if not same or not groups or not groups[0] or x.shape[-1] % groups[0]:
+        raise ShapeError(
+            "the scale has the weight's shape, but along the last axis one element for each of its "
+            "groups, which are equally long, or for each a scale and an offset"
+        )
+    return x.with_dtype(f32)
+
+
+def _dequantize_rows(indices: TensorType, x: TensorType, scale: TensorType) -> TensorType:
+    require("integer", indices)
+    if x.ndim != 2:
+        raise ShapeError(f"takes rows of a matrix, not of {x}")
+    _dequantize(x, scale)
+    return TensorType(f32, (*indices.shape, x.shape[1]))
+
+
+def _quantized_matmul(x: TensorType, y: TensorType, scale: TensorType) -> TensorType:
+    if x.dtype is not f32:
+        raise DTypeError(f"x must be f32, not {x.dtype}: convert with astype(x, ...)")
+    _dequantize(y, scale)
+    return TensorType(f32, _rows_by_rows(x, y))
+
+
+def _integer_matmul(x: TensorType, y: TensorType) -> TensorType:
+    if not {x.dtype, y.dtype} <= {i8, u8}:
+        raise DTypeError("x and y must be i8 or u8: convert with astype(x, ...)")
+    return TensorType(i32, _rows_by_rows(x, y))
+
+
+def _rows_by_rows(x: TensorType, y: TensorType) -> tuple[int, ...]:
+    if not x.ndim or y.ndim != 2 or x.shape[-1] != y.shape[1]:
+        raise ShapeError(f"takes [..., k] and [n, k], not {x} and {y}")
+    return (*x.shape[:-1], y.shape[0])
+
+
+def _flops(x: TensorType, y: TensorType, scale: TensorType | None = None) -> int:
+    return 2 * x.size * y.shape[0]
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@internal(infer=_pack, takes_storage=True)
+def pack(out: Array, x: Array, *, dtype: str) -> None:
+    """The numbers of x in a dtype of few bits. A float is rounded to the nearest of another float
+    dtype, and truncated to an integer; one that the dtype cannot hold becomes the nearest it has,
+    in f8e5m2 an infinity and in f8e4m3 nan. An integer that is too large wraps around."""
+    few.pack(out, x)
+
+
+@internal(infer=_unpack, takes_storage=True)
+def unpack(out: Array, x: Array) -> None:
+    """The elements of few bits as i8, u8 or f32, which have all their values."""
+    np.copyto(out, few.unpacked(x))
+
+
+@movement(infer=_dequantize, takes_storage=True)
+def dequantize(out: Array, x: Array, scale: Array) -> None:
+    """scale x, or scale x + offset, for x of few bits or of bytes, with a scale for each of equal
+    groups along its last axis.
+
+    x: [..., k], i8, u8 or a dtype of few bits; scale: f32[..., groups], or f32[..., groups, 2] with
+    the offset behind each scale -> f32[..., k]. Raises `ShapeError` and `DTypeError` for others.
+
+        >>> ml.dequantize(ml.asarray([1, -2, 3, 4], dtype="i4"), ml.asarray([0.5, 2.0]))
+        Tensor([ 0.5, -1. ,  6. ,  8. ], f32[4])
+    """
+    _write_dequantized(out, x, scale)
+
+
+@movement(infer=_dequantize_rows, takes_storage=True)
+def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
+    """`take(dequantize(x, scale), indices, axis=0)`, of which no other rows are made: how an
+    embedding of few bits is read. Negative indices count from the end.
+
+    indices: i[...]; x: [n, k] and its scale as of `dequantize` -> f32[..., k]. Raises `ShapeError`
+    and `DTypeError` for others, `OperandValueError` for an index out of range.
+
+        >>> table = ml.asarray([[1, 2], [3, 4]], dtype="u4")
+        >>> ml.dequantize_rows(ml.asarray([1, 1, 0]), table, ml.ones((2, 1)))
+        Tensor([[3., 4.],
+                [3., 4.],
+                [1., 2.]], f32[3,2])
+    """
+    outside = (indices < -x.shape[0]) | (indices >= x.shape[0])
+    if outside.any():
+        worst = indices[outside].reshape(-1)[0]
+        raise OperandValueError(f"index {worst} is out of range for {x.shape[0]} rows")
+    _write_dequantized(out, x[indices], scale[indices])
+
+
+@op(infer=_quantized_matmul, flops=_flops, takes_storage=True)
+def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
+    """x @ dequantize(y, scale).T: floats by weights that stay in few bits. Sums are made in f32,
+    and nothing of x is quantised.
+
+    x: f32[..., k]; y: [n, k] and its scale as of `dequantize` -> f32[..., n]. Raises `ShapeError`
+    and `DTypeError` for others.
+
+        >>> y = ml.asarray([[1, 2, 3, 4], [0, -1, 0, 1]], dtype="i4")
+        >>> ml.quantized_matmul(ml.ones((1, 4)), y, ml.asarray([[0.5], [1.0]]))
+        Tensor([[5., 0.]], f32[1,2])
+    """
+    for block in blocks(y.shape[0], x.shape[-1]):
+        weights = np.empty((len(y[block]), x.shape[-1]), np.float32)
+        _write_dequantized(weights, y[block], scale[block])
+        out[..., block] = np.matmul(x, weights.T)
+
+
+@op(infer=_integer_matmul, flops=_flops)
+def integer_matmul(out: Array, x: Array, y: Array) -> None:
+    """x @ y.T of bytes, in i32: exact, but modulo 2^32 where sums are longer than 32,768 products.
+
+    x: [..., k], y: [n, k], i8 or u8 each -> i32[..., n]. Raises `ShapeError` and `DTypeError` for
+    others.
+
+        >>> x = ml.asarray([[1, 2, 100]], dtype="u8")
+        >>> ml.integer_matmul(x, ml.asarray([[1, 1, 1], [0, -5, 100]], dtype="i8"))
+        Tensor([[ 103, 9990]], i32[1,2])
+    """
+    np.matmul(x.astype(np.int32), y.astype(np.int32).T, out=out)
+
+
+def _write_dequantized(out: Array, x: Array, scale: Array) -> None:
+    np.copyto(out, few.unpacked(x) if few.is_few(x) else x, casting="unsafe")
+    pairs = scale.reshape(*scale.shape, 1) if scale.ndim == out.ndim else scale
+    grouped = out.reshape(*pairs.shape[:-1], out.shape[-1] // pairs.shape[-2])
+    np.multiply(grouped, pairs[..., :1], grouped)
+    if pairs.shape[-1] == 2:
+        np.add(grouped, pairs[..., 1:], grouped)

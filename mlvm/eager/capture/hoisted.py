@@ -1,0 +1,94 @@
+"""What captured functions have computed of weights alone, and kept beside them.
+
+It is computed before the first launch, and again before a launch once somebody has written to one
+of the weights, or one of them has moved: a count of writes tells (`mlvm.arena.writes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlvm.arena.arena import Allocation, Arena, stale_of
+from mlvm.arena.writes import Watch
+from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import TensorType
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.machines.remote.client import explaining
+from mlvm.step.compile import Ahead
+from mlvm.step.flow import Location
+
+
+class Hoisted:
+    """The tensors that a program `ahead` makes of `sources`, in an arena of their own."""
+
+    def __init__(
+        self,
+        ahead: Ahead,
+        states: Sequence[Allocation],
+        vm: VMProtocol,
+        name: str,
+        explain: Callable[[Exception], None],
+    ) -> None:
+        self.vm, self.ahead, self.explain = vm, ahead, explain
+        self.sources = _sources(ahead, states)
+        self._states = states
+        self._arena = Arena(vm, f"ahead of {name}", capacity=ahead.nbytes)
+        self.made = [self._arena.alloc(type, Tensor) for type in ahead.types]
+        for x in self.made:
+            x.tape = None
+        self._watch = Watch(vm)
+        self._seen: int | None = None  # the watch's count when they were computed
+
+    def fits(self, ahead: Ahead, states: Sequence[Allocation], vm: VMProtocol) -> bool:
+        """Whether that program makes the same of the same."""
+        mine, others = self.ahead.planned, ahead.planned
+        return (
+            self.vm is vm
+            and _tensors(mine.arguments, self._states) == _tensors(others.arguments, states)
+            and mine.program == others.program
+        )
+
+    def refresh(self) -> None:
+        """See to it that they are of the present weights. The caller has the VM's lock. Raises
+        `StaleTensor` for a weight that has ended."""
+        stale = stale_of(self.sources)
+        if stale is not None:
+            raise stale
+        if self._seen == self._watch.changes:
+            return
+        self._watch.begin(self.sources)
+        seen, vm, planned = self._watch.changes, self.vm, self.ahead.planned
+        tensors = {"state": self._states, "output": self.made}
+        storage = vm.alloc_storage(planned.plan.nbytes)
+        token = explaining.set(self.explain)
+        try:
+            handles = [
+                vm.tensor_from_storage(storage, type, place)
+                if role == "scratch"
+                else as_type(tensors[role][place], type).handle
+                for role, place, type in planned.arguments
+            ]
+            vm.launch(planned.program, handles)
+        finally:
+            explaining.reset(token)
+            vm.dealloc_storage(storage)
+        self._seen = seen
+
+
+def as_type(x: Allocation, type: TensorType) -> Allocation:
+    """The tensor, or a view of it as another type."""
+    return x if x.type is type else x.arena.view(x, type)
+
+
+def _tensors(arguments: Sequence[Location], states: Sequence[Allocation]) -> list[object]:
+    """What a program is launched with: which states, and else by role and place."""
+    return [
+        (role, id(states[place]) if role == "state" else place, type)
+        for role, place, type in arguments
+    ]
+
+
+def _sources(ahead: Ahead, states: Sequence[Allocation]) -> list[Allocation]:
+    """The states that the program reads."""
+    read = {place for role, place, _ in ahead.planned.arguments if role == "state"}
+    return [states[place] for place in sorted(read)]

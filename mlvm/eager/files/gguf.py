@@ -1,0 +1,240 @@
+"""A GGUF file: metadata, and tensors in blocks of few bits, read where it lies
+(https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
+
+A tensor of blocks is given as two: the elements, of few bits or of bytes, under its name, and under
+that name with `.scale` behind it a scale for each group, or pairs of scale and offset, as
+`quantized_matmul` takes them. Nothing is rounded.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import ShapeError, WeightsError
+from mlvm.core.ops import few
+from mlvm.core.ops.half import widened
+from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, i4, i8, u4, u8
+
+MAGIC: Final = b"GGUF"
+SCALE: Final = ".scale"
+_VERSIONS: Final = (2, 3)
+_NUMBERS: Final = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
+"""The formats of metadata's numbers, by their codes."""
+_TEXT, _LIST = 8, 9
+_DEEPEST: Final = 8  # lists in lists
+_ALIGNMENT: Final = "general.alignment"
+
+
+class Format(NamedTuple):
+    """How a tensor's elements lie in blocks: how many, in how many bytes; as what they are given;
+    how many have one scale, and whether an offset is behind it."""
+
+    name: str
+    elements: int
+    nbytes: int
+    dtype: DType
+    group: int = 0
+    pairs: bool = False
+    unpack: Callable[[Array], tuple[Array, Array]] | None = None
+
+
+# --- blocks: u8[n, bytes] -> elements [n, elements], scales [n, groups] or [n, groups, 2] ------
+
+
+def _half(blocks: Array, at: int) -> Array:
+    return np.ascontiguousarray(blocks[:, at : at + 2]).view(np.float16).astype(np.float32)
+
+
+def _nibbles(x: Array) -> Array:
+    """[n, m] -> [n, 2 m]: the low ones, and the high ones behind them, of each 16 or 32 bytes."""
+    return np.concatenate([x & 15, x >> 4], axis=-1)
+
+
+def _q4_0(blocks: Array) -> tuple[Array, Array]:
+    return (_nibbles(blocks[:, 2:]) ^ 8), _half(blocks, 0)  # less 8, in four bits
+
+
+def _q8_0(blocks: Array) -> tuple[Array, Array]:
+    return blocks[:, 2:].view(np.int8), _half(blocks, 0)
+
+
+def _scales_of_k(blocks: Array) -> Array:
+    """The eight scales and offsets of Q4_K and Q5_K, six bits each in twelve bytes."""
+    a, b, c = (blocks[:, at : at + 4] for at in (4, 8, 12))
+    scale = np.concatenate([a & 63, c & 15 | a >> 2 & 48], axis=1) * _half(blocks, 0)
+    offset = np.concatenate([b & 63, c >> 4 | b >> 2 & 48], axis=1) * -_half(blocks, 2)
+    return np.stack([scale, offset], axis=-1)
+
+
+def _q4_k(blocks: Array) -> tuple[Array, Array]:
+    lines = blocks[:, 16:].reshape(len(blocks), 4, 32)
+    return _nibbles(lines).reshape(len(blocks), 256), _scales_of_k(blocks)
+
+
+def _q5_k(blocks: Array) -> tuple[Array, Array]:
+    low = _nibbles(blocks[:, 48:].reshape(len(blocks), 4, 32)).reshape(len(blocks), 8, 32)
+    high = blocks[:, np.newaxis, 16:48] >> np.arange(8, dtype=np.uint8)[:, np.newaxis] & 1
+    return (low | high << 4).reshape(len(blocks), 256), _scales_of_k(blocks)
+
+
+def _q6_k(blocks: Array) -> tuple[Array, Array]:
+    n = len(blocks)
+    low = _nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 8, 32)
+    shifts = np.array([0, 2, 4, 6], np.uint8)[:, np.newaxis]
+    high = (blocks[:, 128:192].reshape(n, 2, 1, 32) >> shifts & 3).reshape(n, 8, 32)
+    scale = blocks[:, 192:208].view(np.int8) * _half(blocks, 208)
+    return ((low | high << 4).view(np.int8) - np.int8(32)).reshape(n, 256), scale
+
+
+_FORMATS: Final = {
+    0: Format("F32", 1, 4, f32),
+    1: Format("F16", 1, 2, f16),
+    2: Format("Q4_0", 32, 18, i4, 32, False, _q4_0),
+    8: Format("Q8_0", 32, 34, i8, 32, False, _q8_0),
+    12: Format("Q4_K", 256, 144, u4, 32, True, _q4_k),
+    13: Format("Q5_K", 256, 176, u8, 32, True, _q5_k),
+    14: Format("Q6_K", 256, 210, i8, 16, False, _q6_k),
+    30: Format("BF16", 1, 2, bf16),
+}
+
+
+class Entry(NamedTuple):
+    """A tensor's format, its type, and where its bytes begin in the file."""
+
+    format: Format
+    type: TensorType
+    start: int
+    stop: int
+
+
+class GgufFile:
+    """The tensors of a file by name, in its order, and its metadata by name, `plain`.
+
+    The file is mapped into memory: nothing but the header is read before a tensor is asked for.
+
+    Raises `OSError` for a file that cannot be read; `WeightsError`, whose text does not name the
+    file, for one that is no such file, is damaged, or has tensors in other formats.
+    """
+
+    def __init__(self, file: Path) -> None:
+        with file.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            content: Any = mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ)
+        self._content = memoryview(content)
+        self._at, self._size = 4, size
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise WeightsError(f"it is GGUF of version {version}; 2 and 3 are read, little-endian")
+        tensors, values = self._number("Q"), self._number("Q")
+        self.plain: Final[dict[str, Any]] = {}
+        for _ in range(self._count(values, 13)):
+            name = self._text()
+            if name in self.plain:
+                raise WeightsError(f"its metadata has {name} twice")
+            self.plain[name] = self._value(self._number("I"))
+        found = [self._entry() for _ in range(self._count(tensors, 24))]
+        alignment = self.plain.get(_ALIGNMENT, 32)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 20:
+            raise WeightsError(f"its alignment is {alignment!r}")
+        start = -(-self._at // alignment) * alignment
+        self._stored: Final[dict[str, Entry]] = {}
+        self.entries: Final[dict[str, TensorType]] = {}
+        for name, entry in found:
+            entry = entry._replace(start=start + entry.start, stop=start + entry.stop)
+            if entry.stop > size:
+                raise WeightsError(f"{name} ends at byte {entry.stop}, and the file at {size}")
+            own = [name, name + SCALE] if entry.format.unpack else [name]
+            for each in own:
+                if each in self.entries:
+                    raise WeightsError(f"it has {each} twice")
+                self.entries[each] = entry.type
+            self._stored[name] = entry
+
+    metadata: Final[dict[str, str]] = {}
+
+    def read(self, name: str, keep_halves: bool = False) -> Array:
+        """A tensor, or the scales of one; of what is f16 or bf16 a copy in f32, unless
+        `keep_halves`."""
+        entry = self._stored.get(name)
+        is_scale = entry is None
+        if entry is None:
+            entry = self._stored[name.removesuffix(SCALE)]
+        form, type = entry.format, entry.type
+        data = np.frombuffer(self._content[entry.start : entry.stop], np.uint8)
+        if form.unpack is None:
+            array = data.view(form.dtype.numpy).reshape(type.shape)
+            return widened(array) if form.dtype.is_half and not keep_halves else array
+        values, scale = form.unpack(data.reshape(-1, form.nbytes))
+        rows = type.shape[:-1]
+        if is_scale:
+            groups = type.shape[-1] // form.group
+            return scale.reshape(*rows, groups, 2) if form.pairs else scale.reshape(*rows, groups)
+        values = values.reshape(type.shape)
+        if not form.dtype.is_storage:
+            return values
+        packed = np.empty(type.array_shape, form.dtype.numpy)
+        few.pack(packed, values)
+        return packed
+
+    # --- the header ---
+
+    def _entry(self) -> tuple[str, Entry]:
+        name, ndim = self._text(), self._number("I")
+        if ndim > 4:
+            raise WeightsError(f"{name} has {ndim} axes; there are at most 4")
+        shape = [self._number("Q") for _ in range(ndim)][::-1]
+        code, start = self._number("I"), self._number("Q")
+        form = _FORMATS.get(code)
+        if form is None:
+            known = ", ".join(each.name for each in _FORMATS.values())
+            raise WeightsError(f"{name} is of format {code}; those that are read are {known}")
+        size = math.prod(shape)
+        if size * form.nbytes > form.elements * self._size or start > self._size:
+            raise WeightsError(f"{name} does not lie in the file: {form.name} of shape {shape}")
+        if form.unpack and (not shape or shape[-1] % form.elements):
+            raise WeightsError(f"{name}: rows are blocks of {form.elements}, its shape is {shape}")
+        try:
+            type = TensorType(form.dtype, shape)
+        except ShapeError as error:
+            raise WeightsError(f"{name}: {error}") from None
+        return name, Entry(form, type, start, start + size // form.elements * form.nbytes)
+
+    def _take(self, nbytes: int) -> memoryview:
+        if nbytes > self._size - self._at:
+            raise WeightsError(f"its {self._size} bytes end within the header")
+        self._at += nbytes
+        return self._content[self._at - nbytes : self._at]
+
+    def _number(self, form: str) -> Any:
+        return struct.unpack("<" + form, self._take(struct.calcsize("<" + form)))[0]
+
+    def _count(self, count: int, least: int) -> int:
+        """The count of what takes so many bytes at least, if as many are left."""
+        if count * least > self._size - self._at:
+            raise WeightsError(f"its header announces {count} items, and the file ends before")
+        return count
+
+    def _text(self) -> str:
+        return str(self._take(self._number("Q")), "utf-8", "surrogateescape")
+
+    def _value(self, code: int, depth: int = 0) -> Any:
+        if code in _NUMBERS:
+            return self._number(_NUMBERS[code])
+        if code == _TEXT:
+            return self._text()
+        if code != _LIST or depth == _DEEPEST:
+            raise WeightsError(f"its metadata has a value of kind {code}, {depth} lists deep")
+        kind, count = self._number("I"), self._number("Q")
+        if kind in _NUMBERS:
+            dtype = np.dtype("<" + _NUMBERS[kind])
+            data = self._take(self._count(count, dtype.itemsize) * dtype.itemsize)
+            return np.frombuffer(data, dtype).tolist()
+        return [self._value(kind, depth + 1) for _ in range(self._count(count, 8))]

@@ -1,0 +1,167 @@
+"""Numbers in few bits, with a scale: quantised, and back. Products are `quantized_matmul` and
+`integer_matmul`."""
+
+from __future__ import annotations
+
+from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.ops import few
+from mlvm.core.rules import normalize_axis
+from mlvm.core.types import DType, f32, i8, u8
+from mlvm.eager.functions.arguments import type_of
+from mlvm.eager.functions.elements import astype, clip, where
+from mlvm.eager.functions.elements import round as rounded
+from mlvm.eager.functions.shapes import reshape, stack
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.constants import constant
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+
+
+def require_quantized(dtype: object) -> DType:
+    """The dtype, if numbers are quantised in it. Raises `DTypeError`."""
+    wanted = DType.of(dtype)
+    if wanted not in (i8, u8) and not wanted.is_storage:
+        raise DTypeError(f"quantised numbers are i8, u8, {', '.join(DType.storage)}, not {wanted}")
+    return wanted
+
+
+def range_of(dtype: DType) -> tuple[float, float]:
+    """The least and the largest finite number of a dtype that `require_quantized` passes."""
+    return few.limits(dtype)
+
+
+@public
+def quantize_groups(
+    x: Tensor, dtype: object = i8, *, group: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """x in few bits, by groups along its last axis, and the scale that `dequantize`,
+    `quantized_matmul` and `dequantize_rows` take with it. One group is a whole row unless `group`
+    says how long it is.
+
+    For signed and float dtypes scale = max |x| / (the largest number); for u8, u4 and u2 there is
+    an offset, too: the least x, and scale = (max x - min x) / (the largest number).
+
+    x: f32[..., k] -> dtype[..., k], and f32[..., k / group], or of unsigned integers f32[..., k /
+    group, 2]. Raises `DTypeError` for other dtypes, `ShapeError` for an x without axes and where
+    `group` does not divide k.
+
+        >>> q, scale = ml.quantize_groups(ml.asarray([1.1, -2.0, 30.0, 70.0]), "i4", group=2)
+        >>> q, ml.dequantize(q, scale).type
+        (Tensor([ 4, -7,  3,  7], i4[4]), f32[4])
+    """
+    wanted, type = require_quantized(dtype), type_of(x)
+    if type.dtype is not f32:
+        raise DTypeError(f"takes f32, not {type.dtype}; convert with astype")
+    if not type.ndim or not type.shape[-1]:
+        raise ShapeError(f"takes rows, not {type}")
+    length = type.shape[-1] if group is None else group
+    if length < 1 or type.shape[-1] % length:
+        raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
+    grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
+    low, high = range_of(wanted)
+    if low == 0:
+        offset = op.min(grouped, axis=-1, keepdims=True)
+        scale = (op.max(grouped, axis=-1, keepdims=True) - offset) / high
+        both = stack([reshape(each, each.shape[:-1]) for each in (scale, offset)], axis=-1)
+        values = (grouped - offset) / _not_zero(scale)
+    else:
+        scale = op.max(op.abs(grouped), axis=-1, keepdims=True) / high
+        both = reshape(scale, scale.shape[:-1])
+        values = grouped / _not_zero(scale)
+    return _in(reshape(values, type.shape), wanted), both
+
+
+def _not_zero(scale: Tensor) -> Tensor:
+    return where(op.equal(scale, 0.0), constant(1.0, f32), scale)
+
+
+def _in(values: Tensor, dtype: DType) -> Tensor:
+    """The nearest numbers of that dtype, none of them infinite."""
+    values = values if dtype in few.FLOATS else rounded(values)
+    low, high = range_of(dtype)
+    return astype(clip(values, low, high), dtype)
+
+
+@public
+def quantize_linear(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1, dtype: object = u8
+) -> Tensor:
+    """clip(round(x / scale) + zero_point) in the dtype of `zero_point`, or else in `dtype`: ONNX's
+    QuantizeLinear. Halves are rounded to the even one, and nan is 0.
+
+    x: f32[...]; scale and zero_point: scalars, or [n] along the axis `axis` of n elements, or of as
+    many axes as x, as blocks of equal lengths along `axis` have it. Raises `DTypeError` and
+    `ShapeError` for others, `AxisRefused` for an axis that x does not have.
+
+        >>> zero = ml.asarray(2, dtype="u8")
+        >>> ml.quantize_linear(ml.asarray([0.0, 1.3, -3.0]), ml.asarray(0.5), zero)
+        Tensor([2, 5, 0], u8[3])
+    """
+    wanted = require_quantized(dtype if zero_point is None else zero_point.dtype)
+    scale = _along(x, scale, axis)
+    values = x / scale
+    if wanted not in few.FLOATS:
+        values = rounded(values)
+    if zero_point is not None:
+        values = values + _along(x, astype(zero_point, f32), axis)
+    return _in(values, wanted)
+
+
+@public
+def dequantize_linear(
+    x: Tensor, scale: Tensor, zero_point: Tensor | None = None, *, axis: int = 1
+) -> Tensor:
+    """(x - zero_point) scale, in f32: ONNX's DequantizeLinear.
+
+    x: i8, u8, i32 or of few bits [...]; scale: f32, and zero_point of x's dtype: as of
+    `quantize_linear`. Raises `DTypeError` and `ShapeError` for others, `AxisRefused` for an axis
+    that x does not have.
+
+        >>> zero = ml.asarray(2, dtype="u8")
+        >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
+        Tensor([0. , 1.5], f32[2])
+    """
+    values = astype(x, f32)
+    if zero_point is not None:
+        values = values - _along(x, astype(zero_point, f32), axis)
+    return values * _along(x, scale, axis)
+
+
+@public
+def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """x in u8, its scale f32[] and zero point u8[], which its least and largest number tell, 0
+    among them: ONNX's DynamicQuantizeLinear.
+
+    x: f32[...] -> u8[...]. Raises `DTypeError` for others, `ShapeError` for no numbers.
+
+        >>> ml.dynamic_quantize_linear(ml.asarray([0.0, 255.0]))[0]
+        Tensor([  0, 255], u8[2])
+    """
+    zero = constant(0.0, f32)
+    low, high = op.minimum(op.min(x), zero), op.maximum(op.max(x), zero)
+    scale = (high - low) / 255.0
+    zero_point = astype(clip(rounded(-low / _not_zero(scale)), 0.0, 255.0), u8)
+    return quantize_linear(x, _not_zero(scale), zero_point), scale, zero_point
+
+
+def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:
+    """A scale as it broadcasts with x: one for all, for each along an axis, or for each block."""
+    if scale.ndim == 0 or scale.size == 1:
+        return reshape(scale, ())
+    axis = normalize_axis(axis, x.ndim)
+    if scale.ndim == 1 and scale.shape[0] == x.shape[axis]:
+        return reshape(scale, [n if i == axis else 1 for i, n in enumerate(x.shape)])
+    same = scale.ndim == x.ndim and all(
+        m == n or i == axis for i, (m, n) in enumerate(zip(scale.shape, x.shape, strict=True))
+    )
+    if not same or not scale.shape[axis] or x.shape[axis] % scale.shape[axis]:
+        raise ShapeError(f"a scale {scale.type} does not go with {x.type} along axis {axis}")
+    return _repeated(scale, x.shape[axis] // scale.shape[axis], axis)
+
+
+def _repeated(scale: Tensor, times: int, axis: int) -> Tensor:
+    shape = [*scale.shape]
+    longer = reshape(scale, (*shape[: axis + 1], 1, *shape[axis + 1 :]))
+    longer = op.broadcast_to(longer, shape=(*shape[: axis + 1], times, *shape[axis + 1 :]))
+    shape[axis] *= times
+    return reshape(longer, shape)

@@ -1,0 +1,262 @@
+"""Layers whose weights are of few bits, and `quantize`, which makes them of a model's."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.types import TensorType, f32, i8
+from mlvm.eager.functions import elements, quantization, shapes
+from mlvm.eager.nn.linear import Linear
+from mlvm.eager.nn.module import Module, buffer
+from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import public
+from mlvm.eager.tree import Where, fits, holds_tensors, named_nodes, nothing_meant
+from mlvm.show.report import table
+
+M = TypeVar("M", bound=Module)
+
+
+class QuantizedLinear(Module):
+    """y = x dequantize(weight, scale)^T + bias: f32[..., in_features] -> f32[..., out_features],
+    with weights that stay in few bits (`quantized_matmul`). All are buffers: gradients go to x.
+
+    If `dynamic`, each row of x is quantised to i8 as well, by its largest number, and the product
+    is one of integers (`integer_matmul`): for weights of i8 with one scale a row.
+
+    Raises `DTypeError` and `ShapeError` for tensors that do not go together.
+
+        >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
+        >>> ml.nn.QuantizedLinear(q, scale)(ml.ones((1, 2))).shape
+        (1, 2)
+    """
+
+    weight: Tensor  # [out_features, in_features]
+    scale: Tensor  # f32[out_features, groups], or f32[out_features, groups, 2]
+    bias: Tensor | None  # [out_features]
+
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, dynamic: bool = False
+    ) -> None:
+        shape = weight.shape[:1]
+        if weight.ndim != 2 or scale.shape[:1] != shape or scale.ndim not in (2, 3):
+            raise ShapeError(
+                f"QuantizedLinear: a weight [out, in] and its scale [out, groups] or [out, groups, "
+                f"2], not {weight.type} and {scale.type}"
+            )
+        if bias is not None and bias.shape != shape:
+            raise ShapeError(f"QuantizedLinear: a bias is {[*shape]}, not {bias.type}")
+        if dynamic and (weight.dtype is not i8 or scale.type.shape[1:] != (1,)):
+            raise DTypeError(
+                f"QuantizedLinear: dynamic is for weights of i8 with one scale a row, not for "
+                f"{weight.type} with {scale.type}: quantize(model, 'i8', dynamic=True)"
+            )
+        self.weight, self.scale, self.dynamic = buffer(weight), buffer(scale), dynamic
+        self.bias = None if bias is None else buffer(bias)
+
+    @public
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.dynamic:
+            rows, scale = quantization.quantize_groups(x)
+            y = elements.astype(op.integer_matmul(rows, self.weight), f32)
+            y = y * scale * shapes.reshape(self.scale, (-1,))
+        else:
+            y = op.quantized_matmul(x, self.weight, self.scale)
+        return y if self.bias is None else y + self.bias
+
+
+class QuantizedEmbedding(Module):
+    """A row of dequantize(embedding, scale) for each integer: i[...] -> f32[..., features], by
+    `dequantize_rows`. Raises `OperandValueError` for an integer out of range.
+
+        >>> q, scale = ml.quantize_groups(ml.asarray([[1.0, 2.0], [3.0, -1.0]]))
+        >>> ml.nn.QuantizedEmbedding(q, scale)(ml.asarray([1, 1, 0])).shape
+        (3, 2)
+    """
+
+    embedding: Tensor  # [num_embeddings, features]
+    scale: Tensor
+
+    def __init__(self, embedding: Tensor, scale: Tensor) -> None:
+        self.embedding, self.scale = buffer(embedding), buffer(scale)
+
+    @public
+    def __call__(self, indices: Tensor) -> Tensor:
+        return op.dequantize_rows(indices, self.embedding, self.scale)
+
+
+@public
+def quantize(
+    model: M,
+    dtype: object = i8,
+    *,
+    group: int | None = None,
+    dynamic: bool = False,
+    where: Where | None = None,
+) -> M:
+    """Another Module in which each Linear, or those that `where` means, is a QuantizedLinear with
+    its weights in that dtype, by groups of so many (`quantize_groups`), or by rows. If `dynamic`,
+    rows of x are quantised to i8, too. All else is shared with the model, which stays as it is.
+    `quantization_errors` tells what it costs.
+
+    Raises `DTypeError` for a dtype that is none of few bits or bytes, `ShapeError` where groups do
+    not fill rows, `AttributeRefused` where no Linear is meant, and for `dynamic` groups.
+
+        >>> model = ml.nn.Sequential(ml.nn.Linear(64, 32), ml.gelu, ml.nn.Linear(32, 4))
+        >>> small = ml.quantize(model, "i4", group=32)
+        >>> small.layers[0].weight.type, small(ml.ones((1, 64))).shape
+        (i4[32,64], (1, 4))
+    """
+    if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
+        raise AttributeRefused("dynamic is for i8 with one scale a row: leave out group")
+    layers = dict(_linear_layers(model))
+    chosen = {
+        id(layer): path
+        for path, layer in layers.items()
+        if where is None or fits(where, path, layer.kernel)
+    }
+    if not chosen:
+        raise nothing_meant("*" if where is None else where, layers)
+    made: dict[int, QuantizedLinear] = {}
+
+    def quantized(layer: Linear) -> QuantizedLinear:
+        weight = elements.astype(shapes.permute_dims(layer.kernel, (1, 0)), f32)
+        q, scale = quantization.quantize_groups(weight, dtype, group=group)
+        return QuantizedLinear(q, scale, layer.bias, dynamic=dynamic)
+
+    def once(layer: Linear) -> QuantizedLinear:
+        if id(layer) not in made:
+            made[id(layer)] = quantized(layer)
+        return made[id(layer)]
+
+    found: M = _with_layers(model, once, chosen)
+    return found
+
+
+class Row(NamedTuple):
+    """A layer of weights in few bits: its path, the type of its weights, the bytes that they and
+    their scales take, and those of the Linear; how far they are from its kernel, and how far the
+    outputs of all its calls are from the Linear's, by the root of the mean square, of the whole
+    (None: it was not called)."""
+
+    path: str
+    weight: TensorType
+    nbytes: int
+    nbytes_before: int
+    weight_error: float
+    output_error: float | None
+
+
+class QuantizationErrors:
+    """A table of the layers that `quantize` has made; `rows` has it as numbers."""
+
+    def __init__(self, rows: list[Row]) -> None:
+        self.rows = rows
+
+    def __repr__(self) -> str:
+        head = ("bytes", "before", "weight error", "output error", "weight", "layer")
+        cells = [
+            (
+                f"{row.nbytes:,}",
+                f"{row.nbytes_before:,}",
+                f"{row.weight_error:.2e}",
+                "" if row.output_error is None else f"{row.output_error:.2e}",
+                str(row.weight),
+                row.path,
+            )
+            for row in self.rows
+        ]
+        return "\n".join(table([head, *cells], right=4))
+
+
+class _Compared(Module):
+    """The layer, which notes how far the quantised one's outputs are from its own."""
+
+    def __init__(self, layer: Linear, quantized: QuantizedLinear) -> None:
+        self.layer, self.quantized = layer, quantized
+        self.sums = [0.0, 0.0]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.layer(x)
+        error = y - self.quantized(x)
+        self.sums[0] += float(op.sum(op.square(error)))
+        self.sums[1] += float(op.sum(op.square(y)))
+        return y
+
+
+def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
+    """How far each layer of few bits is from the Linear that `quantize` has made it of: its
+    weights, and its outputs where the model is called with the inputs, if there are any. Each layer
+    gets what it gets in the model, so that no error is counted twice.
+
+    Raises `AttributeRefused` for a Module that `quantize` has not made of the model.
+
+        >>> model = ml.nn.Linear(64, 4)
+        >>> ml.quantization_errors(model, ml.quantize(model, "i8"), ml.ones((1, 64))).rows[0].weight
+        i8[4,64]
+    """
+    before, pairs = dict(_linear_layers(model)), {}
+    for path, layer in named_nodes(quantized):
+        if isinstance(layer, QuantizedLinear) and path in before:
+            pairs[path] = (before[path], layer)
+    if not pairs:
+        raise AttributeRefused("quantization_errors takes a model and what quantize made of it")
+    compared = {id(layer): _Compared(layer, other) for layer, other in pairs.values()}
+    if inputs:
+        chosen = {id(layer): path for path, (layer, _) in pairs.items()}
+        _with_layers(model, lambda layer: compared[id(layer)], chosen)(*inputs)
+    return QuantizationErrors(
+        [
+            Row(
+                path,
+                other.weight.type,
+                other.weight.nbytes + other.scale.nbytes,
+                layer.kernel.nbytes,
+                _share(op.dequantize(other.weight, other.scale), layer.kernel.mT),
+                _root(*compared[id(layer)].sums) if compared[id(layer)].sums[1] else None,
+            )
+            for path, (layer, other) in pairs.items()
+        ]
+    )
+
+
+def _share(x: Tensor, y: Tensor) -> float:
+    y = elements.astype(y, f32)
+    return _root(float(op.sum(op.square(x - y))), float(op.sum(op.square(y))))
+
+
+def _root(error: float, whole: float) -> float:
+    return math.sqrt(error / whole) if whole else math.sqrt(error)
+
+
+def _linear_layers(model: Any) -> Iterator[tuple[str, Linear]]:
+    for path, layer in named_nodes(model):
+        if type(layer) is Linear and layer.axis == -1 and layer.kernel.dtype.is_float:
+            yield path, layer
+
+
+def _with_layers(tree: Any, made: Callable[[Linear], Module], chosen: Mapping[int, str]) -> Any:
+    """The tree with what is made of those layers in their places; Modules become copies."""
+    copies: dict[int, Any] = {}
+
+    def of(part: Any) -> Any:
+        if id(part) in chosen:
+            return made(part)
+        if isinstance(part, (list, tuple)) and type(part) in (list, tuple):
+            return type(part)([of(each) for each in part])
+        if type(part) is dict:
+            return {name: of(each) for name, each in part.items()}
+        if not isinstance(part, Module):
+            return part
+        if id(part) not in copies:
+            copied = copies[id(part)] = copy.copy(part)
+            for name, child in vars(part).items():
+                if isinstance(child, (Module, list, tuple, dict)) and holds_tensors(child):
+                    vars(copied)[name] = of(child)
+        return copies[id(part)]
+
+    return of(tree)

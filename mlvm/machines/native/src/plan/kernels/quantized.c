@@ -1,0 +1,396 @@
+/* Products with weights of few bits, and of bytes.
+ *
+ * Sums of floats go in an order that shapes fix: sixteen running sums, each of every word of weights, 32
+ * bits, that has its place modulo 16, and one tree over them. So a row of the result has the same bits
+ * whatever stands beside it. Sums of integers are exact. */
+#include "../plan.h"
+
+#include "elements.h"
+
+#include <string.h>
+
+#if defined(__AVX512F__) || defined(__FMA__)
+#include <immintrin.h>
+#elif defined(USE_NEON)
+#include <arm_neon.h>
+#endif
+
+enum { quantized_integers(NAME) };
+enum { WORDS = 16 }; /* of weights that are used at once */
+
+/* --- sixteen lanes, in as many vectors as it takes --- */
+
+#if defined(__AVX512F__)
+enum { PARTS = 1 };
+#elif defined(__FMA__)
+enum { PARTS = 2 };
+#else
+enum { PARTS = 4 };
+#endif
+#define LANES (WORDS / PARTS)
+typedef float V __attribute__((vector_size(64 / PARTS)));
+typedef int32_t W __attribute__((vector_size(64 / PARTS)));
+typedef uint32_t U __attribute__((vector_size(64 / PARTS)));
+typedef V LooseV __attribute__((aligned(4), may_alias));
+typedef W LooseW __attribute__((aligned(1), may_alias));
+#define EACH_PART for (int part = 0; part < PARTS; part++)
+#define UNROLL _Pragma("GCC unroll 16")
+
+static inline V fma_v(V x, V y, V z)
+{
+#if defined(__AVX512F__)
+    return (V)_mm512_fmadd_ps((__m512)x, (__m512)y, (__m512)z);
+#elif defined(__FMA__)
+    return (V)_mm256_fmadd_ps((__m256)x, (__m256)y, (__m256)z);
+#elif defined(USE_NEON)
+    return (V)vfmaq_f32((float32x4_t)z, (float32x4_t)x, (float32x4_t)y);
+#else
+    return x * y + z;
+#endif
+}
+
+/* How elements of BITS lie in a word, and what they are: KIND 0 unsigned, 1 signed. */
+typedef struct {
+    int bits, kind;
+} Element;
+
+/* The j-th element of each word. */
+static inline V element(W words, Element of, int j)
+{
+    int left = 32 - of.bits * (j + 1), right = 32 - of.bits;
+    W found = of.kind ? (words << left) >> right : (W)(((U)words << left) >> right);
+    return __builtin_convertvector(found, V);
+}
+
+#if defined(__AVX512F__)
+/* By the low four bits of a word: one or two elements, of which the first counts. */
+static inline __m512 table_of(Element of)
+{
+    float values[16];
+    for (int code = 0; code < 16; code++) {
+        int low = code & ((1 << of.bits) - 1);
+        values[code] = (float)(of.kind && low >> (of.bits - 1) ? low - (1 << of.bits) : low);
+    }
+    return _mm512_loadu_ps(values);
+}
+#endif
+
+/* --- floats by weights --- */
+
+/* Some rows of x, as the kernel reads them: for each WORDS words of weights the elements that meet the first
+ * of each word, those that meet the second, ..., and the sum of these; zeros behind the end. */
+static void lay_out(float *to, const float *x, int64_t k, int per_word, int64_t chunks)
+{
+    for (int64_t chunk = 0; chunk < chunks; chunk++, to += WORDS * (per_word + 1)) {
+        float *sums = to + WORDS * per_word;
+        memset(sums, 0, WORDS * sizeof(float));
+        for (int j = 0; j < per_word; j++)
+            for (int word = 0; word < WORDS; word++) {
+                int64_t at = (chunk * WORDS + word) * per_word + j;
+                to[j * WORDS + word] = at < k ? x[at] : 0;
+                sums[word] += to[j * WORDS + word];
+            }
+    }
+}
+
+/* What a row of weights is read by. */
+typedef struct {
+    const char *weights;
+    const float *scale;
+} Row;
+
+typedef struct {
+    int64_t bytes, groups;  /* of a row */
+    int64_t words;          /* of a group, at most all */
+    int64_t chunks;
+    int pairs;              /* whether there are offsets */
+} Weights;
+
+static inline void load_words(W *to, const char *from, int64_t left)
+{
+#if defined(__AVX512F__)
+    __mmask64 mask = left >= 64 ? ~(__mmask64)0 : ((__mmask64)1 << left) - 1;
+    to[0] = (W)_mm512_maskz_loadu_epi8(mask, from);
+#else
+    char some[4 * WORDS];
+    if (left < 4 * WORDS) {
+        memset(some, 0, sizeof some);
+        memcpy(some, from, (size_t)left);
+        from = some;
+    }
+    EACH_PART to[part] = *(const LooseW *)(from + part * (int)sizeof(W));
+#endif
+}
+
+/* The scale, or what is `behind` it, of each word's group, of which `count` are left; anything behind. */
+static inline void load_scales(V *to, const float *scale, const Weights *w, int64_t count, int behind)
+{
+    int step = 1 + w->pairs;
+    if (w->words >= WORDS) {
+        EACH_PART to[part] = scale[behind] - (V){0};
+        return;
+    }
+    count = count * w->words < WORDS ? count : WORDS / w->words;
+#if defined(__AVX512F__)
+    __m512i numbers = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    numbers = _mm512_srli_epi32(numbers, w->words == 2 ? 1 : w->words == 4 ? 2 : 3);
+    numbers = _mm512_slli_epi32(numbers, (unsigned)w->pairs);
+    numbers = _mm512_add_epi32(numbers, _mm512_set1_epi32(behind));
+    __m512 some = _mm512_maskz_loadu_ps((__mmask16)((1u << (count * step)) - 1), scale);
+    to[0] = (V)_mm512_permutexvar_ps(numbers, some);
+#else
+    float spread[WORDS];
+    for (int i = 0; i < WORDS; i++)
+        spread[i] = i / w->words < count ? scale[i / w->words * step + behind] : 0;
+    EACH_PART to[part] = *(const LooseV *)(spread + part * LANES);
+#endif
+}
+
+/* Each half is added to the other until one number is left. */
+static inline float total(const V *sums)
+{
+    float s[4];
+#if defined(__AVX512F__)
+    __m512 all = (__m512)sums[0];
+    __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+#elif defined(__FMA__)
+    __m256 eight = (__m256)(sums[0] + sums[1]);
+#endif
+#if defined(__FMA__)
+    _mm_storeu_ps(s, _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1)));
+#else
+    *(LooseV *)s = (sums[0] + sums[2]) + (sums[1] + sums[3]);
+#endif
+    return (s[0] + s[2]) + (s[1] + s[3]);
+}
+
+/* `rows` rows of weights by `many` rows of x. */
+static inline __attribute__((always_inline)) void
+tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row, const Weights *w,
+     int rows, int many, Element of)
+{
+    V sums[4][4][PARTS];
+    int per_word = 32 / of.bits;
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < many; i++)
+            EACH_PART sums[r][i][part] = (V){0};
+#if defined(__AVX512F__)
+    __m512 table = table_of(of);
+#endif
+    for (int64_t chunk = 0; chunk < w->chunks; chunk++) {
+        W words[4][PARTS];
+        V some[4][4][PARTS];
+        int64_t byte = chunk * 4 * WORDS, group = chunk * WORDS / w->words;
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            load_words(words[r], row[r].weights + byte, w->bytes - byte);
+            /* Rows are short for a processor that guesses what comes next: those of the tile after the next. */
+            __builtin_prefetch(row[r].weights + byte + 8 * w->bytes);
+            __builtin_prefetch(row[r].scale + group * (1 + w->pairs) + 8 * w->groups * (1 + w->pairs));
+            UNROLL for (int i = 0; i < many; i++)
+                EACH_PART some[r][i][part] = (V){0};
+        }
+        const float *at = x + chunk * WORDS * (per_word + 1);
+        UNROLL for (int j = 0; j < per_word; j++)
+        {
+            UNROLL for (int r = 0; r < rows; r++)
+                EACH_PART
+                {
+                    V weight;
+#if defined(__AVX512F__)
+                    if (of.bits <= 4)
+                        weight = (V)_mm512_permutexvar_ps((__m512i)((U)words[r][part] >> (of.bits * j)),
+                                                          table);
+                    else
+#endif
+                        weight = element(words[r][part], of, j);
+                    UNROLL for (int i = 0; i < many; i++)
+                    {
+                        V number = *(const LooseV *)(at + i * x_row + j * WORDS + part * LANES);
+                        some[r][i][part] = fma_v(weight, number, some[r][i][part]);
+                    }
+                }
+        }
+        UNROLL for (int r = 0; r < rows; r++)
+        {
+            V scale[PARTS];
+            const float *from = row[r].scale + group * (1 + w->pairs);
+            load_scales(scale, from, w, w->groups - group, 0);
+            UNROLL for (int i = 0; i < many; i++)
+                EACH_PART sums[r][i][part] = fma_v(some[r][i][part], scale[part], sums[r][i][part]);
+            if (!w->pairs)
+                continue;
+            load_scales(scale, from, w, w->groups - group, 1);
+            UNROLL for (int i = 0; i < many; i++)
+                EACH_PART
+                {
+                    V number = *(const LooseV *)(at + i * x_row + per_word * WORDS + part * LANES);
+                    sums[r][i][part] = fma_v(number, scale[part], sums[r][i][part]);
+                }
+        }
+    }
+    UNROLL for (int r = 0; r < rows; r++)
+        UNROLL for (int i = 0; i < many; i++)
+            out[i * out_row + r] = total(sums[r][i]);
+}
+
+static inline __attribute__((always_inline)) int
+product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, Element of)
+{
+    const int64_t *n = call->n;
+    const float *x = (const float *)p[1], *scale = (const float *)p[3];
+    float *out = (float *)p[0], *laid = (float *)scratch;
+    int per_word = 32 / of.bits, step = 1 + (int)n[PAIRS];
+    int64_t per_chunk = WORDS * per_word;
+    Weights w = {.bytes = n[K] * of.bits / 8, .groups = n[GROUPS], .pairs = (int)n[PAIRS],
+                 .words = n[GROUPS] == 1 ? INT64_MAX / 2 : n[K] / n[GROUPS] / per_word,
+                 .chunks = (n[K] + per_chunk - 1) / per_chunk};
+    int64_t x_row = w.chunks * (per_chunk + WORDS);
+    int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
+    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
+        int64_t count = least(n[AT_ONCE], n[M] - m);
+        for (int64_t i = 0; i < count; i++)
+            lay_out(laid + i * x_row, x + (m + i) * n[K], n[K], per_word, w.chunks);
+        for (int64_t r = first; r < last; r += 4) {
+            int64_t rows = least(4, last - r);
+            Row row[4];
+            for (int64_t i = 0; i < rows; i++)
+                row[i] = (Row){p[2] + (r + i) * w.bytes, scale + (r + i) * n[GROUPS] * step};
+            float *to = out + m * n[N] + r;
+            int64_t i = 0;
+            if (rows == 4) {
+                for (; i + 4 <= count; i += 4)
+                    for (int pair = 0; pair < 4; pair += 2)
+                        tile(to + i * n[N] + pair, n[N], laid + i * x_row, x_row, row + pair, &w, 2, 4, of);
+                for (; i < count; i++)
+                    tile(to + i * n[N], n[N], laid + i * x_row, x_row, row, &w, 4, 1, of);
+            }
+            for (int64_t left = i; left < count; left++)
+                for (int64_t each = 0; each < rows; each++)
+                    tile(to + left * n[N] + each, n[N], laid + left * x_row, x_row, row + each, &w, 1, 1, of);
+        }
+    }
+    return 0;
+}
+
+#define PRODUCT(dtype, bits, kind)                                                       \
+    static int quantized_matmul_##dtype(const KernelCall *call, char *const *p, int64_t begin, \
+                                        int64_t end, char *scratch)                      \
+    {                                                                                    \
+        return product(call, p, begin, end, scratch, (Element){bits, kind});             \
+    }
+PRODUCT(i8, 8, 1)
+PRODUCT(u8, 8, 0)
+PRODUCT(i4, 4, 1)
+PRODUCT(u4, 4, 0)
+PRODUCT(i2, 2, 1)
+PRODUCT(u2, 2, 0)
+
+/* --- bytes by bytes --- */
+
+/* Rows of x are unsigned, those of y are signed: what is of the other kind has its highest bit turned, so that
+ * it is 128 more or less than it should. That makes a multiple of the other's sum, which is put right. */
+
+enum { STEP = 64 };
+
+static inline void dot_plain(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many,
+                             const int8_t *y, int64_t k, uint8_t turn)
+{
+    for (int i = 0; i < many; i++) {
+        const uint8_t *row = x + i * x_row;
+        int32_t sum = 0;
+        for (int64_t j = 0; j < k; j++)
+            sum += (int16_t)row[j] * (int16_t)(int8_t)(y[j] ^ turn);
+        sums[i] = sum;
+    }
+    int32_t sum = 0;
+    for (int64_t j = 0; j < k; j++)
+        sum += (int8_t)(y[j] ^ turn);
+    *of_y = sum;
+}
+
+#if defined(__AVX512F__)
+__attribute__((target("avx512vnni"))) static inline __attribute__((always_inline)) void
+dot_vnni_of(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many, const int8_t *y,
+            int64_t k, uint8_t turn)
+{
+    __m512i some[4], all = _mm512_setzero_si512(), ones = _mm512_set1_epi8(1);
+    UNROLL for (int i = 0; i < many; i++)
+        some[i] = all;
+    for (int64_t j = 0; j < k; j += STEP) {
+        __mmask64 mask = k - j >= STEP ? ~(__mmask64)0 : ((__mmask64)1 << (k - j)) - 1;
+        __m512i b = _mm512_maskz_loadu_epi8(mask, y + j);
+        b = _mm512_mask_xor_epi32(b, 0xFFFF, b, _mm512_maskz_set1_epi8(mask, (char)turn));
+        all = _mm512_dpbusd_epi32(all, ones, b);
+        UNROLL for (int i = 0; i < many; i++)
+            some[i] = _mm512_dpbusd_epi32(some[i], _mm512_loadu_si512(x + i * x_row + j), b);
+    }
+    UNROLL for (int i = 0; i < many; i++)
+        sums[i] = _mm512_reduce_add_epi32(some[i]);
+    *of_y = _mm512_reduce_add_epi32(all);
+}
+
+__attribute__((target("avx512vnni"))) static void
+dot_vnni(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many, const int8_t *y,
+         int64_t k, uint8_t turn)
+{
+    if (many == 4)
+        dot_vnni_of(sums, of_y, x, x_row, 4, y, k, turn);
+    else
+        for (int i = 0; i < many; i++)
+            dot_vnni_of(sums + i, of_y, x + i * x_row, x_row, 1, y, k, turn);
+}
+#endif
+
+static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                          char *scratch)
+{
+    const int64_t *n = call->n;
+    const uint8_t *x = (const uint8_t *)p[1];
+    const int8_t *y = (const int8_t *)p[2];
+    uint32_t *out = (uint32_t *)p[0];
+    uint8_t *laid = (uint8_t *)scratch, turn_x = n[X_SIGNED] ? 0x80 : 0, turn_y = n[Y_SIGNED] ? 0 : 0x80;
+    int64_t k = n[K], row = (k + STEP - 1) / STEP * STEP;
+    int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
+    uint32_t *of_x = (uint32_t *)(laid + n[AT_ONCE] * row);
+#if defined(__AVX512F__)
+    int vnni = __builtin_cpu_supports("avx512vnni");
+#endif
+    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
+        int64_t count = least(n[AT_ONCE], n[M] - m);
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t sum = 0;
+            for (int64_t j = 0; j < k; j++)
+                sum += laid[i * row + j] = x[(m + i) * k + j] ^ turn_x;
+            memset(laid + i * row + k, 0, (size_t)(row - k));
+            of_x[i] = sum;
+        }
+        for (int64_t r = first; r < last; r++)
+            for (int64_t i = 0; i < count; i += 4) {
+                int32_t sums[4], of_y;
+                int many = (int)least(4, count - i);
+#if defined(__AVX512F__)
+                if (vnni)
+                    dot_vnni(sums, &of_y, laid + i * row, row, many, y + r * k, k, turn_y);
+                else
+#endif
+                    dot_plain(sums, &of_y, laid + i * row, row, many, y + r * k, k, turn_y);
+                for (int each = 0; each < many; each++) {
+                    uint32_t found = (uint32_t)sums[each];
+                    if (turn_y)
+                        found += 128 * of_x[i + each];
+                    if (turn_x)
+                        found -= 128 * (uint32_t)of_y;
+                    if (turn_x && turn_y)
+                        found -= 128 * 128 * (uint32_t)k;
+                    out[(m + i + each) * n[N] + r] = found;
+                }
+            }
+    }
+    return 0;
+}
+
+#define ENTRY(name) KERNEL(name, name, NULL)
+KERNEL_TABLE(quantized, ENTRY(quantized_matmul_i8) ENTRY(quantized_matmul_u8) ENTRY(quantized_matmul_i4)
+                            ENTRY(quantized_matmul_u4) ENTRY(quantized_matmul_i2)
+                                ENTRY(quantized_matmul_u2) ENTRY(integer_matmul))

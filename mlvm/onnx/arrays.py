@@ -1,0 +1,214 @@
+"""Tensors of an ONNX file as numpy arrays: views of the file where they can be.
+
+What no dtype of mlvm holds is widened: floats of 8 and 4 bits are f32, integers of 4 and 2 bits
+are i8 and u8.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import ModelError
+from mlvm.core.types import Array, DType, bf16
+from mlvm.onnx.wire import Message
+
+STRING: Final = 8
+DTYPES: Final = {
+    number: DType.named(name)
+    for number, name in enumerate(
+        [
+            "f32",
+            "u8",
+            "i8",
+            "u16",
+            "i16",
+            "i32",
+            "i64",
+            "-",
+            "bool",
+            "f16",
+            "f64",
+            "u32",
+            "u64",
+            "c64",
+            "c128",
+            "bf16",
+        ],
+        1,
+    )
+    if name != "-"
+}
+"""What each number of `TensorProto.DataType` is."""
+
+NAMES: Final = {dtype: number for number, dtype in DTYPES.items()}
+
+
+def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
+    """The values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It has
+    infinities and nan as IEEE has them, or as `finite` says: "fn" has nan of all ones, "uz" nan in
+    place of -0, "all" has neither."""
+    bits = 1 + exponent + mantissa
+    codes = np.arange(1 << bits)
+    fraction = codes & (1 << mantissa) - 1
+    power = codes >> mantissa & (1 << exponent) - 1
+    sign = np.where(codes >> bits - 1, -1.0, 1.0)
+    scaled = np.where(power > 0, fraction + (1 << mantissa), fraction) * 2.0**-mantissa
+    values = sign * scaled * 2.0 ** (np.maximum(power, 1) - bias)
+    if finite == "fn":
+        values[(codes & (1 << bits - 1) - 1) == (1 << bits - 1) - 1] = np.nan
+    elif finite == "uz":
+        values[1 << bits - 1] = np.nan
+    elif not finite:
+        top = power == (1 << exponent) - 1
+        values[top] = np.where(fraction[top] > 0, np.nan, sign[top] * np.inf)
+    found: Array = values.astype(np.float32)
+    return found
+
+
+FLOATS: Final = {
+    17: _floats(4, 3, 7, finite="fn"),
+    18: _floats(4, 3, 8, finite="uz"),
+    19: _floats(5, 2, 15),
+    20: _floats(5, 2, 16, finite="uz"),
+    23: _floats(2, 1, 1, finite="all"),
+    24: np.concatenate([2.0 ** np.arange(-127.0, 128.0), [np.nan]]).astype(np.float32),
+}
+"""The values of floats of few bits, by their codes."""
+
+INTEGERS: Final = {21: (4, np.uint8), 22: (4, np.int8), 25: (2, np.uint8), 26: (2, np.int8)}
+"""Bits of the integers of few bits, and what holds them."""
+
+
+def dtype_of(number: int, what: str) -> DType:
+    """The dtype that holds values of that `TensorProto.DataType`. Raises `ModelError`."""
+    if number in DTYPES:
+        return DTYPES[number]
+    if number in FLOATS:
+        return DType.named("f32")
+    if number in INTEGERS:
+        return DType.of(INTEGERS[number][1])
+    if number == STRING:
+        raise ModelError(f"{what} has strings, which no tensor has")
+    raise ModelError(f"{what} has the unknown dtype {number}")
+
+
+class Files:
+    """Where tensors of a model have their bytes: the folder of its external data."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self._opened: dict[Path, memoryview] = {}
+
+    def read(self, tensor: Message, size: int) -> memoryview:
+        """The bytes of a tensor that lie in another file. Raises `ModelError`."""
+        places = {pair.key: pair.value for pair in tensor.external_data}
+        name, root = places.get("location", ""), self.folder
+        if root is None:
+            raise ModelError(
+                f"{tensor.name} lies in {name!r}, and bytes have no folder beside them"
+            )
+        path = Path(os.path.realpath(root / name))
+        if not name or not path.is_relative_to(os.path.realpath(root)):
+            raise ModelError(f"{tensor.name} lies in {name!r}, outside of the model's folder")
+        try:
+            data = self._opened.get(path)
+            if data is None:
+                data = self._opened[path] = mapped(path)
+            start = int(places.get("offset", 0))
+            length = int(places.get("length", size))
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{tensor.name} is not to be read from {name!r}: {error}") from None
+        if start < 0 or length != size or start + length > len(data):
+            raise ModelError(
+                f"{tensor.name} takes {size} bytes, and has {length} at {start} of {name!r}, which "
+                f"has {len(data)}"
+            )
+        return data[start : start + length]
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, which are read when they are looked at. Raises `OSError`."""
+    if not path.is_file():
+        raise FileNotFoundError(2, "there is no such file", str(path))
+    with path.open("rb") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        return memoryview(
+            mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) if size else b""
+        )
+
+
+def array_of(tensor: Message, files: Files) -> Array:
+    """The values of a tensor. Raises `ModelError` for one that is not whole."""
+    number, what = tensor.data_type, f"the tensor {tensor.name!r}"
+    shape = tuple(int(n) for n in tensor.dims)
+    dtype = dtype_of(number, what)
+    if any(n < 0 for n in shape) or len(shape) > 64:
+        raise ModelError(f"{what} has the shape {list(shape)[:9]}")
+    size = math.prod(shape)
+    bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 0
+    itemsize = dtype.itemsize if number in DTYPES else 1
+    nbytes = -(-size * bits // 8) if bits else size * itemsize
+    if tensor.data_location == 1:
+        raw: Any = files.read(tensor, nbytes)
+    else:
+        raw = tensor.raw_data
+    if raw is not None:
+        if len(raw) != nbytes:
+            raise ModelError(f"{what} has {len(raw)} bytes, and takes {nbytes} for {list(shape)}")
+        stored = np.uint8 if number not in DTYPES else dtype.numpy.newbyteorder("<")
+        flat = np.frombuffer(raw, stored)
+    else:
+        flat = _listed(tensor, number, dtype, size if not bits else nbytes, what)
+    if number not in DTYPES:
+        flat = widened(flat, number, size)
+    if number == 9 and raw is not None:
+        flat = flat.view(np.uint8) != 0
+    return flat.reshape(shape)
+
+
+def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:
+    """The values that a tensor has in a list of numbers."""
+    if number in (1, 14):
+        values = tensor.float_data
+    elif number in (11, 15):
+        values = tensor.double_data
+    elif number == 7:
+        values = tensor.int64_data
+    elif number in (12, 13):
+        values = tensor.uint64_data
+    else:
+        values = tensor.int32_data
+    array = np.asarray(values, None if len(values) else np.int64)
+    count *= 2 if dtype.kind == "complex" else 1
+    if len(array) != count:
+        raise ModelError(f"{what} has {len(array)} values, and takes {count}")
+    if dtype.kind == "complex":
+        return array.view(dtype.numpy)
+    if number in (10, 16):
+        return array.astype(np.uint16).view(dtype.numpy)
+    return array.astype(np.uint8 if number not in DTYPES else dtype.numpy)
+
+
+def widened(codes: Array, number: int, size: int) -> Array:
+    """The values of codes of few bits. Two or four lie in a byte, the first in its low bits."""
+    bits = INTEGERS[number][0] if number in INTEGERS else 4 if number == 23 else 8
+    if bits < 8:
+        shifts = np.arange(0, 8, bits, dtype=np.uint8)
+        codes = (codes[:, None] >> shifts & (1 << bits) - 1).reshape(-1)[:size]
+    if number in FLOATS:
+        return FLOATS[number][codes]
+    kind = INTEGERS[number][1]
+    if kind is np.int8:
+        codes = (codes.astype(np.int8) ^ (1 << bits - 1)) - (1 << bits - 1)
+    return codes.astype(kind)
+
+
+def is_known(array: Any) -> bool:
+    """Whether it is an array in whose dtype numpy computes, which bf16 is not."""
+    return isinstance(array, np.ndarray) and array.dtype != bf16.numpy

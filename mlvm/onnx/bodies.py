@@ -1,0 +1,809 @@
+"""Each op of the language in ops of ONNX, for `save`.
+
+A body is a small function of a `Body`, which has the operands' types and the attributes, and
+returns the name of the result. One node that takes the operands as they come is written as that
+node; anything else becomes a function of the file, under the name of the op. What has no body is
+not written.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+
+from mlvm.core.op import Attributes
+from mlvm.core.rules import common_dtype
+from mlvm.core.types import DType, TensorType, bool_, f32, f64, i32, i64
+from mlvm.onnx.arrays import NAMES
+
+OPSET: Final = 20
+"""The version of ONNX's ops that files are written for (https://onnx.ai/onnx/operators)."""
+
+BODIES: Final[dict[str, Callable[[Body], str]]] = {}
+"""By the name of the language's op."""
+
+_Rule: TypeAlias = "Callable[[Body], str]"
+
+
+class Body:
+    """The nodes that compute one op, of operands named x0, x1, ... of these types."""
+
+    def __init__(
+        self, types: Sequence[TensorType], out: TensorType, attributes: Attributes
+    ) -> None:
+        self.types, self.out, self.attributes = tuple(types), out, attributes
+        self.names = [f"x{i}" for i in range(len(types))]
+        self.nodes: list[dict[str, Any]] = []
+        self._kinds = dict(zip(self.names, types, strict=True))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.attributes[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    def __call__(self, op: str, *inputs: str, **attributes: Any) -> str:
+        """Add a node; the name of its result."""
+        return self.several(1, op, *inputs, **attributes)[0]
+
+    def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
+        """Add a node of so many results; their names."""
+        made = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
+        node = {"op_type": op, "input": list(inputs), "output": made, "attributes": attributes}
+        self.nodes.append(node)
+        return made
+
+    def array(self, value: Any, dtype: DType = i64) -> str:
+        """A constant."""
+        value = np.asarray(value, dtype.numpy)
+        return self("Constant", value=value)
+
+    def number(self, value: float, dtype: DType | None = None) -> str:
+        """A scalar, of the dtype of the result unless said otherwise."""
+        from mlvm.core.ops import half
+
+        dtype = dtype or self.out.dtype
+        return self("Constant", value=half.cast(np.asarray(value, np.float64), dtype))
+
+    def cast(self, x: str, dtype: DType) -> str:
+        return self("Cast", x, to=NAMES[dtype])
+
+    def operand(self, i: int, dtype: DType | None) -> str:
+        """An operand in that dtype."""
+        x = self.names[i]
+        return x if dtype is None or self.types[i].dtype is dtype else self.cast(x, dtype)
+
+    def operands(self, dtype: DType | None = None) -> list[str]:
+        """The operands in one dtype, that of the result unless said otherwise."""
+        return [self.operand(i, dtype or self.out.dtype) for i in range(len(self.types))]
+
+    def positions(self, i: int) -> str:
+        """An operand of positions, in a dtype that ONNX takes."""
+        return self.operand(i, None if self.types[i].dtype in (i32, i64) else i64)
+
+    def is_negative(self, x: str) -> str:
+        """Whether the sign bit is set, of -0.0 and -inf too."""
+        zero = self.number(0.0, self.types[0].dtype)
+        return self("Or", self("Less", x, zero), self("Less", self("Reciprocal", x), zero))
+
+    def reduced(self, op: str, x: str, axes: Sequence[int], keepdims: bool) -> str:
+        if not axes:
+            return self("Identity", x)
+        return self(op, x, self.array(list(axes)), keepdims=int(keepdims))
+
+    def sliced(
+        self, x: str, start: Sequence[int], length: Sequence[int], step: Sequence[int]
+    ) -> str:
+        """Of each axis so many elements from `start` on."""
+        ends = [
+            end if (end := a + n * s) >= 0 else -(2**62)
+            for a, n, s in zip(start, length, step, strict=True)
+        ]
+        starts = [a if n else 0 for a, n in zip(start, length, strict=True)]
+        ends = [end if n else 0 for end, n in zip(ends, length, strict=True)]
+        rows = starts, ends, list(range(len(starts))), list(step)
+        return self("Slice", x, *[self.array(list(row)) for row in rows]) if rows[0] else x
+
+    def reshaped(self, x: str, shape: Sequence[int]) -> str:
+        return self("Reshape", x, self.array(list(shape)), allowzero=1)
+
+    def embedded(
+        self,
+        x: str,
+        within: Sequence[int],
+        shape: Sequence[int],
+        start: Sequence[int],
+        step: Sequence[int],
+    ) -> str:
+        """Zeros of `shape`, with x, which is of the shape `within`, where a slice would read it."""
+        turned = [i for i, s in enumerate(step) if s < 0]
+        if turned:
+            x = self.sliced(
+                x,
+                [n - 1 if i in turned else 0 for i, n in enumerate(within)],
+                within,
+                [-1 if i in turned else 1 for i in range(len(within))],
+            )
+        first = [
+            a + s * (n - 1) if s < 0 else a for a, s, n in zip(start, step, within, strict=True)
+        ]
+        apart = [abs(s) for s in step]
+        if any(s > 1 for s in apart):  # zeros between the elements
+            spread = [m for n in within for m in (n, 1)]
+            wide = [m for n, s in zip(within, apart, strict=True) for m in (n, s)]
+            x = self.padded(
+                self.reshaped(x, spread), [(0, b - a) for a, b in zip(spread, wide, strict=True)]
+            )
+            wide = [n * s for n, s in zip(within, apart, strict=True)]
+            whole = [
+                max((n - 1) * s + 1, 0) if n else 0 for n, s in zip(within, apart, strict=True)
+            ]
+            x = self.sliced(self.reshaped(x, wide), [0] * len(wide), whole, [1] * len(wide))
+            within = whole
+        return self.padded(
+            x, [(a, m - a - n) for a, m, n in zip(first, shape, within, strict=True)]
+        )
+
+    def padded(self, x: str, widths: Sequence[tuple[int, int]], value: float = 0.0) -> str:
+        if not any(map(any, widths)):
+            return x
+        pads = self.array([a for a, _ in widths] + [b for _, b in widths])
+        if self.out.dtype is bool_:  # which few can pad
+            return self.cast(self("Pad", self.cast(x, i32), pads, self.number(value, i32)), bool_)
+        return self("Pad", x, pads, self.number(value))
+
+
+def axes_of(axis: int | Iterable[int] | None, ndim: int) -> list[int]:
+    """The axes, counted from the front."""
+    given = range(ndim) if axis is None else [axis] if isinstance(axis, int) else axis
+    return [n % ndim if ndim else n for n in given]
+
+
+def body(*names: str) -> Callable[[_Rule], _Rule]:
+    """Enter a body under the names of ops."""
+
+    def enter(rule: _Rule) -> _Rule:
+        BODIES.update(dict.fromkeys(names, rule))
+        return rule
+
+    return enter
+
+
+# --- one node -----------------------------------------------------------------------------
+
+
+def _pairs(text: str) -> Iterable[list[str]]:
+    return (each.split() for each in text.split(","))
+
+
+for _name, _op in _pairs(
+    """abs Abs, acos Acos, acosh Acosh, asin Asin, asinh Asinh, atan Atan, atanh Atanh, cos Cos,
+    cosh Cosh, erf Erf, exp Exp, log Log, negative Neg, reciprocal Reciprocal, relu Relu, sigmoid
+    Sigmoid, sign Sign, sin Sin, sinh Sinh, sqrt Sqrt, tan Tan, tanh Tanh, add Add, subtract Sub,
+    multiply Mul, maximum Max, minimum Min, pow Pow, real Identity, conj Identity"""
+):
+    BODIES[_name] = lambda b, op=_op: b(op, *b.operands())  # type: ignore[misc]
+
+for _name, _op in (("ceil", "Ceil"), ("floor", "Floor"), ("round", "Round")):
+    BODIES[_name] = lambda b, op=_op: b(  # type: ignore[misc]
+        op if b.out.dtype.is_inexact else "Identity", *b.operands()
+    )
+
+for _name, _op in _pairs(
+    "equal Equal, greater Greater, less Less, greater_equal GreaterOrEqual, less_equal LessOrEqual"
+):
+
+    def _compared(b: Body, op: str = _op) -> str:
+        return b(op, *b.operands(common_dtype(b.types)))
+
+    BODIES[_name] = _compared
+
+for _name, _op in (("and", "And"), ("or", "Or"), ("xor", "Xor")):
+    BODIES[f"logical_{_name}"] = lambda b, op=_op: b(op, *b.operands(bool_))  # type: ignore[misc]
+    BODIES[f"bitwise_{_name}"] = lambda b, op=_op: b(  # type: ignore[misc]
+        op if b.out.dtype is bool_ else f"Bitwise{op}", *b.operands()
+    )
+
+
+@body("copy")
+def _copy(b: Body) -> str:
+    return b("Identity", "x0")
+
+
+@body("not_equal")
+def _not_equal(b: Body) -> str:
+    return b("Not", b("Equal", *b.operands(common_dtype(b.types))))
+
+
+@body("logical_not")
+def _logical_not(b: Body) -> str:
+    return b("Not", b.operand(0, bool_))
+
+
+@body("bitwise_invert")
+def _invert(b: Body) -> str:
+    return b("Not" if b.out.dtype is bool_ else "BitwiseNot", "x0")
+
+
+@body("bitwise_left_shift")
+def _left_shift(b: Body) -> str:
+    unsigned = DType.named(f"u{b.out.dtype.itemsize * 8}")
+    shifted = b("BitShift", *[b.cast(x, unsigned) for x in b.names], direction="LEFT")
+    return b.cast(shifted, b.out.dtype)
+
+
+@body("divide")
+def _divide(b: Body) -> str:
+    return b("Div", *b.operands())
+
+
+@body("where")
+def _where(b: Body) -> str:
+    return b("Where", b.operand(0, bool_), b.operand(1, b.out.dtype), b.operand(2, b.out.dtype))
+
+
+@body("isnan")
+def _isnan(b: Body) -> str:
+    return b("IsNaN", b.operand(0, None if b.types[0].dtype.is_inexact else f32))
+
+
+@body("isinf")
+def _isinf(b: Body) -> str:
+    return b("IsInf", b.operand(0, None if b.types[0].dtype in (f32, f64) else f32))
+
+
+@body("isfinite")
+def _isfinite(b: Body) -> str:
+    return b("Not", b("Or", _isnan(b), _isinf(b)))
+
+
+@body("astype")
+def _astype(b: Body) -> str:
+    return b.cast("x0", b.out.dtype)
+
+
+BODIES["softmax"] = lambda b: b("Softmax", "x0", axis=b.axis)
+BODIES["log_softmax"] = lambda b: b("LogSoftmax", "x0", axis=b.axis)
+
+
+@body("gelu")
+def _gelu(b: Body) -> str:
+    return b("Gelu", "x0", approximate="tanh" if b.approximate else "none")
+
+
+# --- elementwise --------------------------------------------------------------------------
+
+
+@body("square")
+def _square(b: Body) -> str:
+    return b("Mul", "x0", "x0")
+
+
+@body("rsqrt")
+def _rsqrt(b: Body) -> str:
+    return b("Reciprocal", b("Sqrt", "x0"))
+
+
+@body("multiply_add")
+def _multiply_add(b: Body) -> str:
+    x, y, z = b.operands()
+    return b("Add", b("Mul", x, y), z)
+
+
+@body("clip")
+def _clip(b: Body) -> str:
+    x, lower, upper = b.operands()
+    return b("Min", b("Max", x, lower), upper)
+
+
+@body("trunc")
+def _trunc(b: Body) -> str:
+    if not b.out.dtype.is_inexact:
+        return b("Identity", "x0")
+    return b("Mul", b("Sign", "x0"), b("Floor", b("Abs", "x0")))
+
+
+@body("erfc")
+def _erfc(b: Body) -> str:
+    return b("Sub", b.number(1.0), b("Erf", "x0"))
+
+
+@body("expm1")
+def _expm1(b: Body) -> str:
+    """tanh(x / 2) (exp(x) + 1), which loses nothing near 0."""
+    near = b("Tanh", b("Mul", "x0", b.number(0.5)))
+    return b("Mul", near, b("Add", b("Exp", "x0"), b.number(1.0)))
+
+
+def _log1p_of(b: Body, x: str) -> str:
+    """log(u) x / (u - 1) for u = 1 + x (Higham, Accuracy and Stability, 1.14.1)."""
+    one = b.number(1.0)
+    u = b("Add", x, one)
+    rest = b("Sub", u, one)
+    plain = b("Or", b("Equal", rest, b.number(0.0)), b("IsInf", rest))
+    exact = b("Mul", b("Log", u), b("Div", x, b("Where", plain, one, rest)))
+    return b("Where", plain, b("Where", b("IsInf", rest), b("Log", u), x), exact)
+
+
+@body("log1p")
+def _log1p(b: Body) -> str:
+    return _log1p_of(b, "x0")
+
+
+@body("log2")
+def _log2(b: Body) -> str:
+    return b("Div", b("Log", "x0"), b.number(math.log(2)))
+
+
+@body("log10")
+def _log10(b: Body) -> str:
+    return b("Div", b("Log", "x0"), b.number(math.log(10)))
+
+
+@body("logaddexp")
+def _logaddexp(b: Body) -> str:
+    x, y = b.operands()
+    apart = b("Neg", b("Abs", b("Sub", x, y)))
+    most = b("Add", b("Max", x, y), _log1p_of(b, b("Exp", apart)))
+    return b("Where", b("Equal", x, y), b("Add", x, b.number(math.log(2))), most)
+
+
+@body("hypot")
+def _hypot(b: Body) -> str:
+    x, y = b.operands()
+    return b("Sqrt", b("Add", b("Mul", x, x), b("Mul", y, y)))
+
+
+@body("signbit")
+def _signbit(b: Body) -> str:
+    return b.is_negative("x0")
+
+
+@body("copysign")
+def _copysign(b: Body) -> str:
+    size = b("Abs", "x0")
+    return b("Where", b.is_negative("x1"), b("Neg", size), size)
+
+
+@body("atan2")
+def _atan2(b: Body) -> str:
+    y, x = b("Abs", "x0"), b("Abs", "x1")
+    alike = b("Where", b("Equal", y, b.number(0.0)), b.number(0.0), b.number(1.0))
+    ratio = b("Where", b("Equal", x, y), alike, b("Div", y, x))
+    angle = b("Atan", ratio)
+    angle = b("Where", b.is_negative("x1"), b("Sub", b.number(math.pi), angle), angle)
+    return b("Where", b.is_negative("x0"), b("Neg", angle), angle)
+
+
+def _remainder_of(b: Body, x: str, y: str) -> str:
+    if not b.out.dtype.is_inexact:
+        return b("Mod", x, y)
+    zero, found = b.number(0.0), b("Mod", x, y, fmod=1)
+    apart = b("Xor", b("Less", found, zero), b("Less", y, zero))
+    apart = b("And", apart, b("Not", b("Equal", found, zero)))
+    return b("Where", apart, b("Add", found, y), found)
+
+
+@body("remainder")
+def _remainder(b: Body) -> str:
+    return _remainder_of(b, *b.operands())
+
+
+@body("floor_divide")
+def _floor_divide(b: Body) -> str:
+    x, y = b.operands()
+    found = b("Div", b("Sub", x, _remainder_of(b, x, y)), y)
+    return b("Round", found) if b.out.dtype.is_inexact else found
+
+
+@body("gelu_vjp")
+def _gelu_vjp(b: Body) -> str:
+    half, one = b.number(0.5), b.number(1.0)
+    x = b("Clip", "x1", b.number(-1e4), b.number(1e4))
+    square = b("Mul", x, x)
+    if b.approximate:
+        root = math.sqrt(2 / math.pi)
+        cubic = b("Add", b.number(root), b("Mul", square, b.number(root * 0.044715)))
+        t = b("Tanh", b("Mul", x, cubic))
+        slope = b("Add", b.number(root), b("Mul", square, b.number(3 * root * 0.044715)))
+        rest = b("Mul", b("Mul", b("Mul", x, slope), b("Sub", one, b("Mul", t, t))), half)
+        found = b("Add", b("Mul", b("Add", one, t), half), rest)
+    else:
+        phi = b("Exp", b("Mul", square, b.number(-0.5)))
+        phi = b("Mul", b("Mul", phi, x), b.number(1 / math.sqrt(2 * math.pi)))
+        erf = b("Erf", b("Mul", x, b.number(math.sqrt(0.5))))
+        found = b("Add", b("Mul", b("Add", one, erf), half), phi)
+    return b("Mul", "x0", found)
+
+
+# --- shapes -------------------------------------------------------------------------------
+
+
+@body("reshape")
+def _reshape(b: Body) -> str:
+    return b.reshaped("x0", b.out.shape)
+
+
+@body("broadcast_to", "full")
+def _expand(b: Body) -> str:
+    return b("Expand", "x0", b.array(list(b.out.shape)))
+
+
+@body("permute_dims")
+def _transpose(b: Body) -> str:
+    return b("Transpose", "x0", perm=axes_of(b.axes, b.out.ndim))
+
+
+@body("concat")
+def _concat(b: Body) -> str:
+    return b("Concat", *b.operands(), axis=b.axis)
+
+
+@body("flip")
+def _flip(b: Body) -> str:
+    axes, shape = axes_of(b.axis, b.out.ndim), b.out.shape
+    start = [n - 1 if i in axes else 0 for i, n in enumerate(shape)]
+    return b.sliced("x0", start, shape, [-1 if i in axes else 1 for i in range(len(shape))])
+
+
+@body("roll")
+def _roll(b: Body) -> str:
+    shape = (b.out.size,) if b.axis is None else b.out.shape
+    x = b.reshaped("x0", shape) if b.axis is None else "x0"
+    axes = [0] if b.axis is None else axes_of(b.axis, b.out.ndim)
+    shifts = [b.shift] * len(axes) if isinstance(b.shift, int) else b.shift
+    for axis, shift in zip(axes, shifts, strict=False):
+        n = shape[axis]
+        first = -shift % n if n else 0
+        parts = []
+        for begin, end in ((first, n), (0, first)):
+            rows = [b.array([each]) for each in (begin, end, axis)]
+            parts.append(b("Slice", x, *rows))
+        x = b("Concat", *parts, axis=axis)
+    return b.reshaped(x, b.out.shape) if b.axis is None else x
+
+
+@body("slice")
+def _slice(b: Body) -> str:
+    return b.sliced("x0", b.start, b.length, b.step)
+
+
+@body("embed")
+def _embed(b: Body) -> str:
+    return b.embedded("x0", b.types[0].shape, b.shape, b.start, b.step)
+
+
+@body("slice_add")
+def _slice_add(b: Body) -> str:
+    added = b.embedded("x1", b.types[1].shape, b.out.shape, b.start, b.step)
+    return b("Add", "x0", added)
+
+
+@body("slice_set")
+def _slice_set(b: Body) -> str:
+    values = b("Expand", b.operand(1, b.out.dtype), b.array(list(b.length)))
+    placed = b.embedded(values, b.length, b.out.shape, b.start, b.step)
+    inside = None
+    for axis, (n, a, m, s) in enumerate(zip(b.out.shape, b.start, b.length, b.step, strict=True)):
+        there = np.zeros(n, bool)
+        there[[a + i * s for i in range(m)]] = True
+        if not there.all():
+            mask = b.array(there.reshape(n, *[1] * (b.out.ndim - axis - 1)), bool_)
+            inside = mask if inside is None else b("And", inside, mask)
+    return placed if inside is None else b("Where", inside, placed, "x0")
+
+
+@body("pad")
+def _pad(b: Body) -> str:
+    return b.padded("x0", b.widths, b.value)
+
+
+BODIES["tril"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=0)
+BODIES["triu"] = lambda b: b("Trilu", "x0", b.array(b.k), upper=1)
+
+
+# --- positions ----------------------------------------------------------------------------
+
+
+@body("take")
+def _take(b: Body) -> str:
+    return b("Gather", "x0", b.positions(1), axis=b.axis)
+
+
+@body("take_along_axis")
+def _take_along_axis(b: Body) -> str:
+    x, indices, axis = b.types[0], b.types[1], axes_of(b.axis, b.out.ndim)[0]
+    shape = [
+        m if i == axis else max(n, m)
+        for i, (n, m) in enumerate(zip(x.shape, indices.shape, strict=True))
+    ]
+    places = b.positions(1)
+    if shape != [*indices.shape]:
+        places = b("Expand", places, b.array(shape))
+    data, wide = "x0", [n if i == axis else shape[i] for i, n in enumerate(x.shape)]
+    if wide != [*x.shape]:
+        data = b("Expand", data, b.array(wide))
+    return b("GatherElements", data, places, axis=axis)
+
+
+@body("one_hot")
+def _one_hot(b: Body) -> str:
+    places = b("Unsqueeze", b.operand(0, i64), b.array([-1]))
+    return b.cast(b("Equal", places, b.array(range(b.num_classes))), b.out.dtype)
+
+
+def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
+    """x with so many axes from that one on in front."""
+    perm = [*range(axis, axis + count), *range(axis), *range(axis + count, ndim)]
+    return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
+
+
+def _scattered(b: Body, data: str, updates: str, indices: int, axis: int, how: str) -> str:
+    """`data` with rows along `axis` replaced, or added to, at the positions of that operand."""
+    places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), b.out.ndim
+    count = b.types[indices].ndim
+    rows = _rows_first(b, data, axis, 1, n)
+    given = _rows_first(b, updates, axis, count, n - 1 + count)
+    made = b("ScatterND", rows, places, given, reduction=how)
+    back = [*range(1, axis + 1), 0, *range(axis + 1, n)]
+    return made if back == [*range(n)] else b("Transpose", made, perm=back)
+
+
+def _zeros(b: Body) -> str:
+    shape = b.array(list(b.out.shape))
+    return b("Expand", b.number(0.0), shape)
+
+
+@body("scatter_add")
+def _scatter_add(b: Body) -> str:
+    return _scattered(b, _zeros(b), "x0", 1, axes_of(b.axis, b.out.ndim)[0], "add")
+
+
+@body("index_add")
+def _index_add(b: Body) -> str:
+    return _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add")
+
+
+@body("index_set")
+def _index_set(b: Body) -> str:
+    shape, axis = b.out.shape, axes_of(b.axis, b.out.ndim)[0]
+    before, behind = shape[:axis], shape[axis + b.axes :]
+    places = b.types[2]
+    values = b("Expand", b.operand(1, b.out.dtype), b.array([*before, *places.shape, *behind]))
+    flat = [*before, math.prod(shape[axis : axis + b.axes]), *behind]
+    x = b.reshaped("x0", flat) if b.axes != 1 else "x0"
+    count = places.ndim
+    rows = _rows_first(b, x, axis, 1, len(flat))
+    given = _rows_first(b, values, axis, count, len(flat) - 1 + count)
+    indices = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
+    made = b("ScatterND", rows, indices, given)
+    back = [*range(1, axis + 1), 0, *range(axis + 1, len(flat))]
+    made = made if back == [*range(len(flat))] else b("Transpose", made, perm=back)
+    return b.reshaped(made, shape) if b.axes != 1 else made
+
+
+@body("scatter_add_along_axis")
+def _scatter_add_along_axis(b: Body) -> str:
+    updates, indices, axis = b.types[0], b.types[1], axes_of(b.axis, b.out.ndim)[0]
+    places = b.operand(1, i64)
+    if updates.shape != indices.shape:
+        places = b("Expand", places, b.array(list(updates.shape)))
+    return b("ScatterElements", _zeros(b), places, "x0", axis=axis, reduction="add")
+
+
+@body("dynamic_update")
+def _dynamic_update(b: Body) -> str:
+    axis, (n, m) = axes_of(b.axis, b.out.ndim)[0], (b.out.shape[b.axis], b.types[1].shape[b.axis])
+    start = b.reshaped(b.operand(2, i64), [1])
+    start = b("Where", b("Less", start, b.array([0])), b("Add", start, b.array([n])), start)
+    places = b("Sub", b.array(range(n)), start)
+    inside = b("And", b("GreaterOrEqual", places, b.array([0])), b("Less", places, b.array([m])))
+    rows = b("Gather", "x1", b("Clip", places, b.array(0), b.array(max(m - 1, 0))), axis=axis)
+    mask = b.reshaped(inside, [n, *[1] * (b.out.ndim - axis - 1)])
+    return b("Where", mask, rows, "x0")
+
+
+# --- reductions ---------------------------------------------------------------------------
+
+for _name, _op in _pairs("sum Sum, mean Mean, max Max, min Min, prod Prod"):
+
+    def _reduce(b: Body, op: str = _op) -> str:
+        axes = axes_of(b.axis, b.types[0].ndim)
+        if b.types[0].dtype is bool_ and b.out.dtype is bool_:
+            return b.cast(b.reduced(f"Reduce{op}", b.cast("x0", i32), axes, b.keepdims), bool_)
+        return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
+
+    BODIES[_name] = _reduce
+
+for _name, _op in (("all", "ReduceMin"), ("any", "ReduceMax")):
+
+    def _every(b: Body, op: str = _op) -> str:
+        axes = axes_of(b.axis, b.types[0].ndim)
+        x = b.cast(b.operand(0, bool_), i32)
+        return b.cast(b.reduced(op, x, axes, b.keepdims), bool_)
+
+    BODIES[_name] = _every
+
+
+@body("logsumexp")
+def _logsumexp(b: Body) -> str:
+    axes = axes_of(b.axis, b.types[0].ndim)
+    most = b.reduced("ReduceMax", "x0", axes, True)
+    most = b("Where", b("IsInf", most), b.number(0.0), most)
+    total = b("Log", b.reduced("ReduceSum", b("Exp", b("Sub", "x0", most)), axes, True))
+    return b.reshaped(b("Add", total, most), b.out.shape)
+
+
+@body("var")
+def _var(b: Body) -> str:
+    axes = axes_of(b.axis, b.types[0].ndim)
+    apart = b("Sub", "x0", b.reduced("ReduceMean", "x0", axes, True))
+    count = math.prod(b.types[0].shape[i] for i in axes)
+    total = b.reduced("ReduceSum", b("Mul", apart, apart), axes, b.keepdims)
+    return b("Div", total, b.number(count - b.correction))
+
+
+@body("cumulative_sum")
+def _cumulative_sum(b: Body) -> str:
+    return b("CumSum", b.operand(0, b.out.dtype), b.array(b.axis or 0))
+
+
+def _extreme(b: Body, op: str) -> str:
+    x = b.types[0]
+    flat = b.reshaped("x0", [x.size]) if b.axis is None else "x0"
+    found = b(op, flat, axis=b.axis or 0, keepdims=int(b.keepdims and b.axis is not None))
+    return b.reshaped(found, b.out.shape) if b.axis is None else found
+
+
+BODIES["argmax"] = lambda b: _extreme(b, "ArgMax")
+BODIES["argmin"] = lambda b: _extreme(b, "ArgMin")
+
+
+def _sorted(b: Body, which: int) -> str:
+    n = b.array([b.out.shape[b.axis]])
+    return b.several(2, "TopK", "x0", n, axis=b.axis, largest=int(b.descending))[which]
+
+
+BODIES["sort"] = lambda b: _sorted(b, 0)
+BODIES["argsort"] = lambda b: _sorted(b, 1)
+
+
+# --- products and networks ----------------------------------------------------------------
+
+
+def _swapped(b: Body, i: int, transpose: bool) -> str:
+    x, ndim = b.operand(i, b.out.dtype), b.types[i].ndim
+    if not transpose:
+        return x
+    return b("Transpose", x, perm=[*range(ndim - 2), ndim - 1, ndim - 2])
+
+
+@body("matmul")
+def _matmul(b: Body) -> str:
+    return b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
+
+
+@body("batch_contract")
+def _batch_contract(b: Body) -> str:
+    products = b("MatMul", _swapped(b, 0, b.transpose_x), _swapped(b, 1, b.transpose_y))
+    return b.reduced("ReduceSum", products, range(b.types[0].ndim - 2), False)
+
+
+def _normalized(b: Body, x: str) -> tuple[str, str]:
+    """x normalised over its last axis, and 1 / sqrt(var + eps)."""
+    apart = b("Sub", x, b.reduced("ReduceMean", x, [-1], True))
+    variance = b.reduced("ReduceMean", b("Mul", apart, apart), [-1], True)
+    inverse = b("Reciprocal", b("Sqrt", b("Add", variance, b.number(b.eps))))
+    return b("Mul", apart, inverse), inverse
+
+
+@body("layer_norm")
+def _layer_norm(b: Body) -> str:
+    return b("LayerNormalization", *b.names, axis=-1, epsilon=float(b.eps))
+
+
+@body("layer_norm_normalize")
+def _layer_norm_normalize(b: Body) -> str:
+    return _normalized(b, "x0")[0]
+
+
+@body("layer_norm_scale_vjp")
+def _layer_norm_scale_vjp(b: Body) -> str:
+    product = b("Mul", "x0", _normalized(b, "x1")[0])
+    return b.reduced("ReduceSum", product, range(b.types[1].ndim - 1), False)
+
+
+@body("layer_norm_vjp")
+def _layer_norm_vjp(b: Body) -> str:
+    normal, inverse = _normalized(b, "x1")
+    h = b("Mul", "x0", "x2")
+    along = b("Mul", normal, b.reduced("ReduceMean", b("Mul", h, normal), [-1], True))
+    rest = b("Sub", b("Sub", h, b.reduced("ReduceMean", h, [-1], True)), along)
+    return b("Mul", rest, inverse)
+
+
+@body("softmax_cross_entropy")
+def _cross_entropy(b: Body) -> str:
+    labels = b("Unsqueeze", b.operand(1, i64), b.array([-1]))
+    picked = b("GatherElements", b("LogSoftmax", "x0", axis=-1), labels, axis=-1)
+    return b("Neg", b.reshaped(picked, b.out.shape))
+
+
+@body("softmax_cross_entropy_vjp")
+def _cross_entropy_vjp(b: Body) -> str:
+    labels = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
+    hot = b.cast(b("Equal", labels, b.array(range(b.out.shape[-1]))), b.out.dtype)
+    apart = b("Sub", b("Softmax", "x1", axis=-1), hot)
+    return b("Mul", apart, b("Unsqueeze", "x0", b.array([-1])))
+
+
+_FIRST: Final = [0, 3, 1, 2]
+"""Axes [N,H,W,C] as [N,C,H,W], and back:"""
+
+_LAST: Final = [0, 2, 3, 1]
+
+
+def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
+    """An op of ONNX on images whose channels are last."""
+    (top, bottom), (left, right) = b.padding
+    x = b("Transpose", "x0", perm=_FIRST)
+    how = {"pads": [top, left, bottom, right], "strides": list(b.stride)}
+    return b("Transpose", b(op, x, *more, **how, **attributes), perm=_LAST)
+
+
+@body("conv2d")
+def _conv2d(b: Body) -> str:
+    return _images(b, "Conv", b("Transpose", "x1", perm=[3, 2, 0, 1]))
+
+
+@body("max_pool2d")
+def _max_pool2d(b: Body) -> str:
+    return _images(b, "MaxPool", kernel_shape=list(b.window))
+
+
+@body("avg_pool2d")
+def _avg_pool2d(b: Body) -> str:
+    return _images(b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1)
+
+
+def _window_places(
+    b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
+) -> Any:
+    """For each element of a window, where a slice of the padded images reads it."""
+    n, c = shape[0], shape[3]
+    for i in range(window[0]):
+        for j in range(window[1]):
+            yield i, j, (0, i, j, 0), (n, *grid, c), (1, *b.stride, 1)
+
+
+@body("patches")
+def _patches(b: Body) -> str:
+    n, rows, columns, high, wide, channels = b.out.shape
+    x = b.padded("x0", [(0, 0), *b.padding, (0, 0)], b.pad_value)
+    places = _window_places(b, b.types[0].shape, (rows, columns), b.window)
+    parts = [b.sliced(x, start, length, step) for _, _, start, length, step in places]
+    whole = b("Concat", *parts, axis=3) if len(parts) > 1 else parts[0]
+    return b.reshaped(whole, [n, rows, columns, high, wide, channels])
+
+
+@body("unpatches")
+def _unpatches(b: Body) -> str:
+    grid, window = b.types[0].shape[1:3], b.types[0].shape[3:5]
+    padded = [n + sum(p) for n, p in zip(b.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
+    total = None
+    for i, j, start, length, step in _window_places(b, b.shape, grid, window):
+        first = [0, 0, 0, i, j, 0]
+        part = b.sliced("x0", first, [*length[:3], 1, 1, length[3]], [1] * 6)
+        part = b.embedded(b.reshaped(part, length), length, padded, start, step)
+        total = part if total is None else b("Add", total, part)
+    assert total is not None  # a window has an element
+    (top, _), (left, _) = b.padding
+    return b.sliced(total, (0, top, left, 0), b.shape, (1, 1, 1, 1))
+
+
+@body("det")
+def _det(b: Body) -> str:
+    return b("Det", "x0")

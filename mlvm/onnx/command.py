@@ -1,0 +1,120 @@
+"""`python -m mlvm onnx`: what an ONNX file is, does, and needs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError, OpError
+from mlvm.core.types import Array, TensorType
+from mlvm.core.vm import VM
+from mlvm.eager.tree import flatten, named_tensors
+from mlvm.onnx.model import Model, load
+from mlvm.show.memory import show_plan
+from mlvm.show.report import table
+from mlvm.show.trace import Trace
+
+_SECONDS: Final = 1.0
+_MOST: Final = 1000  # timed calls
+_SHOWN: Final = 15  # ops
+
+
+def run(
+    file: Path,
+    given: Sequence[Array],
+    *,
+    times: bool,
+    plan: bool,
+    save: Path | None,
+    out: Path | None,
+) -> None:
+    """Print the inputs and outputs of a model; with inputs, run it captured, and print the results'
+    types. Then its ops by `times`, and its `plan` of memory, of which a picture goes to `out`, or
+    beside the file. The step is saved to `save`, and the results to `out`.
+
+    Inputs that are not given are zeros, if the file declares their lengths. Raises `ModelError`
+    where it does not, what `load` and the model raise, and `OSError`.
+    """
+    model = load(file)
+    _describe(file, model)
+    if not (given or times or plan or save or out):
+        return
+    arrays = [*given, *_zeros(model, len(given))]
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+    captured = ml.capture(model)
+    results = flatten(captured(*arrays))[0]
+    for number, (path, x) in enumerate(results):
+        print(f"result {number}: {x.type}" if not path else f"result {path}: {x.type}")
+        if out is not None:
+            np.save(out / f"{number}.npy", np.asarray(x))
+    if times:
+        _print_times(captured, arrays)
+    if plan:
+        print()
+        show_plan(captured.plan, captured.planned.recording(), file, out or file.parent)
+    if save is not None:
+        captured.save(save)
+        print(
+            f"\nsaved    {save}, {save.stat().st_size:,} bytes: python -m mlvm run {save} --arg ..."
+        )
+
+
+def _describe(file: Path, model: Model) -> None:
+    weights = named_tensors(model, buffers=True).values()
+    size = sum(x.type.nbytes for x in weights)
+    print(f"{file}: {len(model.graph.nodes):,} nodes, {len(weights):,} weights, {size:,} bytes")
+    for what, row in (("input", model.inputs), ("output", model.outputs)):
+        for name, text in row.items():
+            print(f"{what:<8} {name}: {text}")
+
+
+def _zeros(model: Model, given: int) -> list[Array]:
+    """Zeros for the inputs behind those that are given."""
+    found: list[Array] = []
+    for name, text in [*model.inputs.items()][given:]:
+        try:
+            type = TensorType.parse(text)
+        except OpError:
+            raise ModelError(f"the input {name!r} is {text}: give it by --input") from None
+        found.append(np.zeros(type.shape, type.dtype.numpy))
+    return found
+
+
+def _print_times(captured: Any, arrays: Sequence[Array]) -> None:
+    """The time of a call, and of the ops in it, the longest first."""
+    seconds: list[float] = []
+    tensors = [ml.asarray(x) if x.ndim else x for x in arrays]
+    while sum(seconds) < _SECONDS and len(seconds) < _MOST:
+        began = time.perf_counter()
+        np.asarray(flatten(captured(*tensors))[0][0][1])
+        seconds.append(time.perf_counter() - began)
+    best, middle = min(seconds) * 1e3, sorted(seconds)[len(seconds) // 2] * 1e3
+    print(f"\n{len(seconds)} calls: best {best:.3f} ms, median {middle:.3f} ms")
+    vm = ml.default_vm()
+    if not isinstance(vm, VM):
+        return
+    seen = Trace(vm.name)
+    with vm.instrumented(seen):
+        captured(*tensors)
+    spent: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for span in seen.spans:
+        chain = span.about.get("attributes", {}).get("chain")
+        name = span.name.removesuffix(".out") if chain is None else f"fused: {chain}"
+        name = name if len(name) <= 60 else f"{name[:57]}..."
+        spent[name] += span.ended - span.began
+        calls[name] += 1
+    total = sum(spent.values()) or 1
+    cells = [("ms", "share", "calls", "op, one by one")]
+    cells += [
+        (f"{ns / 1e6:.3f}", f"{ns / total:.1%}", str(calls[name]), name)
+        for name, ns in spent.most_common(_SHOWN)
+    ]
+    print(*table(cells, right=3), sep="\n")

@@ -1,0 +1,63 @@
+"""The messages of an ONNX file as the bytes of protobuf's wire format, by the schema of `wire`."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from mlvm.onnx.wire import FIELDS
+
+Parts = list[bytes | memoryview]
+
+_NUMBERS: Final = {
+    kind: {field.name: (number, field) for number, field in fields.items()}
+    for kind, fields in FIELDS.items()
+}
+
+
+def encode(kind: str, fields: Mapping[str, Any]) -> Parts:
+    """The bytes of a message of that kind, in parts: large arrays are not copied. Messages in it
+    are mappings, too."""
+    parts: Parts = []
+    for name, value in fields.items():
+        number, field = _NUMBERS[kind][name]
+        many = field.many
+        if many and field.kind in ("int", "float", "double"):
+            packed = b"".join(_number(field.kind, each) for each in value)
+            parts += [_varint(number << 3 | 2), _varint(len(packed)), packed]
+            continue
+        for each in value if many else (value,):
+            if field.kind == "int":
+                parts += [_varint(number << 3), _varint(each)]
+            elif field.kind == "float":
+                parts += [_varint(number << 3 | 5), _number("float", each)]
+            else:
+                inner = _bytes(each) if field.kind in ("str", "bytes") else encode(field.kind, each)
+                parts += [_varint(number << 3 | 2), _varint(size_of(inner)), *inner]
+    return parts
+
+
+def size_of(parts: Iterable[bytes | memoryview]) -> int:
+    """How many bytes the parts have."""
+    return sum(map(len, parts))
+
+
+def _bytes(value: Any) -> Parts:
+    return [value.encode() if isinstance(value, str) else value]
+
+
+def _number(kind: str, value: Any) -> bytes:
+    if kind == "int":
+        return _varint(int(value))
+    return struct.pack("<f" if kind == "float" else "<d", value)
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1  # a negative number has ten bytes
+    found = bytearray()
+    while value > 127:
+        found.append(value & 127 | 128)
+        value >>= 7
+    found.append(value)
+    return bytes(found)

@@ -1,0 +1,65 @@
+"""Rounding to floats and integers of few bits, whose values wider ones hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mlvm.onnx.arrays import FLOATS, INTEGERS
+
+
+def rounded(xp: Any, x: Any, number: int, saturate: bool = True, mode: str = "up") -> Any:
+    """x, f32, rounded to the floats of a `TensorProto.DataType`: to the nearest, of two to the even
+    one; what is too large becomes the largest if it shall `saturate`, or else what stands for it.
+    Powers of two (f8e8m0) are rounded as `mode` says."""
+    codes = FLOATS[number]
+    if number == 24:
+        return _power(xp, x, saturate, mode)
+    half = codes[: len(codes) // 2]
+    values = np.unique(half[np.isfinite(half)])
+    middles = ((values[1:].astype(np.float64) + values[:-1]) / 2).astype(np.float32)
+    beyond = np.float32(values[-1] + (values[-1] - values[-2]) / 2)
+    size = xp.abs(x)
+    steps = xp.asarray(middles)
+    place = xp.searchsorted(steps, size)
+    nearest = xp.minimum(place, len(middles) - 1)
+    is_tie = xp.logical_and(xp.equal(xp.take(steps, nearest, axis=0), size), nearest % 2 == 1)
+    place = xp.minimum(place + xp.astype(is_tie, place.dtype), len(values) - 1)
+    y = xp.take(xp.asarray(values), place, axis=0)
+    has_infinity = bool(np.isinf(codes).any())
+    if not saturate and number != 23:
+        over = np.float32(np.inf if has_infinity else np.nan)
+        even = len(values) % 2 == 1  # of the tie with what would follow the largest
+        is_over = xp.greater(size, beyond) if even else xp.greater_equal(size, beyond)
+        y = xp.where(is_over, xp.full_like(y, over), y)
+    nothing = 0.0 if number == 23 else np.nan  # which f4e2m1 has not
+    y = xp.where(xp.isnan(x), xp.full_like(y, nothing), xp.copysign(y, x))
+    if number in (18, 20):  # which have no -0
+        y = xp.where(xp.equal(y, 0), xp.zeros_like(y), y)
+    return y
+
+
+def _power(xp: Any, x: Any, saturate: bool, mode: str) -> Any:
+    size = xp.astype(xp.abs(x), np.float64 if xp is np else xp.float64)
+    exponent = xp.log2(size)
+    low = xp.floor(exponent)
+    if mode == "down":
+        power = low
+    elif mode == "nearest":
+        power = low + xp.astype(xp.greater_equal(size, xp.exp2(low) * 1.5), size.dtype)
+    else:
+        power = xp.ceil(exponent)
+    power = xp.clip(power, -127.0, 127.0) if saturate else power
+    y = xp.astype(xp.exp2(power), x.dtype)
+    return xp.where(xp.isnan(x), xp.full_like(y, np.nan), y)
+
+
+def wrapped(xp: Any, x: Any, number: int) -> Any:
+    """x as an integer of few bits, whose low bits it keeps."""
+    bits, kind = INTEGERS[number]
+    wide = xp.astype(x, np.int32 if xp is np else xp.int32)
+    low = xp.bitwise_and(wide, (1 << bits) - 1)
+    if kind is np.int8:
+        low = xp.bitwise_xor(low, 1 << bits - 1) - (1 << bits - 1)
+    return xp.astype(low, kind if xp is np else (xp.int8 if kind is np.int8 else xp.uint8))

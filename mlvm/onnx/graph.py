@@ -1,0 +1,438 @@
+"""A graph ready to run: the nodes that are left when what is known has been computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import MlvmError, ModelError
+from mlvm.core.types import Array
+from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
+from mlvm.onnx.own import DOMAIN, own_op
+from mlvm.onnx.table import TABLE, Op, call
+from mlvm.onnx.values import Value, Weight, are_known
+from mlvm.onnx.wire import FIELDS, Message
+
+_OURS: Final = ("", "ai.onnx")
+_NEWEST: Final = 1000  # an opset beyond is no number of one
+_MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
+_DRAWS: Final = frozenset(
+    [
+        "RandomNormal",
+        "RandomUniform",
+        "RandomNormalLike",
+        "RandomUniformLike",
+        "Multinomial",
+        "Bernoulli",
+        "Dropout",
+    ]
+)
+
+
+class Node:
+    """A call of an op: what its operands and results are called. Operands may be arrays, too, and
+    weights."""
+
+    def __init__(
+        self,
+        name: str,
+        type: str,
+        op: Op,
+        opset: int,
+        inputs: list[Any],
+        outputs: list[str],
+        attributes: dict[str, Any],
+    ) -> None:
+        self.name, self.type, self.op, self.opset = name, type, op, opset
+        self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
+        self.numbers = [0] * len(inputs)
+        """The `TensorProto.DataType` of operands that wider dtypes hold."""
+        self.last: list[str] = []
+        """What nobody asks for after this node."""
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name!r}" if self.name else self.type
+
+    @property
+    def graphs(self) -> list[Graph]:
+        return [x for x in self.attributes.values() if isinstance(x, Graph)]
+
+    def reads(self) -> list[str]:
+        """The names that the node asks for, those of the graphs in it too."""
+        own = [x for x in self.inputs if type(x) is str and x]
+        return own + [name for graph in self.graphs for name in graph.free]
+
+
+class Kind(NamedTuple):
+    """What a graph declares of a value: the number of its dtype, and its shape, where names or None
+    stand for lengths that differ; "sequence" or "optional" for these."""
+
+    container: str
+    number: int
+    shape: tuple[int | str | None, ...] | None
+
+
+class Graph:
+    """The nodes in the order in which they run. `free` are names of the graph around this one."""
+
+    def __init__(
+        self, nodes: list[Node], inputs: list[str], outputs: list[str], known: dict[str, Array]
+    ) -> None:
+        self.nodes, self.inputs, self.outputs, self.known = nodes, inputs, outputs, known
+        self.free: list[str] = []
+        self.kinds: dict[str, Kind] = {}
+        self.names = list(outputs)
+        """What the file calls the outputs."""
+        self.asked: frozenset[str] = frozenset()
+        """Names whose values lengths and shapes, or branches, may depend on."""
+        self.labels: dict[int, tuple[Array, str]] = {}
+        """Arrays, and what the file calls them, by their ids."""
+
+    def all(self) -> list[Graph]:
+        """This graph and those in it, the innermost first."""
+        inner = [graph for node in self.nodes for graph in node.graphs]
+        return [*(each for graph in inner for each in graph.all()), self]
+
+    def settle(self) -> None:
+        """Find what is asked of the graph around this one, and when nobody asks for a value. Those
+        in it are settled."""
+        own = {*self.inputs, *self.known, *(name for node in self.nodes for name in node.outputs)}
+        asked = list(self.outputs)
+        for node in reversed(self.nodes):
+            asked += node.reads()
+        self.free = [name for name in dict.fromkeys(asked) if name not in own and name]
+        seen = {*self.outputs}
+        for node in reversed(self.nodes):
+            names = {*node.reads(), *filter(None, node.outputs)}
+            node.last = [name for name in names if name not in seen]
+            seen |= names
+
+    def run(self, operands: Mapping[str, Value], frame: Frame) -> list[Value]:
+        """What the graph makes of its operands and of the names that are free in it."""
+        scope: dict[str, Value] = {**self.known, **operands}
+        inner = Frame(frame.weights, scope)
+        for node in self.nodes:
+            given = [
+                (scope[x] if x else None)
+                if type(x) is str
+                else frame.weights[x]
+                if type(x) is Weight
+                else x
+                for x in node.inputs
+            ]
+            made = run(node, given, inner)
+            for name, value in zip(node.outputs, made, strict=False):
+                scope[name] = value
+            for name in node.last:
+                scope.pop(name, None)
+        return [scope[name] for name in self.outputs]
+
+
+class Frame(NamedTuple):
+    """What a running graph can ask for: the weights by name, and the values so far."""
+
+    weights: Mapping[str, Value]
+    scope: Mapping[str, Value]
+
+    def call(self, graph: Graph, operands: Iterable[Value] = ()) -> list[Value]:
+        """What a graph in this one makes of operands for its inputs."""
+        given = {name: self.scope[name] for name in graph.free}
+        given.update(zip(graph.inputs, operands, strict=True))
+        return graph.run(given, self)
+
+
+def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, ...]:
+    """The results of a node. An error says which node it was."""
+    try:
+        made = call(node, operands, node, frame)
+    except (MlvmError, TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+        note = f"in the node {node}"
+        if not isinstance(error, MlvmError):
+            raise ModelError(f"{node}: {error}") from error
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+        raise
+    return made if isinstance(made, tuple) else (made,)
+
+
+# --- built from messages ------------------------------------------------------------------
+
+
+class Builder:
+    """Makes graphs of messages, and computes what is known at once.
+
+    Raises `ModelError` for what does not fit together, and for ops that mlvm does not run.
+    """
+
+    def __init__(self, model: Message, files: Files) -> None:
+        self.files = files
+        self.opsets = _opsets(model.opset_import)
+        self.functions = {(f.domain, f.name): f for f in model.functions}
+        self.labels: dict[int, tuple[Array, str]] = {}
+        self._numbers: dict[str, int] = {}
+        self._count = 0
+        for domain, version in self.opsets.items():
+            if domain in _OURS and not 1 <= version < _NEWEST:
+                raise ModelError(f"it is written for opset {version}, which there is not")
+
+    def graph(self, message: Message, known: Mapping[str, Array], names: frozenset[str]) -> Graph:
+        """A graph in which these arrays of the graph around it are known, and these names."""
+        own: dict[str, Array] = {}
+        for each in message.initializer:
+            own[each.name] = array_of(each, self.files)
+            self.labels[id(own[each.name])] = own[each.name], each.name
+            self._numbers[each.name] = each.data_type
+        for each in message.sparse_initializer:
+            own[each.values.name] = dense(each, self.files)
+        inputs = [each.name for each in message.input if each.name not in own]
+        outputs = [each.name for each in message.output]
+        defined = {*names, *known, *own, *inputs}
+        if len(set(inputs)) != len(inputs):
+            raise ModelError("two inputs have one name")
+        made = Graph([], inputs, outputs, {})
+        made.kinds = {each.name: kind_of(each) for each in (*message.input, *message.output)}
+        made.labels = self.labels
+        self._numbers |= {name: kind.number for name, kind in made.kinds.items()}
+        here = {name: x for name, x in known.items() if name not in inputs} | own
+        renamed: dict[str, str] = {}
+        for node in self._nodes(message.node, self.opsets, here, defined, 0):
+            node.inputs = [
+                here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
+            ]
+            if node.type == "Identity" and type(node.inputs[0]) is str:
+                renamed[node.outputs[0]] = node.inputs[0]
+                continue
+            found = _computed(node)
+            if found is None:
+                made.nodes.append(node)
+            else:
+                here.update(zip(node.outputs, found, strict=False))
+        for graph in made.all()[:-1] if renamed else ():
+            graph.outputs = [renamed.get(x, x) for x in graph.outputs]
+            for node in graph.nodes:
+                node.inputs = [renamed.get(x, x) if type(x) is str else x for x in node.inputs]
+        made.outputs = [renamed.get(name, name) for name in outputs]
+        made.known = {name: here[name] for name in made.outputs if name in here}
+        missing = [x for x in outputs if x not in defined]
+        if missing:
+            raise ModelError(f"nothing makes the output {missing[0]!r}")
+        return made
+
+    def _nodes(
+        self,
+        messages: Iterable[Message],
+        opsets: Mapping[str, int],
+        known: dict[str, Array],
+        defined: set[str],
+        depth: int,
+        attributes: Mapping[str, Message] | None = None,
+    ) -> Any:
+        """The nodes of a graph, those of functions in place of their calls."""
+        for message in messages:
+            self._count += 1
+            if self._count > _MOST_NODES:
+                raise ModelError(f"it has more than {_MOST_NODES} nodes")
+            what = f"{message.op_type} {message.name!r}"
+            for name in message.input:
+                if name and name not in defined:
+                    raise ModelError(f"{what} asks for {name!r}, which no node before it makes")
+            for name in message.output:
+                if name and name in defined:
+                    raise ModelError(f"{what} makes {name!r}, which there is before")
+                defined.add(name)
+            own = own_op(message)
+            if own is not None:
+                inputs, outputs = list(message.input), list(message.output)
+                yield Node(message.name, f"{DOMAIN}.{message.op_type}", own, 1, inputs, outputs, {})
+                continue
+            body = self.functions.get((message.domain, message.op_type))
+            if body is not None:
+                if depth > 50:
+                    raise ModelError(f"the function {message.op_type} calls itself")
+                yield from self._called(body, message, known, defined, depth, attributes)
+                continue
+            version = opsets.get(message.domain, opsets.get("", opsets.get("ai.onnx", 1)))
+            key = message.op_type
+            if message.domain not in _OURS:
+                key = f"{message.domain}.{key}"
+            op = TABLE.get(key) or (
+                TABLE.get(message.op_type) if key.startswith("com.microsoft.nchwc") else None
+            )
+            if op is None:
+                raise ModelError(f"the node {message.name!r} is a {key}, which mlvm does not run")
+            given = {}
+            for attribute in message.attribute:
+                if attribute.ref_attr_name:
+                    found = (attributes or {}).get(attribute.ref_attr_name)
+                    if found is None:
+                        continue
+                    given[attribute.name] = self._value(found, known, defined, what)
+                else:
+                    given[attribute.name] = self._value(attribute, known, defined, what)
+            node = Node(message.name, key, op, version, [*message.input], [*message.output], given)
+            node.numbers = [self._numbers.get(x, 0) for x in node.inputs]
+            node.numbers = [n if n in FLOATS or n in INTEGERS else 0 for n in node.numbers]
+            if number := self._number(node, message):
+                self._numbers.update(dict.fromkeys(node.outputs, number))
+            yield node
+
+    def _number(self, node: Node, message: Message) -> int:
+        """The `TensorProto.DataType` of what a node makes, as far as it is told here."""
+        if node.type == "Constant":
+            return max((a.t.data_type for a in message.attribute if a.t is not None), default=0)
+        own = node.attributes.get("to") or node.attributes.get("output_dtype")
+        place = {"CastLike": 1, "QuantizeLinear": 2}.get(node.type, 0)
+        if own is None and node.type != "DequantizeLinear" and place < len(node.numbers):
+            own = node.numbers[place]
+        return own if isinstance(own, int) else 0
+
+    def _called(
+        self,
+        body: Message,
+        node: Message,
+        known: dict[str, Array],
+        defined: set[str],
+        depth: int,
+        outer: Mapping[str, Message] | None,
+    ) -> Any:
+        """The nodes of a function, with the names of one call of it."""
+        prefix = f"{node.name or node.op_type}:{self._count}:"
+        names = dict(zip(body.input, [*node.input, *[""] * len(body.input)], strict=False))
+        names |= dict(
+            zip(body.output, [x or f"{prefix}{i}" for i, x in enumerate(node.output)], strict=False)
+        )
+        defined.difference_update(node.output)
+        attributes = {each.name: each for each in body.attribute_proto}
+        for each in node.attribute:
+            if each.ref_attr_name:
+                if outer and each.ref_attr_name in outer:
+                    attributes[each.name] = outer[each.ref_attr_name]
+            else:
+                attributes[each.name] = each
+        inner = [_renamed(each, names, prefix) for each in body.node]
+        yield from self._nodes(
+            inner, _opsets(body.opset_import), known, defined, depth + 1, attributes
+        )
+
+    def _value(
+        self, attribute: Message, known: dict[str, Array], defined: set[str], what: str
+    ) -> Any:
+        """The value of an attribute."""
+        kind = attribute.type
+        if kind == 1:
+            return attribute.f
+        if kind == 2:
+            return attribute.i
+        if kind == 3:
+            return bytes(attribute.s).decode("utf-8", "replace")
+        if kind == 4 and attribute.t is not None:
+            return array_of(attribute.t, self.files)
+        if kind == 5 and attribute.g is not None:
+            return self.graph(attribute.g, known, frozenset(defined))
+        if kind == 6:
+            return [float(x) for x in attribute.floats]
+        if kind == 7:
+            return [int(x) for x in attribute.ints]
+        if kind == 8:
+            return [bytes(x).decode("utf-8", "replace") for x in attribute.strings]
+        if kind == 11 and attribute.sparse_tensor is not None:
+            return dense(attribute.sparse_tensor, self.files)
+        if kind == 13:
+            return attribute.tp
+        raise ModelError(f"{what} has the attribute {attribute.name!r} of an unknown kind, {kind}")
+
+
+def _computed(node: Node) -> tuple[Array, ...] | None:
+    """What a node makes of known arrays alone; None where it has others, or draws, or is not for
+    numpy to compute."""
+    is_open = any(not is_array(x) and x for x in node.inputs)
+    if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
+        return None
+    operands = [x if is_array(x) else None for x in node.inputs]
+    if node.op.kind == "raw" and not are_known(operands):
+        return None
+    results = run(node, operands, None)
+    return results if all(is_array(x) for x in results) else None
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
+
+
+def _opsets(imports: Iterable[Message]) -> dict[str, int]:
+    return {each.domain: int(each.version) for each in imports}
+
+
+def _renamed(node: Message, names: dict[str, str], prefix: str) -> Message:
+    """The node of a function with the names of one call."""
+
+    def name(old: str) -> str:
+        return names.setdefault(old, f"{prefix}{old}") if old else ""
+
+    fields = {**vars(node)}
+    fields["input"] = [name(x) for x in node.input]
+    fields["output"] = [name(x) for x in node.output]
+    fields["attribute"] = [_with_graph(each, names, prefix) for each in node.attribute]
+    return Message("Node", **fields)
+
+
+def _with_graph(attribute: Message, names: dict[str, str], prefix: str) -> Message:
+    if attribute.g is None:
+        return attribute
+    graph, inner = attribute.g, dict(names)
+    for each in (*graph.input, *graph.initializer):
+        inner[each.name] = each.name
+    nodes = [_renamed(each, inner, prefix) for each in graph.node]
+    outputs = [Message("Value", name=inner.get(x.name, x.name), type=x.type) for x in graph.output]
+    inside = Message("Graph", **(vars(graph) | {"node": nodes, "output": outputs}))
+    return Message("Attribute", **(vars(attribute) | {"g": inside}))
+
+
+def dense(sparse: Message, files: Files) -> Array:
+    """A sparse tensor, whole. Raises `ModelError`."""
+    values, indices = array_of(sparse.values, files), array_of(sparse.indices, files)
+    shape = tuple(int(n) for n in sparse.dims)
+    try:
+        if np.prod(shape, dtype=float) > 1 << 28 or min(shape, default=0) < 0:
+            raise ValueError("it is too large")
+        found = np.zeros(shape, values.dtype)
+        places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
+        found[tuple(places)] = values
+    except (ValueError, IndexError, MemoryError) as error:
+        raise ModelError(f"a sparse tensor of {list(shape)} does not fit: {error}") from None
+    return found
+
+
+def _is_open(type: Message) -> bool:
+    """Whether nothing is said of a type."""
+    return all(getattr(type, field.name) is None for field in FIELDS["Type"].values())
+
+
+def kind_of(value: Message) -> Kind:
+    """What is declared of a value."""
+    type, container = value.type, ""
+    for _ in range(8):
+        if type is None or type.tensor_type is not None or _is_open(type):
+            break
+        if type.sequence_type is not None:
+            type, container = type.sequence_type.elem_type, "sequence"
+        elif type.optional_type is not None:
+            type, container = type.optional_type.elem_type, container or "optional"
+        else:
+            raise ModelError(
+                f"{value.name!r} is a map or a sparse tensor, which mlvm does not take"
+            )
+    if type is None or type.tensor_type is None:
+        return Kind(container, 0, None)
+    declared = type.tensor_type
+    if declared.elem_type == 8:
+        raise ModelError(f"{value.name!r} has strings, which no tensor has")
+    shape = None
+    if declared.shape is not None:
+        shape = tuple(
+            x.dim_value if x.dim_value is not None and x.dim_value >= 0 else x.dim_param or None
+            for x in declared.shape.dim
+        )
+    return Kind(container, declared.elem_type, shape)

@@ -1,0 +1,243 @@
+"""`load`: an ONNX file as a Module."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    EncodingError,
+    MlvmError,
+    ModelError,
+    ShapeError,
+)
+from mlvm.core.types import DType, bf16
+from mlvm.eager import Tensor
+from mlvm.eager.files.safetensors import escaped
+from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tree import Tree
+from mlvm.onnx import ops as _fill_the_table  # noqa: F401
+from mlvm.onnx.arrays import Files, dtype_of, mapped
+from mlvm.onnx.fold import folded
+from mlvm.onnx.graph import Builder, Frame, Graph, Kind, is_array
+from mlvm.onnx.values import Value, Weight, tensor
+from mlvm.onnx.wire import decode
+
+_FEW: Final = 64  # elements of what may be a shape
+
+
+class Model(ml.nn.Module):
+    """The graph of an ONNX file, called with its inputs in their order or by their names. `weights`
+    are its parameters, and `constants` its large tables of integers.
+
+    An input may be None where the file has an optional one. Numbers and lists of numbers are known
+    to a captured function, a part of its signature: a length or a shape of the graph's may depend
+    on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
+    """
+
+    def __init__(self, graph: Graph, arrays: Mapping[str, Any]) -> None:
+        self.graph = graph
+        self.weights = {
+            name: ml.asarray(x) for name, x in arrays.items() if DType.of(x.dtype).is_inexact
+        }
+        rest = {
+            name: ml.asarray(x) for name, x in arrays.items() if not DType.of(x.dtype).is_inexact
+        }
+        self.constants: Any = ml.nn.buffer(rest) if rest else {}
+
+    @property
+    def asked(self) -> frozenset[str]:
+        """The inputs that a shape, a length or a branch may depend on: give them as numbers to a
+        captured function."""
+        return self.graph.asked & {*self.graph.inputs}
+
+    @property
+    def inputs(self) -> dict[str, str]:
+        """What the graph is called with: a type for each name, as `f32[N,3,224,224]`."""
+        return {name: _described(self.graph.kinds[name]) for name in self.graph.inputs}
+
+    @property
+    def outputs(self) -> dict[str, str]:
+        """What the graph makes: a type for each name."""
+        return {name: _described(self.graph.kinds[name]) for name in self.graph.names}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        graph = self.graph
+        given = dict(zip(graph.inputs, args, strict=False))
+        if len(args) > len(graph.inputs) or kwargs.keys() & given.keys():
+            raise AttributeRefused(f"the inputs are {', '.join(graph.inputs)}").at("Model", ())
+        given |= kwargs
+        for name in given.keys() ^ {*graph.inputs}:
+            if name in given or graph.kinds[name].container != "optional":
+                told = "there is no input" if name in given else "this input is missing:"
+                raise AttributeRefused(f"{told} {name!r}; they are {self.inputs}").at("Model", ())
+            given[name] = None
+        operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
+        made = graph.run(operands, Frame({**self.weights, **self.constants}, {}))
+        results = tuple(_result(x) for x in made)
+        return results[0] if len(results) == 1 else results
+
+    def _operand(self, name: str, value: Any, kind: Kind) -> Value:
+        if value is None:
+            return None
+        if kind.container in ("sequence", "optional") and isinstance(value, (list, tuple)):
+            return [self._operand(name, x, kind._replace(container="")) for x in value]
+        if not isinstance(value, Tensor):
+            value = self._array(name, value, kind)
+            if value.size > _FEW or name not in self.graph.asked:
+                value = ml.asarray(value)
+        wanted = dtype_of(kind.number, name) if kind.number else value.dtype
+        if DType.of(value.dtype) is not wanted:
+            raise DTypeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+        declared = kind.shape
+        if declared is not None and not (
+            len(declared) == value.ndim
+            and all(
+                not isinstance(n, int) or n in (m, 0)
+                for n, m in zip(declared, value.shape, strict=False)
+            )
+        ):
+            raise ShapeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+        return value
+
+    def _array(self, name: str, value: Any, kind: Kind) -> Any:
+        """Numbers as an array; Python's in the dtype that the graph declares."""
+        if isinstance(value, (np.ndarray, np.generic)):
+            return np.asarray(value)
+        if not isinstance(value, (list, tuple, bool, int, float)):
+            return np.asarray(ml.asarray(value))
+        wanted = dtype_of(kind.number, name) if kind.number else None
+        try:
+            return np.asarray(value, None if wanted in (None, bf16) else wanted.numpy)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DTypeError(f"the input {name!r} is {_described(kind)}: {error}") from None
+
+
+def _type(value: Any) -> str:
+    return f"{DType.of(value.dtype)}{list(value.shape)}".replace(" ", "")
+
+
+def _described(kind: Kind) -> str:
+    dtype = dtype_of(kind.number, "it").name if kind.number else "any"
+    shape = "" if kind.shape is None else f"[{','.join(str(n or '?') for n in kind.shape)}]"
+    text = f"{dtype}{shape}"
+    return f"{kind.container} of {text}" if kind.container else text
+
+
+def _result(value: Value) -> Tree:
+    if isinstance(value, list):
+        return [_result(x) for x in value]
+    return None if value is None else tensor(value)
+
+
+def load(file: str | os.PathLike[str] | bytes) -> Model:
+    """The model of an ONNX file, or of its bytes, as a Module: called eagerly or captured, and
+    trained on, on any VM. Its weights are copied into the current arena.
+
+    The file is mapped into memory. What its graph knows is computed now: constants, and what comes
+    of them. Batch norms and scales are folded into the convolutions before them. Opsets from 7 on
+    are run, and what exporters and quantisers write of the domain `com.microsoft`. Tensors in other
+    files are read beside the file. Floats of 8 and 4 bits are f32, integers of 4 and 2 bits i8 and
+    u8. A call takes its inputs in their order or by their names; what is given as numbers is known
+    when the call is captured, as lengths and shapes must be.
+
+        model = ml.onnx.load("resnet50.onnx")
+        predict = ml.capture(model)
+        logits = predict(images)
+
+    Raises `OSError` for a file that cannot be read; `ModelError`, which names the node, for one
+    that is no ONNX file or is damaged, and for ops that mlvm does not run, such as those of
+    strings; `AttributeRefused` for what is neither a name nor bytes. A call refuses other inputs
+    than the file declares.
+    https://onnx.ai/onnx/repo-docs/IR.html
+
+        >>> relu = "3a2b0a0c0a0178120179220452656c755a100a0178120b0a09080112050a0312016e62090a0179"
+        >>> model = ml.onnx.load(bytes.fromhex(relu + "12040a02080142021015"))
+        >>> model.inputs, model(ml.asarray([1.0, -1.0]))
+        ({'x': 'f32[n]'}, Tensor([1., 0.], f32[2]))
+    """
+    refuse_captured("a file is loaded", "; load it outside")
+    if isinstance(file, (bytes, bytearray, memoryview)):
+        return _loaded(memoryview(file).cast("B"), Files(None), "the bytes")
+    try:
+        path = Path(os.fspath(file))
+    except TypeError:
+        raise AttributeRefused("load takes the name of a file, or its bytes").at(
+            "load", ()
+        ) from None
+    return _loaded(mapped(path), Files(path.parent), str(path))
+
+
+def _loaded(data: memoryview, files: Files, what: str) -> Model:
+    try:
+        message = decode(data)
+        if message.graph is None or not message.opset_import:
+            raise ModelError("it is no ONNX file: it has no graph, or no opset")
+        graph = Builder(message, files).graph(message.graph, {}, frozenset())
+        folded(graph)
+        for each in graph.all():
+            each.settle()
+        graph.asked = _asked(graph)
+        return Model(graph, _placed(graph))
+    except EncodingError as error:
+        raise ModelError(escaped(f"{what}: {error}")) from None
+    except MlvmError as error:
+        told = ModelError(escaped(f"{what}: {error}"))
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        raise told from None
+    except RecursionError:
+        raise ModelError(f"{what}: its graphs lie too deep in each other") from None
+
+
+def _asked(graph: Graph) -> frozenset[str]:
+    """The names whose values lengths and shapes of the graph may depend on, or a branch."""
+    found: set[str] = set()
+
+    def look(graph: Graph) -> None:
+        for node in reversed(graph.nodes):
+            every = not found.isdisjoint(node.outputs) and node.type not in ("Shape", "Size")
+            for inner in node.graphs:
+                found.update(inner.outputs if every else ())
+                look(inner)
+            for i, x in enumerate(node.inputs):
+                if type(x) is str and (every or i in node.op.host or node.graphs):
+                    found.add(x)
+
+    look(graph)
+    return frozenset(found)
+
+
+def _placed(graph: Graph) -> dict[str, Any]:
+    """The arrays that the Module keeps, by name. The nodes ask for them by that name from now on.
+    Those that a shape may depend on stay where they are, as do numbers."""
+    arrays: dict[str, Any] = {}
+    names: dict[tuple[int, str], Weight] = {}
+    for inner in graph.all():
+        for node in inner.nodes:
+            small = _FEW if {*node.outputs} & graph.asked else 1
+            for i, x in enumerate(node.inputs):
+                if not is_array(x) or i in node.op.host:
+                    continue
+                pack = node.op.packed.get(i)
+                if pack is None and (x.size <= small or (x.dtype.kind in "iub" and x.size < 4096)):
+                    continue
+                form = "" if pack is None else f"{node.type} {i} {node.attributes.get('group', 1)}"
+                key = id(x), form
+                if key not in names:
+                    _, base = graph.labels.get(id(x)) or (x, f"{node.name or node.type}.{i}")
+                    name = base = base.replace("/", ".").strip(".") or "weight"
+                    while name in arrays:
+                        name = f"{base}_{len(arrays)}"
+                    names[key] = Weight(name)
+                    arrays[name] = x if pack is None else pack(node, x)
+                node.inputs[i] = names[key]
+    graph.labels.clear()
+    return arrays

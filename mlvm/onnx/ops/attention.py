@@ -1,0 +1,321 @@
+"""Attention in its kinds, and what goes with it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.onnx.arrays import dtype_of
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Value, tensor
+
+
+def heads(x: Any, count: int) -> Any:
+    """[N, T, H D] as [N, H, T, D]."""
+    n, t, width = x.shape
+    return ml.permute_dims(ml.reshape(x, (n, t, count, width // count)), (0, 2, 1, 3))
+
+
+def joined(x: Any) -> Any:
+    """[N, H, T, D] as [N, T, H D]."""
+    n, h, t, d = x.shape
+    return ml.reshape(ml.permute_dims(x, (0, 2, 1, 3)), (n, t, h * d))
+
+
+def repeated(x: Any, times: int) -> Any:
+    """Each head so many times in a row."""
+    if times == 1:
+        return x
+    n, h, t, d = x.shape
+    made = ml.broadcast_to(ml.reshape(x, (n, h, 1, t, d)), (n, h, times, t, d))
+    return ml.reshape(made, (n, h * times, t, d))
+
+
+def _bias(allowed: Any, dtype: Any) -> Any:
+    """0 where it is allowed, -inf where not."""
+    return ml.where(allowed, ml.zeros((), dtype=dtype), ml.full((), -math.inf, dtype=dtype))
+
+
+@op("Attention", "tensors")
+def attention(at: Call, q: Any, k: Any, v: Any, mask: Any = None, past_k: Any = None,
+              past_v: Any = None, lengths: Any = None) -> Any:  # fmt: skip
+    is_flat = q.ndim == 3
+    if is_flat:
+        q = heads(q, at["q_num_heads"])
+        k, v = heads(k, at["kv_num_heads"]), heads(v, at["kv_num_heads"])
+    dtype, d = q.dtype, q.shape[3]
+    half = math.sqrt(at.get("scale") or 1.0 / math.sqrt(d))
+    if past_k is not None:
+        k, v = ml.concat([past_k, k], axis=2), ml.concat([past_v, v], axis=2)
+    present_k, present_v = k, v
+    t, s = q.shape[2], k.shape[2]
+    offset: Any = 0 if past_k is None else past_k.shape[2]
+    rows, columns = ml.reshape(ml.arange(t), (t, 1)), ml.reshape(ml.arange(s), (1, s))
+    bias: Any = None
+    if mask is not None:
+        fill = s - mask.shape[-1]
+        if fill > 0:
+            widths = [*[(0, 0)] * (mask.ndim - 1), (0, fill)]
+            is_bool = mask.dtype == ml.bool
+            mask = (
+                ml.pad(ml.astype(mask, ml.uint8), widths)
+                if is_bool
+                else ml.pad(mask, widths, -math.inf)
+            )
+            mask = ml.astype(mask, ml.bool) if is_bool else mask
+        bias = _bias(mask, dtype) if mask.dtype == ml.bool else ml.astype(mask, dtype)
+    left, right = at.get("left_window_size", -1), at.get("right_window_size", -1)
+    where = rows + offset
+    if past_k is None and lengths is not None:
+        own = ml.reshape(ml.astype(lengths, ml.int64), (-1, 1, 1, 1)) - t
+        where = ml.reshape(rows, (1, 1, t, 1)) + own
+    limits = []
+    if at.get("is_causal", 0):
+        limits.append(ml.less_equal(columns, where))
+    if left >= 0:
+        limits.append(ml.less_equal(where - columns, left))
+    if right >= 0:
+        limits.append(ml.less_equal(columns - where, right))
+    if lengths is not None:
+        own = ml.reshape(ml.astype(lengths, ml.int64), (-1, 1, 1, 1))
+        limits.append(ml.less(ml.reshape(columns, (1, 1, 1, s)), own))
+    for allowed in limits:
+        bias = _bias(allowed, dtype) if bias is None else bias + _bias(allowed, dtype)
+    times = q.shape[1] // k.shape[1]
+    k, v = repeated(k, times), repeated(v, times)
+    scores = ml.matmul(q * half, k * half, transpose_y=True)
+    mode, cap = at.get("qk_matmul_output_mode", 0), at.get("softcap", 0.0)
+    shown = scores
+    if cap:
+        scores = ml.tanh(scores / cap) * cap
+        shown = scores if mode == 1 else shown
+    if mode == 2 and cap:
+        shown = scores
+    scores = scores if bias is None else scores + bias
+    shown = scores if mode == 2 else shown
+    number = at.get("softmax_precision")
+    wide = scores if number is None else ml.astype(scores, dtype_of(number, "it"))
+    if bias is not None:  # a row that may look at nothing has zeros
+        none = ml.equal(ml.max(bias, axis=-1, keepdims=True), -math.inf)
+        wide = ml.where(none, ml.zeros((), dtype=wide.dtype), wide)
+        share = ml.softmax(wide, axis=-1)
+        share = ml.where(none, ml.zeros((), dtype=share.dtype), share)
+    else:
+        share = ml.softmax(wide, axis=-1)
+    share = ml.astype(share, dtype)
+    shown = share if mode == 3 else shown
+    y = ml.matmul(share, v)
+    return joined(y) if is_flat else y, present_k, present_v, ml.astype(shown, dtype)
+
+
+@op("ai.onnx.preview.FlexAttention", "tensors")
+def flex_attention(at: Call, q: Any, k: Any, v: Any) -> Any:
+    half = math.sqrt(at.get("scale") or 1.0 / math.sqrt(q.shape[3]))
+    times = q.shape[1] // k.shape[1]
+    k, v = repeated(k, times), repeated(v, times)
+    dtype, number = q.dtype, at.get("softmax_precision")
+    wide = ml.float64 if dtype == ml.float64 else ml.float32
+    wide = wide if number is None else dtype_of(number, "it")
+    scores = ml.astype(ml.matmul(q * half, k * half, transpose_y=True), wide)
+    if at.get("score_mod") is not None:
+        scores = tensor(at.scope.call(at["score_mod"], [scores])[0])
+    share = ml.softmax(scores, axis=-1)
+    if at.get("prob_mod") is not None:
+        share = tensor(at.scope.call(at["prob_mod"], [share])[0])
+    return ml.astype(ml.matmul(ml.astype(share, wide), ml.astype(v, wide)), dtype)
+
+
+@op("LinearAttention", "tensors")
+def linear_attention(at: Call, q: Any, k: Any, v: Any, past: Any = None, decay: Any = None,
+                     beta: Any = None) -> Any:  # fmt: skip
+    dtype, count, few = q.dtype, at["q_num_heads"], at["kv_num_heads"]
+    rule = at.get("update_rule", "gated_delta")
+    n, t, _ = q.shape
+    q, k, v = (ml.astype(heads(x, h), ml.float32) for x, h in ((q, count), (k, few), (v, few)))
+    dk, dv = k.shape[3], v.shape[3]
+    state = ml.zeros((n, few, dk, dv)) if past is None else ml.astype(past, ml.float32)
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(dk)
+    if decay is not None:
+        last = decay.shape[-1]
+        decay = (
+            heads(decay, few)
+            if last != few
+            else ml.permute_dims(ml.reshape(decay, (n, t, few, 1)), (0, 2, 1, 3))
+        )
+        decay = ml.exp(ml.astype(decay, ml.float32))
+    if beta is not None:
+        beta = ml.astype(ml.permute_dims(ml.reshape(beta, (n, t, -1, 1)), (0, 2, 1, 3)), ml.float32)
+    made = []
+    for i in range(t):
+        key, value = k[:, :, i], v[:, :, i]
+        if rule in ("gated", "gated_delta"):
+            state = state * ml.expand_dims(decay[:, :, i], axis=-1)
+        if rule in ("delta", "gated_delta"):
+            found = ml.sum(state * ml.expand_dims(key, axis=-1), axis=2)
+            value = beta[:, :, i] * (value - found)
+        state = state + ml.expand_dims(key, axis=-1) * ml.expand_dims(value, axis=2)
+        seen = repeated(state, count // few)
+        made.append(ml.sum(seen * ml.expand_dims(q[:, :, i], axis=-1), axis=2) * scale)
+    y = joined(ml.stack(made, axis=2))
+    return ml.astype(y, dtype), ml.astype(state, dtype if past is None else past.dtype)
+
+
+@op("CausalConvWithState", "tensors")
+def causal_conv_with_state(at: Call, x: Any, w: Any, b: Any = None, past: Any = None) -> Any:
+    n, c, _ = x.shape
+    k = w.shape[2]
+    before = ml.zeros((n, c, k - 1), dtype=x.dtype) if past is None else past
+    whole = ml.concat([before, x], axis=2)
+    y = ml.conv1d(ml.swapaxes(whole, 1, 2), ml.permute_dims(w, (2, 1, 0)), groups=c)
+    y = y if b is None else y + b
+    y = ml.swapaxes(y, 1, 2)
+    if at.get("activation", "none") != "none":
+        y = ml.astype(ml.silu(ml.astype(y, ml.float32)), x.dtype)
+    return y, whole[:, :, whole.shape[2] - (k - 1) :]
+
+
+def rotated(x: Any, cos: Any, sin: Any, width: int, interleaved: bool) -> Any:
+    """Pairs of the first `width` features, turned: x [N, T, H, D], cos and sin [N, T, 1, D / 2]."""
+    turned, rest = x[..., :width], x[..., width:]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+    else:
+        a, b = turned[..., : width // 2], turned[..., width // 2 :]
+    real, imaginary = cos * a - sin * b, sin * a + cos * b
+    if interleaved:
+        turned = ml.reshape(ml.stack([real, imaginary], axis=-1), turned.shape)
+    else:
+        turned = ml.concat([real, imaginary], axis=-1)
+    return ml.concat([turned, rest], axis=-1) if rest.shape[-1] else turned
+
+
+@op("RotaryEmbedding", "tensors")
+def rotary_embedding(at: Call, x: Any, cos: Any, sin: Any, places: Any = None) -> Any:
+    is_flat, shape = x.ndim == 3, x.shape
+    if is_flat:
+        x = ml.reshape(x, (*shape[:2], at["num_heads"], shape[2] // at["num_heads"]))
+    else:
+        x = ml.permute_dims(x, (0, 2, 1, 3))
+    if places is not None:
+        flat = ml.reshape(places, (-1,))
+        cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (*places.shape, -1)) for c in (cos, sin))
+    width = at.get("rotary_embedding_dim", 0) or x.shape[-1]
+    if cos.shape[-1] * 2 != width:
+        raise ModelError(f"caches of {cos.shape[-1]} are none for {width} features")
+    cos, sin = ml.expand_dims(cos, axis=2), ml.expand_dims(sin, axis=2)
+    y = rotated(x, cos, sin, width, bool(at.get("interleaved", 0)))
+    return ml.reshape(y, shape) if is_flat else ml.permute_dims(y, (0, 2, 1, 3))
+
+
+@op("com.microsoft.RotaryEmbedding", "raw")
+def rotary_of_microsoft(at: Call, x: Value, places: Value, cos: Value, sin: Value) -> Value:
+    x, places, cos, sin = (tensor(v) for v in (x, places, cos, sin))
+    is_flat, shape = x.ndim == 3, x.shape
+    width = at.get("rotary_embedding_dim", 0) or cos.shape[-1] * 2
+    if is_flat:
+        count = at.get("num_heads", 0) or shape[2] // (cos.shape[-1] * 2)
+        x = ml.reshape(x, (*shape[:2], count, -1))
+    else:
+        x = ml.permute_dims(x, (0, 2, 1, 3))
+    n, t = x.shape[:2]
+    if places.size == 1:
+        places = ml.reshape(places, (1, 1)) + ml.reshape(ml.arange(t, dtype=places.dtype), (1, t))
+    flat = ml.reshape(ml.broadcast_to(places, (n, t)), (-1,))
+    cos, sin = (ml.reshape(ml.take(c, flat, axis=0), (n, t, 1, -1)) for c in (cos, sin))
+    y = rotated(x, cos, sin, width, bool(at.get("interleaved", 0)))
+    return ml.reshape(y, shape) if is_flat else ml.permute_dims(y, (0, 2, 1, 3))
+
+
+@op("com.microsoft.MultiHeadAttention", "raw")
+def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, bias: Value = None,
+                         mask: Value = None, added: Value = None, past_k: Value = None,
+                         past_v: Value = None) -> Value:  # fmt: skip
+    count = at["num_heads"]
+    if k is None or v is None or q.ndim != 3 or k.ndim != 3:
+        raise ModelError("packed queries, keys and values are not run")
+    q, k, v = tensor(q), tensor(k), tensor(v)
+    if bias is not None:
+        own = tensor(bias)
+        q, k = q + own[: q.shape[2]], k + own[q.shape[2] : q.shape[2] + k.shape[2]]
+        v = v + own[q.shape[2] + k.shape[2] :]
+    q, k, v = heads(q, count), heads(k, count), heads(v, count)
+    if past_k is not None:
+        k, v = ml.concat([tensor(past_k), k], axis=2), ml.concat([tensor(past_v), v], axis=2)
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
+    scores = ml.matmul(q * scale, k, transpose_y=True)
+    scores = scores if added is None else scores + tensor(added)
+    if mask is not None:
+        if mask.ndim != 2:
+            raise ModelError("a mask of keys is [N, T]")
+        hidden = ml.equal(tensor(mask), 0)
+        scores = scores + ml.expand_dims(_bias(ml.logical_not(hidden), q.dtype), axis=(1, 2))
+    if at.get("unidirectional", 0):
+        t, s = q.shape[2], k.shape[2]
+        allowed = np.arange(s)[None, :] <= np.arange(t)[:, None] + (s - t)
+        scores = scores + _bias(ml.asarray(allowed), q.dtype)
+    return joined(ml.matmul(ml.softmax(scores, axis=-1), v)), k, v
+
+
+@op("com.microsoft.GroupQueryAttention", "raw")
+def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
+                          past_k: Value = None, past_v: Value = None, ends: Value = None,
+                          total: Value = None, cos: Value = None, sin: Value = None) -> Value:  # fmt: skip
+    count, few = at["num_heads"], at["kv_num_heads"]
+    q = tensor(q)
+    if k is None:
+        d = q.shape[2] // (count + 2 * few)
+        q, k, v = (
+            q[..., : count * d],
+            q[..., count * d : (count + few) * d],
+            q[..., (count + few) * d :],
+        )
+    q, k, v = heads(q, count), heads(tensor(k), few), heads(tensor(v), few)
+    before = 0 if past_k is None else past_k.shape[2]
+    t = q.shape[2]
+    if at.get("do_rotary", 0):
+        own = slice(before, before + t)
+        turns, tilts = (ml.reshape(tensor(c)[own], (1, t, 1, -1)) for c in (cos, sin))
+        width, turn = turns.shape[-1] * 2, bool(at.get("rotary_interleaved", 0))
+        q, k = (
+            ml.permute_dims(
+                rotated(ml.permute_dims(x, (0, 2, 1, 3)), turns, tilts, width, turn), (0, 2, 1, 3)
+            )
+            for x in (q, k)
+        )
+    if past_k is not None:
+        k, v = ml.concat([tensor(past_k), k], axis=2), ml.concat([tensor(past_v), v], axis=2)
+    scale = at.get("scale", 0.0) or 1.0 / math.sqrt(q.shape[3])
+    scores = ml.matmul(q * scale, repeated(k, count // few), transpose_y=True)
+    cap, window = at.get("softcap", 0.0), at.get("local_window_size", -1)
+    scores = ml.tanh(scores / cap) * cap if cap else scores
+    where, columns = np.arange(t)[:, None] + before, np.arange(k.shape[2])[None, :]
+    allowed = columns <= where
+    if window > 0:
+        allowed &= columns > where - window
+    scores = scores + _bias(ml.asarray(allowed), q.dtype)
+    return joined(ml.matmul(ml.softmax(scores, axis=-1), repeated(v, count // few))), k, v
+
+
+@op("com.microsoft.EmbedLayerNormalization", "raw")
+def embed_layer_normalization(at: Call, ids: Value, segments: Value, words: Value, places: Value,
+                              kinds: Value = None, scale: Value = None, bias: Value = None,
+                              mask: Value = None) -> Value:  # fmt: skip
+    from mlvm.onnx.ops.neural import normalized
+
+    ids = tensor(ids)
+    n, t = ids.shape
+    y = ml.reshape(ml.take(tensor(words), ml.reshape(ids, (-1,)), axis=0), (n, t, -1))
+    y = y + tensor(places)[:t]
+    if segments is not None:
+        y = y + ml.reshape(
+            ml.take(tensor(kinds), ml.reshape(tensor(segments), (-1,)), axis=0), (n, t, -1)
+        )
+    made = normalized(y, tensor(scale), tensor(bias), 2, at.get("epsilon", 1e-12))
+    counts = ml.zeros((n,), dtype=ml.int32)
+    if mask is not None:
+        counts = ml.astype(ml.sum(tensor(mask), axis=1), ml.int32)
+    return made, counts, y

@@ -1,0 +1,187 @@
+"""Branches and loops. What decides is known, and then Python goes on, or it is a tensor, and then
+it is a `cond`, a `while_loop` or a `scan` of the language."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import CaptureError, DTypeError, ModelError, ShapeError
+from mlvm.eager.control import blocks
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Value, tensor
+
+_MOST_TURNS: int = 1 << 31
+_FEW: int = 4  # turns that are written one after the other
+
+
+def _decided(value: Value) -> bool | None:
+    """A condition as a bool; None where only running the program tells."""
+    if isinstance(value, np.ndarray):
+        return bool(value.reshape(-1)[0])
+    if blocks.is_recorded():
+        return None
+    return bool(np.asarray(tensor(value)).reshape(-1)[0])
+
+
+@op("If", "raw")
+def if_(at: Call, condition: Value) -> Value:
+    frame, ways = at.scope, (at["then_branch"], at["else_branch"])
+    decided = _decided(condition)
+    if decided is not None:
+        return tuple(frame.call(ways[0 if decided else 1]))
+    pred = ml.reshape(tensor(condition), ())
+
+    def way(graph: Any) -> Any:
+        return lambda: [tensor(x) for x in frame.call(graph)]
+
+    return tuple(ml.cond(pred, way(ways[0]), way(ways[1])))
+
+
+@op("Loop", "raw")
+def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -> Value:
+    frame, body = at.scope, at["body"]
+    carried, made = len(state), len(body.outputs) - 1 - len(state)
+    count = None if most is None else _count(most)
+    goes_on = True if condition is None else _decided(condition)
+    fixed = body.outputs[0] in body.known or body.outputs[0] == body.inputs[1]
+    if (
+        goes_on is None
+        or (blocks.is_recorded() and not fixed)
+        or (most is not None and count is None)
+    ):
+        return _recorded(at, most, condition, state, made, fixed)
+    is_long = blocks.is_recorded() and count is not None and count > _FEW and goes_on
+    if is_long and fixed and not any(isinstance(x, (list, type(None))) for x in state):
+        with suppress(CaptureError, DTypeError, ShapeError):  # a turn is not like the others
+            return _scanned(at, count or 0, state, made)
+    rows: list[list[Value]] = [[] for _ in range(made)]
+    turn = 0
+    values = [*state]
+    while goes_on and (count is None or turn < count):
+        results = frame.call(body, [np.asarray(turn, np.int64), np.asarray(True), *values])
+        goes_on = _decided(results[0])
+        if goes_on is None:
+            raise CaptureError("a loop goes on as a tensor says, and its state changes its shape")
+        values = results[1 : 1 + carried]
+        for column, value in zip(rows, results[1 + carried :], strict=True):
+            column.append(value)
+        turn += 1
+    return (*values, *(_stacked(column, body, i + 1 + carried) for i, column in enumerate(rows)))
+
+
+def _count(most: Value) -> int | None:
+    if isinstance(most, np.ndarray):
+        return int(most.reshape(-1)[0])
+    if blocks.is_recorded():
+        return None
+    return int(np.asarray(tensor(most)).reshape(-1)[0])
+
+
+def _stacked(column: list[Value], body: Any, place: int) -> Value:
+    if not column:
+        from mlvm.onnx.arrays import dtype_of
+
+        kind = body.kinds[body.names[place]]
+        shape = [n if isinstance(n, int) else 0 for n in kind.shape or ()]
+        return np.zeros((0, *shape), dtype_of(kind.number or 1, "a result").numpy)
+    if all(isinstance(x, np.ndarray) for x in column):
+        return np.stack(column)
+    return ml.stack([tensor(x) for x in column])
+
+
+def _scanned(at: Call, count: int, state: Any, made: int) -> Value:
+    """A loop of a known number of turns."""
+    frame, body = at.scope, at["body"]
+
+    def turn(values: Any, i: Any) -> Any:
+        results = frame.call(body, [i, np.asarray(True), *values])
+        after = [tensor(x) for x in results[1:]]
+        return after[: len(values)], after[len(values) :]
+
+    final, rows = ml.scan(turn, [tensor(x) for x in state], ml.arange(count, dtype=ml.int64))
+    return (*final, *rows)
+
+
+def _recorded(at: Call, most: Value, condition: Value, state: Any, made: int, fixed: bool) -> Value:
+    """A loop whose number of turns only running tells."""
+    frame, body = at.scope, at["body"]
+    if made:
+        raise CaptureError(
+            "a loop stacks its results, and how many turns it takes is a tensor: give a number"
+        )
+    limit = tensor(np.asarray(_MOST_TURNS, np.int64) if most is None else most)
+    start = tensor(np.asarray(True) if condition is None else condition)
+
+    def more(values: Any) -> Any:
+        return ml.logical_and(ml.less(values[0], ml.reshape(limit, ())), ml.reshape(values[1], ()))
+
+    def turn(values: Any) -> Any:
+        results = frame.call(body, values)
+        return [
+            values[0] + 1,
+            ml.reshape(tensor(results[0]), ()),
+            *(tensor(x) for x in results[1:]),
+        ]
+
+    first = [ml.asarray(0, dtype=ml.int64), ml.reshape(start, ()), *(tensor(x) for x in state)]
+    final: Any = ml.while_loop(more, turn, first)
+    return tuple(final[2:])
+
+
+@op("Scan", "raw")
+def scan(at: Call, *operands: Value) -> Value:
+    frame, body, count = at.scope, at["body"], at["num_scan_inputs"]
+    if at.opset < 9:
+        return _batched(at, operands)
+    return _scan(at, frame, body, operands, count)
+
+
+def _scan(at: Call, frame: Any, body: Any, operands: Any, count: int) -> Value:
+    state, xs = [*operands[: len(operands) - count]], operands[len(operands) - count :]
+    made = len(body.outputs) - len(state)
+    ways = at.get("scan_input_directions") or [0] * count
+    axes = at.get("scan_input_axes") or [0] * count
+    out_ways = at.get("scan_output_directions") or [0] * made
+    out_axes = at.get("scan_output_axes") or [0] * made
+    rows = []
+    for x, way, axis in zip(xs, ways, axes, strict=True):
+        row = ml.moveaxis(tensor(x), axis, 0)
+        rows.append(ml.flip(row, axis=0) if way else row)
+
+    def turn(values: Any, row: Any) -> Any:
+        results = [tensor(x) for x in frame.call(body, [*values, *row])]
+        return results[: len(values)], results[len(values) :]
+
+    final, stacked = ml.scan(turn, [tensor(x) for x in state], rows)
+    results = []
+    for y, way, axis in zip(stacked, out_ways, out_axes, strict=True):
+        y = ml.flip(y, axis=0) if way else y
+        results.append(ml.moveaxis(y, 0, axis) if axis else y)
+    return (*final, *results)
+
+
+def _batched(at: Call, operands: Any) -> Value:
+    """Scan of opset 8, whose sequences have a batch before them."""
+    body, count = at["body"], at["num_scan_inputs"]
+    lengths, rest = operands[0], [tensor(x) for x in operands[1:]]
+    if lengths is not None:
+        raise ModelError("a Scan of opset 8 has lengths of its sequences")
+    made = []
+    for i in range(rest[0].shape[0]):
+        made.append(_scan(at, at.scope, body, [x[i] for x in rest], count))
+    return tuple(ml.stack(column) for column in zip(*made, strict=True))
+
+
+@op("SequenceMap", "raw")
+def sequence_map(at: Call, xs: Value, *others: Value) -> Value:
+    made = []
+    for i, x in enumerate(xs):
+        beside = [other[i] if isinstance(other, list) else other for other in others]
+        made.append(at.scope.call(at["body"], [x, *beside]))
+    if not made:
+        return tuple([] for _ in at.node.outputs)
+    return tuple([*column] for column in zip(*made, strict=True))

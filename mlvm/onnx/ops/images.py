@@ -1,0 +1,419 @@
+"""Images of other sizes, and images read elsewhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.types import Array
+from mlvm.eager.tensor import primitives
+from mlvm.onnx.ops.neural import channels_last, channels_second
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Lying, Value, ints, tensor
+
+
+@op("Resize Upsample", "raw", host=[1, 2, 3])
+def resize(at: Call, x: Value, *given: Any) -> Value:
+    roi, scales, sizes = None, None, None
+    if at.node.type == "Upsample" or (len(given) == 1 and at.opset < 11):
+        scales = given[0] if given else np.asarray(at["scales"])
+    else:
+        roi, scales, sizes = [*given, None, None, None][:3]
+    axes = at.get("axes")
+    which = [*range(x.ndim)] if axes is None else [axis % x.ndim for axis in axes]
+    mode = at.get("mode", "nearest")
+    by = [1.0] * x.ndim
+    counts = [*x.shape]
+    if sizes is not None and len(sizes):
+        wanted = ints(sizes, "sizes of a Resize")
+        ratios = [n / x.shape[axis] for n, axis in zip(wanted, which, strict=True)]
+        policy = at.get("keep_aspect_ratio_policy", "stretch")
+        if policy != "stretch":
+            one = (min if policy == "not_larger" else max)(ratios)
+            ratios = [one] * len(ratios)
+            wanted = [math.floor(one * x.shape[axis] + 0.5) for axis in which]
+        for axis, n, ratio in zip(which, wanted, ratios, strict=True):
+            counts[axis], by[axis] = n, ratio
+    elif scales is not None and len(scales):
+        for axis, ratio in zip(which, scales, strict=True):
+            by[axis] = float(ratio)
+            counts[axis] = math.floor(x.shape[axis] * float(ratio))
+    else:
+        raise ModelError("it has neither scales nor sizes")
+    if min(counts) < 0 or math.prod(counts) > 1 << 40:
+        raise ModelError(f"no image has the shape {counts}")
+    order = x.axes if type(x) is Lying else None
+    y = x.x if type(x) is Lying else tensor(x)
+    is_nearest = mode == "nearest"
+    for place, axis in enumerate(which):
+        n, k = x.shape[axis], counts[axis]
+        stored = order[axis] if order else axis
+        region = None
+        if roi is not None and len(roi):
+            region = float(roi[place]), float(roi[place + len(which)])
+        if k == n and by[axis] == 1.0 and region is None:
+            continue
+        matrix = weights(at, n, k, by[axis], region)
+        if is_nearest or (
+            (np.count_nonzero(matrix, axis=1) == 1).all() and (matrix.max(1) == 1).all()
+        ):
+            source = matrix.argmax(1)
+            repeats = k // n if n and k % n == 0 else 0
+            if repeats and np.array_equal(source, np.arange(k) // repeats):
+                shape = y.shape
+                y = ml.expand_dims(y, axis=stored + 1)
+                y = ml.broadcast_to(y, (*shape[: stored + 1], repeats, *shape[stored + 1 :]))
+                y = ml.reshape(y, (*shape[:stored], k, *shape[stored + 1 :]))
+            else:
+                y = ml.take(y, ml.asarray(source), axis=stored)
+        else:
+            y = _weighted(y, matrix, stored)
+    if at.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+        y = _outside(at, y, x.shape, counts, which, roi, order)
+    return y if order is None else Lying(y, order)
+
+
+def _weighted(x: Any, matrix: Array, axis: int) -> Any:
+    """The sum of a few places of x for each of the result's."""
+    most = int(np.count_nonzero(matrix, axis=1).max(initial=1))
+    dtype = x.dtype if x.dtype in (ml.float32, ml.float64) else ml.float32
+    wide = ml.astype(x, dtype)
+    top = np.sort(np.argsort(-np.abs(matrix), axis=1, kind="stable")[:, :most], axis=1)
+    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
+    total: Any = None
+    for j in range(top.shape[1]):
+        share = np.take_along_axis(matrix, top[:, j : j + 1], axis=1)
+        part = ml.take(wide, ml.asarray(top[:, j]), axis=axis)
+        part = part * ml.reshape(
+            ml.asarray(share[:, 0].astype(np.float32), dtype=dtype), tuple(shape)
+        )
+        total = part if total is None else total + part
+    return total if dtype == x.dtype else ml.astype(total, x.dtype)
+
+
+def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] | None) -> Array:
+    """The share of each of n places in each of k places of the result."""
+    mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
+    if at.node.type == "Upsample" or at.opset < 11:
+        how = "asymmetric"
+    out = np.arange(k, dtype=np.float64)
+    size = n * scale
+    if how == "asymmetric":
+        place = out / scale
+    elif how == "align_corners":
+        place = out * (n - 1) / (size - 1) if size != 1 else np.zeros(k)
+        if size != 1 and k > 1 and float(size).is_integer() is False:
+            place = out * (n - 1) / (size - 1)
+    elif how == "pytorch_half_pixel":
+        place = (out + 0.5) / scale - 0.5 if size > 1 else np.full(k, -0.5 + 0.5)
+    elif how == "half_pixel_symmetric":
+        middle = n / 2
+        offset = middle * (1 - k / size)
+        place = offset + (out + 0.5) / scale - 0.5
+    elif how == "tf_crop_and_resize":
+        low, high = region or (0.0, 1.0)
+        if k > 1:
+            place = low * (n - 1) + out * (high - low) * (n - 1) / (k - 1)
+        else:
+            place = np.full(k, 0.5 * (low + high) * (n - 1))
+    elif how == "half_pixel":
+        place = (out + 0.5) / scale - 0.5
+    else:
+        raise ModelError(f"it reads by {how!r}, which is unknown")
+    matrix = np.zeros((k, n))
+    rows = np.arange(k)
+    if mode == "nearest":
+        rule = at.get("nearest_mode", "round_prefer_floor")
+        if at.node.type == "Upsample" or at.opset < 11:
+            rule = "floor"
+        rules: dict[str, Any] = {
+            "round_prefer_floor": lambda p: np.ceil(p - 0.5),
+            "round_prefer_ceil": lambda p: np.floor(p + 0.5),
+            "floor": np.floor,
+            "ceil": np.ceil,
+        }
+        nearest = rules[rule](place)
+        matrix[rows, np.clip(nearest, 0, n - 1).astype(int)] = 1.0
+        return matrix
+    first = np.floor(place)
+    t = place - first
+    a = at.get("cubic_coeff_a", -0.75)
+    if mode == "linear":
+        taps = [(0, 1 - t), (1, t)]
+        if at.get("antialias", 0) and scale < 1:
+            return _antialiased(place, n, scale, lambda d: np.maximum(1 - np.abs(d), 0), 1)
+    else:
+
+        def cubic(d: Array) -> Array:
+            d = np.abs(d)
+            near = ((a + 2) * d - (a + 3)) * d * d + 1
+            far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
+            return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
+
+        if at.get("antialias", 0) and scale < 1:
+            return _antialiased(place, n, scale, cubic, 2)
+        taps = [(j, cubic(t - j)) for j in (-1, 0, 1, 2)]
+        if at.get("exclude_outside", 0):
+            inside = [((first + j >= 0) & (first + j < n)) * share for j, share in taps]
+            whole = np.sum(inside, axis=0)
+            taps = [(j, share / whole) for (j, _), share in zip(taps, inside, strict=True)]
+    for j, share in taps:
+        np.add.at(matrix, (rows, np.clip(first + j, 0, n - 1).astype(int)), share)
+    return matrix
+
+
+def _antialiased(place: Array, n: int, scale: float, kernel: Any, reach: int) -> Array:
+    places = np.arange(math.floor(-reach / scale) - 1, n + math.ceil(reach / scale) + 1)
+    share = kernel((places[None, :] - place[:, None]) * scale)
+    share = share / share.sum(1, keepdims=True)
+    matrix = np.zeros((len(place), n))
+    for column, where in zip(share.T, np.clip(places, 0, n - 1), strict=True):
+        matrix[:, where] += column
+    return matrix
+
+
+def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, order: Any) -> Any:
+    """What lies outside of the image has a value of its own."""
+    beyond = np.zeros(1, bool)
+    for i, axis in enumerate(which):
+        n, k = shape[axis], counts[axis]
+        low, high = float(roi[i]), float(roi[i + len(which)])
+        if k > 1:
+            place = low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
+        else:
+            place = np.full(1, 0.5 * (low + high) * (n - 1))
+        stored = order[axis] if order else axis
+        outside = (place < 0) | (place > n - 1)
+        beyond = beyond | outside.reshape([-1 if j == stored else 1 for j in range(len(shape))])
+    value = at.get("extrapolation_value", 0.0)
+    return ml.where(ml.asarray(beyond), ml.full((), value, dtype=y.dtype), y)
+
+
+# --- read elsewhere -----------------------------------------------------------------------
+
+
+@op("GridSample", "raw")
+def grid_sample(at: Call, x: Value, grid: Value) -> Value:
+    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(
+        at.get("mode", "linear"), at.get("mode", "linear")
+    )
+    border, corners = at.get("padding_mode", "zeros"), bool(at.get("align_corners", 0))
+    image, places = channels_last(x), tensor(grid)
+    if image.ndim == 4 and image.dtype == ml.float32 and mode != "cubic":
+        made = ml.grid_sample(
+            image,
+            ml.astype(places, image.dtype),
+            mode={"linear": "bilinear"}.get(mode, mode),
+            padding=border,
+            align_corners=corners,
+        )
+        return channels_second(made)
+    return channels_second(_sampled(image, places, mode, border, corners))
+
+
+def _sampled(x: Any, grid: Any, mode: str, border: str, corners: bool) -> Any:
+    """As `ml.grid_sample`, for any number of axes: x [N, ..., C], grid [N, ..., axes]."""
+    n, *size, c = x.shape
+    axes = len(size)
+    flat = ml.reshape(x, (n * math.prod(size), c))
+    image = ml.reshape(ml.arange(n), (n, *[1] * axes)) * math.prod(size)
+    taps: list[list[tuple[Any, Any]]] = []
+    for axis, length in enumerate(size):
+        at = grid[..., axes - 1 - axis]
+        at = (
+            (at + 1.0) * ((length - 1) / 2) if corners else ((at + 1.0) * float(length) - 1.0) / 2.0
+        )
+        if mode != "cubic":
+            at = _inside(at, length, border, corners)
+        if mode == "nearest":
+            own = [(ml.round(at), None)]
+        else:
+            first = ml.floor(at)
+            t = at - first
+            if mode == "linear":
+                own = [(first, 1.0 - t), (first + 1.0, t)]
+            else:
+                far, near = _cubic_far, _cubic_near
+                shares = (far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t))
+                own = [
+                    (_inside(first + float(j), length, border, corners), share)
+                    for j, share in enumerate(shares, -1)
+                ]
+        taps.append(own)
+    total: Any = None
+    for chosen in np.ndindex(*[len(own) for own in taps]):
+        place: Any = image
+        share: Any = None
+        for axis, j in enumerate(chosen):
+            where, weight = taps[axis][j]
+            length = size[axis]
+            known = ml.logical_and(ml.greater_equal(where, 0.0), ml.less_equal(where, length - 1.0))
+            weight = (
+                ml.astype(known, where.dtype)
+                if weight is None
+                else ml.where(known, weight, ml.zeros_like(weight))
+            )
+            share = weight if share is None else share * weight
+            index = ml.astype(ml.clip(where, 0.0, length - 1.0), ml.int64)
+            place = place + index * math.prod(size[axis + 1 :])
+        part = ml.reshape(ml.take(flat, ml.reshape(place, (-1,)), axis=0), (*place.shape, c))
+        part = part * ml.astype(ml.expand_dims(share, axis=-1), part.dtype)
+        total = part if total is None else total + part
+    return total
+
+
+def _cubic_near(d: Any) -> Any:
+    return (1.25 * d - 2.25) * d * d + 1.0
+
+
+def _cubic_far(d: Any) -> Any:
+    return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
+
+
+def _inside(at: Any, n: int, border: str, corners: bool) -> Any:
+    if border == "border":
+        return ml.clip(at, 0.0, n - 1.0)
+    if border != "reflection":
+        return at
+    low, span = (0.0, float(n - 1)) if corners else (-0.5, float(n))
+    if span == 0.0:
+        return at * 0.0
+    away = ml.remainder(at - low, 2.0 * span)
+    return ml.clip(ml.minimum(away, 2.0 * span - away) + low, 0.0, n - 1.0)
+
+
+@op("AffineGrid", "tensors", host=[1])
+def affine_grid(at: Call, theta: Any, size: Any) -> Any:
+    places = [int(n) for n in size[2:]]
+    lines = []
+    for n in places:
+        line = (
+            np.linspace(-1, 1, n) if at.get("align_corners", 0) else (2 * np.arange(n) + 1) / n - 1
+        )
+        lines.append(line)
+    grid = np.meshgrid(*lines, indexing="ij")[::-1]
+    points = np.stack([*grid, np.ones(places)], axis=-1).reshape(-1, len(places) + 1)
+    made = ml.matmul(
+        ml.asarray(points.astype(np.float32), dtype=theta.dtype), ml.matrix_transpose(theta)
+    )
+    return ml.reshape(made, (theta.shape[0], *places, len(places)))
+
+
+@op("RoiAlign", "raw", host=[1, 2])
+def roi_align(at: Call, x: Value, rois: Any, batch: Any) -> Value:
+    x = channels_last(x)
+    _, height, width, c = x.shape
+    ph, pw = at.get("output_height", 1), at.get("output_width", 1)
+    ratio, scale = at.get("sampling_ratio", 0), at.get("spatial_scale", 1.0)
+    mode = at.get(
+        "coordinate_transformation_mode", "half_pixel" if at.opset >= 16 else "output_half_pixel"
+    )
+    shift = 0.5 if mode == "half_pixel" else 0.0
+    made = []
+    for roi, image in zip(rois.astype(np.float64), batch.reshape(-1), strict=True):
+        x1, y1, x2, y2 = roi * scale - shift
+        w, h = x2 - x1, y2 - y1
+        if mode != "half_pixel":
+            w, h = max(w, 1.0), max(h, 1.0)
+        rows, columns = (ratio, ratio) if ratio > 0 else (math.ceil(h / ph), math.ceil(w / pw))
+        ys = y1 + (np.arange(ph * rows) + 0.5) * h / (ph * rows)
+        xs = x1 + (np.arange(pw * columns) + 0.5) * w / (pw * columns)
+        picture = x[int(image)]
+        parts = []
+        for (r, a), (q, b) in ((p, k) for p in _pair(ys, height) for k in _pair(xs, width)):
+            share = ml.asarray(
+                (a[:, None] * b[None, :])[..., None].astype(np.float32), dtype=x.dtype
+            )
+            part = ml.take(ml.take(picture, ml.asarray(r), axis=0), ml.asarray(q), axis=1)
+            parts.append(part * share)
+        if at.get("mode", "avg") == "max":
+            values = parts[0]
+            for part in parts[1:]:
+                values = ml.maximum(values, part)
+        else:
+            values = sum(parts[1:], parts[0])
+        cells = ml.reshape(values, (ph, rows, pw, columns, c))
+        reduce = ml.max if at.get("mode", "avg") == "max" else ml.mean
+        made.append(reduce(cells, axis=(1, 3)))
+    return channels_second(ml.stack(made))
+
+
+def _pair(at: Array, n: int) -> list[tuple[Array, Array]]:
+    """The two places around each, and their shares; none for what lies outside."""
+    known = (at >= -1.0) & (at <= n)
+    place = np.maximum(at, 0.0)
+    low = np.minimum(np.floor(place).astype(int), n - 1)
+    place = np.where(low >= n - 1, float(n - 1), place)
+    high = np.minimum(low + 1, n - 1)
+    t = place - low
+    return [(low, (1 - t) * known), (high, t * known)]
+
+
+@op("Col2Im", "tensors", host=[1, 2])
+def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
+    size, window = [int(n) for n in image], [int(n) for n in block]
+    axes = len(size)
+    apart, strides = at.get("dilations") or [1] * axes, at.get("strides") or [1] * axes
+    pads = at.get("pads") or [0] * (2 * axes)
+    n, c = x.shape[0], x.shape[1] // math.prod(window)
+    whole = [size[i] + pads[i] + pads[i + axes] for i in range(axes)]
+    counts = [(whole[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)]
+    places: Any = 0
+    for i in range(axes):
+        line = np.arange(window[i])[:, None] * apart[i] + np.arange(counts[i])[None, :] * strides[i]
+        shape = [1] * (2 * axes)
+        shape[i], shape[axes + i] = line.shape
+        places = places * whole[i] + line.reshape(shape)
+    rows = ml.permute_dims(ml.reshape(x, (n * c, -1)), (1, 0))
+    total = primitives.index_add(
+        ml.zeros((math.prod(whole), n * c), dtype=x.dtype),
+        rows,
+        ml.asarray(np.ravel(places)),
+        axis=0,
+    )
+    made = ml.reshape(ml.permute_dims(total, (1, 0)), (n, c, *whole))
+    return made[
+        (slice(None), slice(None), *(slice(pads[i], pads[i] + size[i]) for i in range(axes)))
+    ]
+
+
+@op("DeformConv", "tensors")
+def deform_conv(at: Call, x: Any, w: Any, offset: Any, b: Any = None, mask: Any = None) -> Any:
+    n, c, height, width = x.shape
+    o, _, kh, kw = w.shape
+    strides, apart = at.get("strides") or [1, 1], at.get("dilations") or [1, 1]
+    pads, groups, parts = at.get("pads") or [0] * 4, at.get("group", 1), at.get("offset_group", 1)
+    oh, ow = offset.shape[2:]
+    moved = ml.reshape(offset, (n, parts, kh * kw, 2, oh, ow))
+    rows = np.arange(oh)[:, None] * strides[0] - pads[0] + np.zeros((1, ow))
+    columns = np.arange(ow)[None, :] * strides[1] - pads[1] + np.zeros((oh, 1))
+    image = ml.reshape(
+        ml.permute_dims(ml.reshape(x, (n * parts, c // parts, height, width)), (0, 2, 3, 1)),
+        (n * parts, height, width, c // parts),
+    )
+    taps = []
+    for k in range(kh * kw):
+        base = rows + k // kw * apart[0], columns + k % kw * apart[1]
+        at_y = moved[:, :, k, 0] + ml.asarray(base[0].astype(np.float32), dtype=x.dtype)
+        at_x = moved[:, :, k, 1] + ml.asarray(base[1].astype(np.float32), dtype=x.dtype)
+        grid = ml.stack(
+            [at_x * (2.0 / max(width - 1, 1)) - 1.0, at_y * (2.0 / max(height - 1, 1)) - 1.0],
+            axis=-1,
+        )
+        part = ml.grid_sample(image, ml.reshape(grid, (n * parts, oh, ow, 2)), align_corners=True)
+        if mask is not None:
+            share = ml.reshape(mask, (n, parts, kh * kw, oh, ow))[:, :, k]
+            part = part * ml.reshape(share, (n * parts, oh, ow, 1))
+        part = ml.permute_dims(ml.reshape(part, (n, parts, oh, ow, c // parts)), (0, 2, 3, 1, 4))
+        taps.append(ml.reshape(part, (n, oh, ow, c)))
+    kernel = ml.reshape(ml.permute_dims(w, (2, 3, 1, 0)), (kh * kw, c // groups, o))
+    total: Any = None
+    for k, tap in enumerate(taps):
+        made = ml.conv2d(tap, ml.reshape(kernel[k], (1, 1, c // groups, o)), groups=groups)
+        total = made if total is None else total + made
+    total = total if b is None else total + b
+    return ml.permute_dims(total, (0, 3, 1, 2))

@@ -1,0 +1,386 @@
+"""Ops that move elements, and ask for shapes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.ops.half import widened
+from mlvm.core.types import DType
+from mlvm.onnx.arrays import is_known
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import (
+    Lying,
+    Value,
+    are_known,
+    bounded,
+    ints,
+    inverse,
+    lying,
+    ordered,
+    plain,
+    tensor,
+)
+
+
+@op("Identity com.microsoft.nchwc.ReorderInput", "raw")
+def identity(at: Call, x: Value) -> Value:
+    return x
+
+
+@op("Constant", "raw")
+def constant(at: Call) -> Value:
+    for name, value in at.node.attributes.items():
+        if name in ("value", "sparse_value"):
+            return value
+        if name.startswith("value_float"):
+            return np.asarray(value, np.float32)
+        if name.startswith("value_int"):
+            return np.asarray(value, np.int64)
+    raise ModelError("it is a constant of strings, or of nothing")
+
+
+@op("Shape", "raw")
+def shape(at: Call, x: Value) -> Value:
+    return np.asarray(x.shape[slice(at.get("start", 0), at.get("end"))], np.int64)
+
+
+@op("Size", "raw")
+def size(at: Call, x: Value) -> Value:
+    return np.asarray(math.prod(x.shape), np.int64)
+
+
+@op("Transpose", "raw")
+def transpose(at: Call, x: Value) -> Value:
+    axes = tuple(at.get("perm") or reversed(range(x.ndim)))
+    if sorted(axes) != list(range(x.ndim)):
+        raise ModelError(f"perm is {list(axes)}, and there are {x.ndim} axes")
+    if isinstance(x, np.ndarray):
+        return np.transpose(x, axes)
+    if type(x) is Lying:
+        return lying(x.x, [x.axes[axis] for axis in axes])
+    return lying(x, axes)
+
+
+@op("Reshape", host=[1])
+def reshape(at: Call, x: Any, shape: Any = None) -> Any:
+    target = [int(n) for n in (at["shape"] if shape is None else shape)]
+    if not at.get("allowzero", 0):
+        target = [x.shape[i] if n == 0 and i < x.ndim else n for i, n in enumerate(target)]
+    return at.xp.reshape(x, tuple(target))
+
+
+@op("Flatten")
+def flatten(at: Call, x: Any) -> Any:
+    axis = at.get("axis", 1)
+    axis += x.ndim if axis < 0 else 0
+    return at.xp.reshape(x, (math.prod(x.shape[:axis]), math.prod(x.shape[axis:])))
+
+
+@op("Squeeze", host=[1])
+def squeeze(at: Call, x: Any, axes: Any = None) -> Any:
+    chosen = at.get("axes") if axes is None else [int(n) for n in axes]
+    if chosen is None:
+        chosen = [i for i, n in enumerate(x.shape) if n == 1]
+    return at.xp.squeeze(x, axis=tuple(chosen))
+
+
+@op("Unsqueeze", host=[1])
+def unsqueeze(at: Call, x: Any, axes: Any = None) -> Any:
+    chosen = at["axes"] if axes is None else [int(n) for n in np.ravel(axes)]
+    ndim = x.ndim + len(chosen)
+    placed = {axis + ndim if axis < 0 else axis for axis in chosen}
+    if len(placed) != len(chosen) or not placed <= {*range(ndim)}:
+        raise ModelError(f"axes are {list(chosen)}, and the result has {ndim}")
+    rest = iter(x.shape)
+    return at.xp.reshape(x, tuple(1 if i in placed else next(rest) for i in range(ndim)))
+
+
+@op("Concat", "raw")
+def concat(at: Call, *xs: Value) -> Value:
+    axis = at["axis"]
+    axis += xs[0].ndim if axis < 0 else 0
+    if are_known(xs):
+        return np.concatenate(xs, axis=axis)
+    lies = [x.axes for x in xs if type(x) is Lying]
+    if lies and len({*lies}) == 1 and len(lies) * 2 > len(xs):
+        order = inverse(lies[0])
+        parts = [x.x if type(x) is Lying else ordered(tensor(x), order) for x in xs]
+        return Lying(ml.concat(parts, axis=lies[0][axis]), lies[0])
+    return ml.concat([tensor(x) for x in xs], axis=axis)
+
+
+@op("Split", "raw", host=[1])
+def split(at: Call, x: Value, sizes: Value = None) -> Value:
+    axis = at.get("axis", 0)
+    axis += x.ndim if axis < 0 else 0
+    length = x.shape[axis]
+    given = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
+    if not given:
+        count = at.get("num_outputs", len(at.node.outputs))
+        each = -(-length // count)
+        given = [min(each, length - each * i) for i in range(count)]
+    if sum(given) != length or min(given, default=0) < 0:
+        raise ModelError(f"parts of {given} are none of {length}")
+    ends = np.cumsum(given).tolist()[:-1]
+    if is_known(x):
+        return tuple(np.split(x, ends, axis=axis))
+    if type(x) is Lying:
+        return tuple(Lying(y, x.axes) for y in ml.split(x.x, ends, axis=x.axes[axis]))
+    return tuple(ml.split(tensor(x), ends, axis=axis))
+
+
+@op("Slice", "raw", host=[1, 2, 3, 4])
+def slice_(
+    at: Call, x: Value, starts: Any = None, ends: Any = None, axes: Any = None, steps: Any = None
+) -> Value:
+    first = at["starts"] if starts is None else ints(starts, "where a slice starts")
+    last = at["ends"] if ends is None else ints(ends, "where a slice ends")
+    given = at.get("axes") if axes is None else ints(axes, "axes of a slice")
+    which = [*range(len(first))] if given is None else given
+    step = [1] * len(first) if steps is None else ints(steps, "steps of a slice")
+    index = [slice(None)] * x.ndim
+    for start, end, axis, each in zip(first, last, which, step, strict=True):
+        if each == 0 or not -x.ndim <= axis < x.ndim:
+            raise ModelError(f"there is no slice of step {each} on axis {axis} of {x.ndim}")
+        length = x.shape[axis]
+        if each > 0:
+            index[axis] = slice(*slice(start, end, each).indices(length))
+            continue
+        start = min(start + length if start < 0 else start, length - 1)
+        end = end + length if -length <= end < 0 else end
+        index[axis] = slice(start, None if end < 0 else end, each)
+    if is_known(x):
+        return x[tuple(index)]
+    if type(x) is Lying:
+        return Lying(x.x[tuple(index[axis] for axis in inverse(x.axes))], x.axes)
+    return tensor(x)[tuple(index)]
+
+
+@op("Expand", host=[1])
+def expand(at: Call, x: Any, shape: Any) -> Any:
+    target = np.broadcast_shapes(x.shape, tuple(int(n) for n in shape))
+    if target == tuple(x.shape):
+        return x
+    return at.xp.broadcast_to(x, bounded(target, at.is_host))
+
+
+@op("Tile", host=[1])
+def tile(at: Call, x: Any, repeats: Any) -> Any:
+    times = tuple(int(n) for n in repeats)
+    bounded([n * m for n, m in zip(x.shape, times, strict=True)], at.is_host)
+    return at.xp.tile(x, times)
+
+
+@op("ConstantOfShape", host=[0])
+def constant_of_shape(at: Call, shape: Any) -> Any:
+    value = at.get("value")
+    value = np.zeros(1, np.float32) if value is None else value
+    target = bounded(shape, value.dtype.kind != "V")
+    if value.dtype.kind == "V":
+        return ml.broadcast_to(ml.asarray(value.reshape(())), target)
+    return np.full(target, value.reshape(-1)[0], value.dtype)
+
+
+@op("Range", host=[0, 1, 2])
+def range_(at: Call, start: Any, limit: Any, delta: Any) -> Any:
+    first, step = start.item(), delta.item()
+    count = max(math.ceil((limit.item() - first) / step), 0) if step else -1
+    bounded((count,), True)
+    return (first + np.arange(count) * step).astype(start.dtype)
+
+
+@op("EyeLike", "raw")
+def eye_like(at: Call, x: Value) -> Value:
+    from mlvm.onnx.arrays import dtype_of
+
+    number = at.get("dtype")
+    dtype = DType.of(x.dtype) if number is None else dtype_of(number, str(at.node))
+    rows, columns = bounded(x.shape, True)
+    return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
+
+
+@op("Pad", "raw", host=[1, 2, 3])
+def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = None) -> Value:
+    given = at.get("pads", at.get("paddings")) if pads is None else ints(pads, "widths of a pad")
+    fill = at.get("value", 0.0) if value is None else value
+    if hasattr(fill, "shape"):
+        fill = (
+            np.ravel(widened(fill) if fill.dtype.kind == "V" else fill)[0].item()
+            if fill.size
+            else 0.0
+        )
+    which = range(x.ndim) if axes is None else ints(axes, "axes of a pad")
+    half = len(given) // 2
+    widths = [(0, 0)] * x.ndim
+    for axis, low, high in zip(which, given[:half], given[half:], strict=True):
+        widths[axis] = low, high
+    mode = at.get("mode", "constant")
+    if is_known(x) and min(min(each) for each in widths) >= 0:
+        bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)], True)
+        names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
+        options: Any = {"constant_values": fill} if mode == "constant" else {}
+        pad_by: Any = np.pad
+        return pad_by(x, widths, names[mode], **options)
+    order = None
+    if type(x) is Lying:
+        order, widths, x = x.axes, [widths[axis] for axis in inverse(x.axes)], x.x
+    x = tensor(x)
+    if min(min(each) for each in widths) < 0:
+        cut = tuple(
+            slice(max(-low, 0), n - max(-high, 0))
+            for n, (low, high) in zip(x.shape, widths, strict=True)
+        )
+        x, widths = x[cut], [(max(low, 0), max(high, 0)) for low, high in widths]
+    y = ml.pad(x, widths, fill) if mode == "constant" else _bordered(x, widths, mode)
+    return y if order is None else Lying(y, order)
+
+
+def _bordered(x: Any, widths: Any, mode: str) -> Any:
+    """x with a border of its own elements."""
+    for axis, (low, high) in enumerate(widths):
+        n = x.shape[axis]
+        if low or high:
+            places = np.pad(np.arange(n), (low, high), mode)  # type: ignore[call-overload]
+            x = ml.take(x, ml.asarray(places), axis=axis)
+    return x
+
+
+@op("DepthToSpace", "raw")
+def depth_to_space(at: Call, x: Value) -> Value:
+    x, r = tensor(x), at["blocksize"]
+    n, c, *places = x.shape
+    inner = c // r ** len(places)
+    if at.get("mode", "DCR") == "DCR":
+        x = ml.reshape(x, (n, r, r, inner, *places))
+        return ml.reshape(
+            ml.permute_dims(x, (0, 3, 4, 1, 5, 2)), (n, inner, places[0] * r, places[1] * r)
+        )
+    x = ml.reshape(x, (n, inner, r, r, *places))
+    return ml.reshape(
+        ml.permute_dims(x, (0, 1, 4, 2, 5, 3)), (n, inner, places[0] * r, places[1] * r)
+    )
+
+
+@op("SpaceToDepth", "raw")
+def space_to_depth(at: Call, x: Value) -> Value:
+    x, r = tensor(x), at["blocksize"]
+    n, c, height, width = x.shape
+    x = ml.reshape(x, (n, c, height // r, r, width // r, r))
+    axes = (0, 3, 5, 1, 2, 4) if at.get("mode", "DCR") == "DCR" else (0, 1, 3, 5, 2, 4)
+    return ml.reshape(ml.permute_dims(x, axes), (n, c * r * r, height // r, width // r))
+
+
+@op("CenterCropPad", host=[1])
+def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
+    axes = at.get("axes") or range(x.ndim)
+    for axis, target in zip(axes, shape, strict=True):
+        n, k = x.shape[axis], int(target)
+        index, widths = [slice(None)] * x.ndim, [(0, 0)] * x.ndim
+        if k < n:
+            index[axis] = slice((n - k) // 2, (n - k) // 2 + k)
+            x = x[tuple(index)]
+        elif k > n:
+            widths[axis] = (k - n) // 2, k - n - (k - n) // 2
+            x = np.pad(x, widths) if at.is_host else ml.pad(x, widths)
+    return x
+
+
+@op("Trilu", host=[1])
+def trilu(at: Call, x: Any, k: Any = None) -> Any:
+    by = 0 if k is None else int(k.reshape(-1)[0])
+    return (at.xp.triu if at.get("upper", 1) else at.xp.tril)(x, k=by)
+
+
+@op("ReverseSequence", "tensors", host=[1])
+def reverse_sequence(at: Call, x: Any, lengths: Any) -> Any:
+    batch, time = at.get("batch_axis", 1), at.get("time_axis", 0)
+    place = np.arange(x.shape[time])[:, None]
+    ends = lengths.reshape(1, -1)
+    places = np.where(place < ends, ends - 1 - place, place)
+    shape = [1] * x.ndim
+    shape[time], shape[batch] = x.shape[time], x.shape[batch]
+    places = (places if time < batch else places.T).reshape(shape)
+    return ml.take_along_axis(x, ml.asarray(np.broadcast_to(places, x.shape)), axis=time)
+
+
+# --- lists and what may be there ----------------------------------------------------------
+
+
+@op("SequenceConstruct", "raw")
+def sequence_construct(at: Call, *xs: Value) -> Value:
+    return ([*xs],)
+
+
+@op("SequenceEmpty", "raw")
+def sequence_empty(at: Call) -> Value:
+    return ([],)
+
+
+@op("SequenceLength", "raw")
+def sequence_length(at: Call, xs: Value) -> Value:
+    return np.asarray(len(xs), np.int64)
+
+
+@op("SequenceAt", "raw", host=[1])
+def sequence_at(at: Call, xs: Value, position: Any) -> Value:
+    return xs[int(position.reshape(-1)[0])]
+
+
+@op("SequenceInsert", "raw", host=[2])
+def sequence_insert(at: Call, xs: Value, x: Value, position: Any = None) -> Value:
+    made = [*xs]
+    made.insert(len(xs) if position is None else int(position.reshape(-1)[0]), x)
+    return (made,)
+
+
+@op("SequenceErase", "raw", host=[1])
+def sequence_erase(at: Call, xs: Value, position: Any = None) -> Value:
+    made = [*xs]
+    del made[-1 if position is None else int(position.reshape(-1)[0])]
+    return (made,)
+
+
+@op("ConcatFromSequence", "raw")
+def concat_from_sequence(at: Call, xs: Value) -> Value:
+    axis = at["axis"]
+    if at.get("new_axis", 0):
+        return ml.stack([tensor(x) for x in xs], axis=axis)
+    if are_known(xs):
+        return np.concatenate(xs, axis=axis)
+    return ml.concat([tensor(x) for x in xs], axis=axis)
+
+
+@op("SplitToSequence", "raw", host=[1])
+def split_to_sequence(at: Call, x: Value, sizes: Any = None) -> Value:
+    x, axis = plain(x), at.get("axis", 0)
+    xp, length = (np, x.shape[axis]) if is_known(x) else (ml, x.shape[axis])
+    if sizes is None:
+        each = 1
+    elif sizes.ndim == 0:
+        each = int(sizes)
+    else:
+        return ([*xp.split(x, np.cumsum(sizes).tolist()[:-1], axis=axis)],)
+    parts = [*xp.split(x, [*range(each, length, each)], axis=axis)]
+    if sizes is None and not at.get("keepdims", 1):
+        parts = [xp.squeeze(part, axis=axis) for part in parts]
+    return (parts,)
+
+
+@op("Optional", "raw")
+def optional(at: Call, x: Value = None) -> Value:
+    return (x,)
+
+
+@op("OptionalHasElement", "raw")
+def optional_has_element(at: Call, x: Value = None) -> Value:
+    return np.asarray(x is not None)
+
+
+@op("OptionalGetElement", "raw")
+def optional_get_element(at: Call, x: Value) -> Value:
+    return (x,)

@@ -1,0 +1,470 @@
+"""Convolutions, pools, norms and losses. Their images lie channels last."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.types import Array, DType, Shape
+from mlvm.eager.tensor import primitives
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Lying, Value, Weight, lying, ordered, tensor
+
+Sides = list[tuple[int, int]]
+
+
+def channels_last(x: Value) -> Any:
+    """[N, C, ...] as a tensor [N, ..., C]."""
+    n = x.ndim
+    if type(x) is Lying:
+        if x.axes == (0, n - 1, *range(1, n - 1)):
+            return x.x
+        return ordered(x.x, [x.axes[0], *x.axes[2:], x.axes[1]])
+    return ordered(tensor(x), (0, *range(2, n), 1))
+
+
+def channels_second(y: Any) -> Value:
+    """[N, ..., C] as [N, C, ...], where it lies."""
+    n = y.ndim
+    return lying(y, (0, n - 1, *range(1, n - 1)))
+
+
+def sides(at: Call, size: Shape, span: list[int], strides: list[int], *, up: bool = False) -> Sides:
+    """The padding of each axis. `up` lets the last window reach beyond, as `ceil_mode` has it."""
+    axes, kind = len(size), at.get("auto_pad", "NOTSET")
+    if kind in ("SAME_UPPER", "SAME_LOWER"):
+        found = []
+        for n, k, step in zip(size, span, strides, strict=True):
+            total = max((-(-n // step) - 1) * step + k - n, 0)
+            low = total // 2 if kind == "SAME_UPPER" else -(-total // 2)
+            found.append((low, total - low))
+        return found
+    pads = at.get("pads") if kind != "VALID" else None
+    pads = pads or [0] * (2 * axes)
+    found = [(pads[i], pads[i + axes]) for i in range(axes)]
+    if up:
+        for i, (low, high) in enumerate(found):
+            n = size[i] + low + high
+            count = -(-(n - span[i]) // strides[i]) + 1
+            if (count - 1) * strides[i] >= size[i] + low:
+                count -= 1
+            found[i] = low, max((count - 1) * strides[i] + span[i] - size[i] - low, high)
+    return found
+
+
+def _kernel(node: Any, w: Array) -> Array:
+    """[O, I, ...] as [..., I, O]."""
+    return np.ascontiguousarray(np.transpose(w, (*range(2, w.ndim), 1, 0)))
+
+
+def _laid(at: Call, w: Value) -> Any:
+    """The kernel, channels last: as the Module has it, or turned now."""
+    if type(at.node.inputs[1]) is Weight:
+        return w
+    w = tensor(w)
+    return ml.permute_dims(w, (*range(2, w.ndim), 1, 0))
+
+
+_FUSED: dict[str, Callable[..., Any]] = {
+    "Relu": ml.relu,
+    "Sigmoid": ml.sigmoid,
+    "Tanh": ml.tanh,
+    "LeakyRelu": lambda x, slope=0.01: ml.leaky_relu(x, slope),
+    "Clip": lambda x, low=-math.inf, high=math.inf: ml.clip(x, low, high),
+    "HardSigmoid": lambda x, a=0.2, b=0.5: ml.clip(x * a + b, 0.0, 1.0),
+}
+
+
+@op("Conv com.microsoft.FusedConv", "raw", packed={1: _kernel})
+def conv(at: Call, x: Value, w: Value, b: Value = None, z: Value = None) -> Value:
+    kernel, x = _laid(at, w), channels_last(x)
+    axes = kernel.ndim - 2
+    y = convolved(at, x, kernel, axes)
+    if b is not None:
+        y = y + tensor(b)
+    if z is not None:
+        y = y + channels_last(z)
+    if at.get("activation"):
+        y = _FUSED[at["activation"]](y, *at.get("activation_params", []))
+    return channels_second(y)
+
+
+def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
+    """x, channels last, by a kernel: with the strides, padding, and so on of the call."""
+    if axes > 3 or x.ndim != axes + 2:
+        raise ModelError(f"it has {axes} axes of places; there are convolutions of 1 to 3")
+    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, apart, strict=False)]
+    padding = tuple(sides(at, x.shape[1:-1], span, strides))
+    function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
+    options: dict[str, Any] = {
+        "stride": tuple(strides),
+        "padding": padding,
+        "dilation": tuple(apart),
+    }
+    if axes == 1:
+        options = {"stride": strides[0], "padding": padding[0], "dilation": apart[0]}
+    return function(x, kernel, groups=at.get("group", 1), **options)
+
+
+@op("ConvTranspose", "raw", packed={1: _kernel})
+def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
+    kernel, x = _laid(at, w), channels_last(x)
+    axes, groups = kernel.ndim - 2, at.get("group", 1)
+    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    more, wanted = at.get("output_padding") or [0] * axes, at.get("output_shape")
+    pads, kind = at.get("pads") or [0] * (2 * axes), at.get("auto_pad", "NOTSET")
+    whole, padding = [], []
+    for i in range(axes):
+        size = (x.shape[i + 1] - 1) * strides[i] + (kernel.shape[i] - 1) * apart[i] + 1
+        if wanted is not None or kind.startswith("SAME"):
+            target = wanted[-axes:][i] if wanted is not None else x.shape[i + 1] * strides[i]
+            total = size + more[i] - target
+            half = total // 2
+            low = total - half if kind != "SAME_UPPER" else half
+            low, high = (low, total - low) if total > 0 else (0, total)
+        else:
+            low, high = pads[i], pads[i + axes]
+        padding.append((low, high - more[i]))
+        whole.append(size)
+    # what lies before or behind is cut off, or is nothing
+    function: Any = (ml.conv_transpose1d, ml.conv_transpose2d, ml.conv_transpose3d)[axes - 1]
+    cut = [(max(low, 0), max(high, 0)) for low, high in padding]
+    options: dict[str, Any] = {
+        "stride": tuple(strides),
+        "padding": tuple(cut),
+        "dilation": tuple(apart),
+    }
+    if axes == 1:
+        options = {"stride": strides[0], "padding": cut[0], "dilation": apart[0]}
+    y = function(x, kernel, groups=groups, **options)
+    widths = [(0, 0), *((max(-low, 0), max(-high, 0)) for low, high in padding), (0, 0)]
+    if any(low or high for low, high in widths):
+        y = ml.pad(y, widths)
+    return channels_second(y if b is None else y + tensor(b))
+
+
+# --- pools --------------------------------------------------------------------------------
+
+
+def pooled(
+    x: Any, how: str, window: list[int], strides: list[int], apart: list[int], padding: Sides
+) -> Any:
+    """The largest or mean elements of windows of x, channels last; the padding is of what is
+    smallest, or zeros."""
+    axes, is_max = len(window), how == "max"
+    if any(low or high for low, high in padding):
+        x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf if is_max else 0.0)
+    if axes <= 3 and set(apart) == {1}:
+        function = getattr(ml, f"{how}_pool{axes}d")
+        if axes == 1:
+            return function(x, window[0], stride=strides[0])
+        return function(x, tuple(window), stride=tuple(strides))
+    for i in range(axes):  # axis by axis, by slices
+        span = (window[i] - 1) * apart[i] + 1
+        count = (x.shape[i + 1] - span) // strides[i] + 1
+        parts = [
+            x[(slice(None),) * (i + 1) + (slice(s, s + (count - 1) * strides[i] + 1, strides[i]),)]
+            for s in range(0, window[i] * apart[i], apart[i])
+        ]
+        total = parts[0]
+        for part in parts[1:]:
+            total = ml.maximum(total, part) if is_max else total + part
+        x = total if is_max else total / window[i]
+    return x
+
+
+def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
+    window = at["kernel_shape"]
+    axes = len(window)
+    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
+    up = bool(at.get("ceil_mode", 0))
+    return window, strides, apart, sides(at, x.shape[1:-1], span, strides, up=up)
+
+
+@op("MaxPool", "raw")
+def max_pool(at: Call, x: Value) -> Value:
+    shape, x = x.shape, channels_last(x)
+    dtype, options = x.dtype, _windows(at, x)
+    x = x if DType.of(dtype).is_float else ml.astype(x, ml.float32)
+    y = channels_second(ml.astype(pooled(x, "max", *options), dtype))
+    if len(at.node.outputs) < 2 or not at.node.outputs[1]:
+        return y
+    return y, _places_of_largest(at, x, shape, *options)
+
+
+def _places_of_largest(
+    at: Call, x: Any, shape: Shape, window: Any, strides: Any, apart: Any, padding: Any
+) -> Value:
+    """Where the largest element of each window stands in all of x."""
+    axes, (n, c, *places) = len(window), shape
+    x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf)
+    order = at.get("storage_order", 0)
+    steps = [math.prod(places[i + 1 :]) for i in range(axes)]
+    if order:
+        steps = [math.prod(places[:i]) for i in range(axes)]
+    parts, numbers = [], []
+    counts = [
+        (x.shape[i + 1] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)
+    ]
+    for offset in np.ndindex(*window):
+        index: list[Any] = [slice(None)]
+        number = np.zeros(counts, np.int64)
+        for i, k in enumerate(offset):
+            start = k * apart[i]
+            index.append(slice(start, start + (counts[i] - 1) * strides[i] + 1, strides[i]))
+            at_axis = np.arange(counts[i]) * strides[i] + start - padding[i][0]
+            number += at_axis.reshape([-1 if j == i else 1 for j in range(axes)]) * steps[i]
+        parts.append(x[tuple(index)])
+        numbers.append(number)
+    best = ml.argmax(ml.stack(parts), axis=0)  # [N, ..., C]
+    table = ml.asarray(np.stack(numbers).reshape(len(parts), -1))
+    column = ml.reshape(ml.arange(math.prod(counts)), (1, *counts, 1))
+    found = ml.take(
+        ml.reshape(table, (-1,)), ml.reshape(best * math.prod(counts) + column, (-1,)), axis=0
+    )
+    image = np.arange(n * c).reshape(n, *[1] * axes, c) * math.prod(places)
+    return channels_second(ml.reshape(found, best.shape) + ml.asarray(image))
+
+
+@op("AveragePool", "raw")
+def average_pool(at: Call, x: Value) -> Value:
+    x = channels_last(x)
+    window, strides, apart, padding = _windows(at, x)
+    y = pooled(x, "avg", window, strides, apart, padding)
+    if any(low or high for low, high in padding):
+        counted: Any = np.ones(x.shape[1:-1])
+        if at.get("count_include_pad", 0):
+            given = sides(
+                at,
+                x.shape[1:-1],
+                [(k - 1) * d + 1 for k, d in zip(window, apart, strict=False)],
+                strides,
+            )
+            counted = np.pad(counted, given, constant_values=1.0)
+            rest = [(0, max(b[1] - a[1], 0)) for a, b in zip(given, padding, strict=True)]
+            counted = np.pad(counted, rest)
+        else:
+            counted = np.pad(counted, padding)
+        for i in range(len(window)):
+            n = (counted.shape[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1
+            counted = sum(
+                np.take(counted, np.arange(n) * strides[i] + k * apart[i], axis=i)
+                for k in range(window[i])
+            )
+        share = math.prod(window) / np.maximum(counted, 1.0)
+        y = y * ml.asarray(share[None, ..., None].astype(np.float32), dtype=y.dtype)
+    return channels_second(y)
+
+
+@op("LpPool", "raw")
+def lp_pool(at: Call, x: Value) -> Value:
+    x, p = channels_last(x), at.get("p", 2)
+    window, strides, apart, padding = _windows(at, x)
+    powers = ml.square(x) if p == 2 else ml.pow(ml.abs(x), float(p))
+    total = pooled(powers, "avg", window, strides, apart, padding) * float(math.prod(window))
+    return channels_second(ml.sqrt(total) if p == 2 else ml.pow(total, 1.0 / p))
+
+
+@op("GlobalAveragePool GlobalMaxPool GlobalLpPool", "raw")
+def global_pool(at: Call, x: Value) -> Value:
+    x = channels_last(x)
+    axes, name = tuple(range(1, x.ndim - 1)), at.node.type
+    if name == "GlobalAveragePool":
+        return channels_second(ml.mean(x, axis=axes, keepdims=True))
+    if name == "GlobalMaxPool":
+        return channels_second(ml.max(x, axis=axes, keepdims=True))
+    p = float(at.get("p", 2))
+    return channels_second(ml.pow(ml.sum(ml.pow(ml.abs(x), p), axis=axes, keepdims=True), 1.0 / p))
+
+
+@op("MaxUnpool", "raw", host=[2])
+def max_unpool(at: Call, x: Value, places: Value, shape: Any = None) -> Value:
+    x, places = tensor(x), tensor(places)
+    window = at["kernel_shape"]
+    strides, pads = at.get("strides") or [1] * len(window), at.get("pads") or [0] * 2 * len(window)
+    size = [
+        (n - 1) * s + k - pads[i] - pads[i + len(window)]
+        for i, (n, s, k) in enumerate(zip(x.shape[2:], strides, window, strict=True))
+    ]
+    whole = (*x.shape[:2], *size)
+    flat = ml.zeros((math.prod(whole),), dtype=x.dtype)
+    made = primitives.index_set(flat, ml.reshape(x, (-1,)), ml.reshape(places, (-1,)), axis=0)
+    made = ml.reshape(made, whole)
+    if shape is None:
+        return made
+    widths = [(0, int(n) - m) for n, m in zip(shape, whole, strict=True)]
+    return ml.pad(made, widths)
+
+
+# --- norms --------------------------------------------------------------------------------
+
+
+def _on_channels(v: Any, ndim: int) -> Any:
+    return ml.reshape(v, (-1, *[1] * (ndim - 2)))
+
+
+@op("BatchNormalization", "raw")
+def batch_normalization(
+    at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
+) -> Value:
+    eps = at.get("epsilon", 1e-5)
+    gamma, beta, middle, spread = (tensor(v) for v in (scale, bias, mean, var))
+    axes = x.axes if type(x) is Lying else None
+    y = x.x if type(x) is Lying else tensor(x)
+    channel = axes[1] if axes else 1
+    shape = [1] * y.ndim
+    if y.ndim > 1:
+        shape[channel] = y.shape[channel]
+    if at.get("training_mode", 0):
+        rest = tuple(i for i in range(y.ndim) if i != channel)
+        now, around = ml.mean(y, axis=rest), ml.var(y, axis=rest)
+        keep = at.get("momentum", 0.9)
+        running: tuple[Any, ...] = (
+            middle * keep + now * (1 - keep),
+            spread * keep + around * (1 - keep),
+        )
+        middle, spread = now, around
+    else:
+        running = ()
+    by = gamma / ml.sqrt(ml.astype(spread, gamma.dtype) + eps)
+    shift = beta - ml.astype(middle, gamma.dtype) * by
+    made: Value = y * ml.astype(ml.reshape(by, tuple(shape)), y.dtype)
+    made = made + ml.astype(ml.reshape(shift, tuple(shape)), y.dtype)
+    made = made if axes is None else Lying(made, axes)
+    return (made, *running) if running else made
+
+
+@op("InstanceNormalization GroupNormalization", "raw")
+def group_normalization(at: Call, x: Value, scale: Value, bias: Value) -> Value:
+    x, scale, bias = tensor(x), tensor(scale), tensor(bias)
+    n, c, *places = x.shape
+    groups = at.get("num_groups", c)
+    if groups < 1 or c % groups:
+        raise ModelError(f"{c} channels are not {groups} groups")
+    inner = ml.astype(ml.reshape(x, (n, groups, -1)), ml.float32)
+    middle = ml.mean(inner, axis=-1, keepdims=True)
+    spread = ml.var(inner, axis=-1, keepdims=True)
+    y = (inner - middle) * ml.rsqrt(spread + at.get("epsilon", 1e-5))
+    if scale.shape[0] != c:  # one for each group, before opset 21
+        y = ml.astype(y, x.dtype) * ml.reshape(scale, (1, groups, 1)) + ml.reshape(
+            bias, (1, groups, 1)
+        )
+        return ml.reshape(y, x.shape)
+    y = ml.astype(ml.reshape(y, x.shape), x.dtype)
+    shape = (1, c, *[1] * len(places))
+    return y * ml.reshape(scale, shape) + ml.reshape(bias, shape)
+
+
+def normalized(x: Any, scale: Any, bias: Any, axis: int, eps: float) -> Any:
+    """Layer norm over the axes from that one on."""
+    inner = x.shape[axis:]
+    size = math.prod(inner)
+    if (
+        bias is None
+        or tuple(scale.shape) != tuple(inner)
+        or x.dtype != scale.dtype
+        or bias.shape != scale.shape
+    ):
+        wide = ml.astype(x, ml.float32) if x.dtype != ml.float64 else x
+        rows = ml.reshape(wide, (*x.shape[:axis], size))
+        y = primitives.layer_norm_normalize(rows, eps=eps)
+        y = ml.astype(ml.reshape(y, x.shape), x.dtype) * scale
+        return y if bias is None else y + bias
+    rows = ml.reshape(x, (*x.shape[:axis], size))
+    y = primitives.layer_norm(rows, ml.reshape(scale, (size,)), ml.reshape(bias, (size,)), eps=eps)
+    return ml.reshape(y, x.shape)
+
+
+@op("LayerNormalization", "tensors")
+def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
+    axis, eps = at.get("axis", -1) % x.ndim, at.get("epsilon", 1e-5)
+    y = normalized(x, scale, bias, axis, eps)
+    if not any(at.node.outputs[1:]):
+        return y
+    axes = tuple(range(axis, x.ndim))
+    middle = ml.mean(x, axis=axes, keepdims=True)
+    return y, middle, ml.rsqrt(ml.var(x, axis=axes, keepdims=True) + eps)
+
+
+@op("RMSNormalization SimplifiedLayerNormalization", "tensors")
+def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
+    axes = tuple(range(at.get("axis", -1) % x.ndim, x.ndim))
+    wide = x if x.dtype == ml.float64 else ml.astype(x, ml.float32)
+    by = ml.rsqrt(ml.mean(wide * wide, axis=axes, keepdims=True) + at.get("epsilon", 1e-5))
+    return ml.astype(wide * by, x.dtype) * scale
+
+
+@op(
+    "com.microsoft.SkipLayerNormalization com.microsoft.SkipSimplifiedLayerNormalization", "tensors"
+)
+def skip_layer_normalization(at: Call, x: Any, skip: Any, scale: Any, *rest: Any) -> Any:
+    is_simple = "Simplified" in at.node.type
+    beta = None if is_simple or not rest else rest[0]
+    bias = rest[0 if is_simple else 1] if len(rest) > (0 if is_simple else 1) else None
+    total = x + skip
+    total = total if bias is None else total + bias
+    eps = at.get("epsilon", 1e-5)
+    if is_simple:
+        y = total * ml.rsqrt(ml.mean(total * total, axis=-1, keepdims=True) + eps) * scale
+    else:
+        y = normalized(total, scale, beta, x.ndim - 1, eps)
+    return y, None, None, total
+
+
+@op("LRN", "raw")
+def lrn(at: Call, x: Value) -> Value:
+    x, size = channels_last(x), at["size"]
+    low = (size - 1) // 2
+    squares = ml.pad(x * x, [*[(0, 0)] * (x.ndim - 1), (low, size - 1 - low)])
+    c = x.shape[-1]
+    total = sum(squares[..., i : i + c] for i in range(size))
+    by = at.get("bias", 1.0) + total * (at.get("alpha", 1e-4) / size)
+    return channels_second(x / ml.pow(by, at.get("beta", 0.75)))
+
+
+# --- training -----------------------------------------------------------------------------
+
+
+@op("Dropout", "raw", host=[1, 2])
+def dropout(at: Call, x: Value, ratio: Any = None, training: Any = None) -> Value:
+    rate = at.get("ratio", 0.5) if ratio is None else float(ratio.reshape(-1)[0])
+    is_training = training is not None and bool(training.reshape(-1)[0])
+    if not is_training or rate == 0.0:
+        return (x, np.ones(x.shape, np.bool_)) if any(at.node.outputs[1:]) else x
+    ones = ml.dropout(ml.ones(x.shape, dtype=ml.float32), rate)
+    x = tensor(x)
+    return x * ml.astype(ones, x.dtype), ml.not_equal(ones, 0.0)
+
+
+@op("NegativeLogLikelihoodLoss SoftmaxCrossEntropyLoss", "raw")
+def losses(at: Call, x: Value, labels: Value, weight: Value = None) -> Value:
+    x, labels = tensor(x), tensor(labels)
+    is_softmax = at.node.type == "SoftmaxCrossEntropyLoss"
+    scores = ml.log_softmax(x, axis=1) if is_softmax else x
+    ignored, reduction = at.get("ignore_index"), at.get("reduction", "mean")
+    labels = ml.astype(labels, ml.int64)
+    if ignored is None:
+        place, kept = labels, None
+    else:
+        kept = ml.not_equal(labels, ignored)
+        place = ml.where(kept, labels, ml.zeros_like(labels))
+    picked = ml.squeeze(ml.take_along_axis(scores, ml.expand_dims(place, axis=1), axis=1), axis=1)
+    share = None
+    if weight is not None:
+        share = ml.reshape(ml.take(tensor(weight), ml.reshape(place, (-1,)), axis=0), place.shape)
+    if kept is not None:
+        ones = ml.ones_like(picked) if share is None else share
+        share = ml.where(kept, ones, ml.zeros_like(ones))
+    loss = -picked if share is None else -picked * share
+    if reduction == "sum":
+        loss = ml.sum(loss)
+    elif reduction == "mean":
+        loss = ml.mean(loss) if share is None else ml.sum(loss) / ml.sum(share)
+    return (loss, scores) if len(at.node.outputs) > 1 else loss

@@ -1,0 +1,301 @@
+"""Ops that pick elements by indices, by masks or by their order, and put them elsewhere."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.types import DType
+from mlvm.eager.tensor import primitives
+from mlvm.onnx.arrays import is_known
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Value, bounded, plain, tensor
+
+
+def positive(xp: Any, indices: Any, length: int) -> Any:
+    """Indices from 0 on: one below counts from the end. Known ones are looked at."""
+    if isinstance(indices, np.ndarray):
+        if indices.size and not (-length <= indices.min() and indices.max() < length):
+            raise ModelError(f"there are indices out of range, of {length} places")
+        return np.where(indices < 0, indices + length, indices)
+    return xp.where(xp.less(indices, 0), indices + length, indices)
+
+
+@op("Gather", "raw")
+def gather(at: Call, x: Value, indices: Value) -> Value:
+    axis, x, indices = at.get("axis", 0), plain(x), plain(indices)
+    axis += x.ndim if axis < 0 else 0
+    if is_known(indices):
+        indices = positive(np, indices, x.shape[axis])
+        if is_known(x):
+            return np.take(x, indices, axis=axis)
+        if indices.ndim == 0:
+            return tensor(x)[(slice(None),) * axis + (int(indices),)]
+    x = tensor(x)
+    indices = tensor(indices)
+    indices = positive(ml, indices, x.shape[axis])
+    if indices.ndim == 1:
+        return ml.take(x, indices, axis=axis)
+    made = ml.take(x, ml.reshape(indices, (-1,)), axis=axis)
+    return ml.reshape(made, (*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+@op("GatherElements")
+def gather_elements(at: Call, x: Any, indices: Any) -> Any:
+    axis = at.get("axis", 0) % x.ndim
+    indices = positive(at.xp, indices, x.shape[axis])
+    for i, n in enumerate(indices.shape):
+        if i != axis and x.shape[i] != n:
+            x = x[(slice(None),) * i + (slice(0, n),)]
+    return at.xp.take_along_axis(x, indices, axis=axis)
+
+
+def flat_places(xp: Any, indices: Any, shape: Any) -> Any:
+    """Places among elements, row-major, of indices in the last axis for the first axes."""
+    total = None
+    for k, n in enumerate(shape):
+        each = positive(xp, indices[..., k], n)
+        each = xp.astype(each, np.int64 if xp is np else ml.int64)
+        total = each if total is None else total * n + each
+    return total
+
+
+@op("GatherND")
+def gather_nd(at: Call, x: Any, indices: Any) -> Any:
+    b, xp = at.get("batch_dims", 0), at.xp
+    depth = indices.shape[-1]
+    batch, inner = x.shape[:b], x.shape[b + depth :]
+    rows = math.prod(x.shape[b : b + depth])
+    places = flat_places(xp, indices, x.shape[b : b + depth])
+    count = math.prod(batch)
+    flat = xp.reshape(x, (count * rows, *inner))
+    places = xp.reshape(places, (count, -1)) + np.arange(count)[:, None] * rows
+    made = xp.take(flat, xp.reshape(places, (-1,)), axis=0)
+    return xp.reshape(made, (*indices.shape[:-1], *inner))
+
+
+_COMBINE = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
+
+
+def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
+    """flat with rows at places replaced, or combined with what they are given."""
+    rows, n = int(places.shape[0]), int(flat.shape[0])
+    if how == "none":
+        return primitives.index_set(flat, updates, places, axis=0)
+    if how == "add":
+        return primitives.index_add(flat, updates, places, axis=0)
+    if DType.of(flat.dtype).is_float:
+        function = {"mul": ml.segment_prod, "max": ml.segment_max, "min": ml.segment_min}[how]
+        own = ml.concat([places, ml.arange(n, dtype=places.dtype)])
+        return function(ml.concat([updates, flat]), own, n)
+    for i in range(rows):  # integers, one after the other
+        at = places[i : i + 1]
+        one = getattr(ml, _COMBINE[how])(ml.take(flat, at, axis=0), updates[i : i + 1])
+        flat = primitives.index_set(flat, one, at, axis=0)
+    return flat
+
+
+@op("ScatterND")
+def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
+    how, depth = at.get("reduction", "none"), indices.shape[-1]
+    if at.is_host:
+        made = x.copy()
+        at_axes = tuple(np.moveaxis(indices, -1, 0))
+        if how == "none":
+            made[at_axes] = updates
+        else:
+            getattr(np, _COMBINE[how]).at(made, at_axes, updates)
+        return made
+    inner = x.shape[depth:]
+    places = ml.reshape(flat_places(ml, indices, x.shape[:depth]), (-1,))
+    flat = ml.reshape(x, (math.prod(x.shape[:depth]), *inner))
+    updates = ml.reshape(updates, (places.shape[0], *inner))
+    return ml.reshape(_scattered(flat, places, updates, how), x.shape)
+
+
+@op("ScatterElements Scatter")
+def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
+    axis, how = at.get("axis", 0) % x.ndim, at.get("reduction", "none")
+    indices = positive(at.xp, indices, x.shape[axis])
+    grid = [*np.indices(indices.shape, sparse=True)]
+    if at.is_host:
+        made = x.copy()
+        grid[axis] = indices
+        if how == "none":
+            made[tuple(grid)] = updates
+        else:
+            getattr(np, _COMBINE[how]).at(made, tuple(grid), updates)
+        return made
+    strides = [math.prod(x.shape[i + 1 :]) for i in range(x.ndim)]
+    rest = np.asarray(
+        sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
+    )
+    places = ml.astype(indices, ml.int64) * strides[axis] + ml.asarray(rest.astype(np.int64))
+    places = ml.reshape(ml.broadcast_to(places, indices.shape), (-1,))
+    flat = ml.reshape(x, (-1,))
+    return ml.reshape(_scattered(flat, places, ml.reshape(updates, (-1,)), how), x.shape)
+
+
+@op("TensorScatter", "tensors", host=[2])
+def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any:
+    axis = at.get("axis", -2) % cache.ndim
+    n, count = cache.shape[axis], update.shape[axis]
+    begin = np.zeros(cache.shape[0], np.int64) if starts is None else starts
+    shape = [1] * cache.ndim
+    shape[0] = -1
+    places = begin.reshape(shape) + np.arange(count).reshape(
+        [-1 if i == axis else 1 for i in range(cache.ndim)]
+    )
+    if at.get("mode", "linear") == "circular":
+        places = places % n
+    strides = [math.prod(cache.shape[i + 1 :]) for i in range(cache.ndim)]
+    grid = [*np.indices(update.shape, sparse=True)]
+    total = sum(g * s for i, (g, s) in enumerate(zip(grid, strides, strict=False)) if i != axis)
+    flat = np.broadcast_to(total + places * strides[axis], update.shape).reshape(-1)
+    made = primitives.index_set(
+        ml.reshape(cache, (-1,)), ml.reshape(update, (-1,)), ml.asarray(flat), axis=0
+    )
+    return ml.reshape(made, cache.shape)
+
+
+@op("TopK", host=[1])
+def top_k(at: Call, x: Any, k: Any = None) -> Any:
+    order: Any
+    count = at["k"] if k is None else int(k.reshape(-1)[0])
+    axis, xp = at.get("axis", -1) % x.ndim, at.xp
+    if not 0 <= count <= x.shape[axis]:
+        raise ModelError(f"the first {count} of {x.shape[axis]} are asked for")
+    descending = bool(at.get("largest", 1))
+    if at.is_host:
+        key = np.flip(x, axis) if descending else x
+        order = np.argsort(key, axis=axis, stable=True)
+        if descending:
+            order = np.flip(x.shape[axis] - 1 - order, axis)
+    else:
+        order = ml.argsort(x, axis=axis, descending=descending)
+    order = order[(slice(None),) * axis + (slice(0, count),)]
+    return xp.take_along_axis(x, order, axis=axis), xp.astype(
+        order, np.int64 if at.is_host else ml.int64
+    )
+
+
+@op("OneHot", "raw", host=[1])
+def one_hot(at: Call, indices: Value, depth: Any, values: Value) -> Value:
+    count, axis = int(np.ravel(depth)[0]), at.get("axis", -1)
+    indices, values = tensor(indices), tensor(values)
+    axis += indices.ndim + 1 if axis < 0 else 0
+    shape = [1] * (indices.ndim + 1)
+    shape[axis] = bounded((count,), True)[0]
+    places = ml.reshape(ml.arange(count, dtype=ml.int64), tuple(shape))
+    whole = ml.astype(indices, ml.int64)
+    whole = ml.expand_dims(ml.where(ml.less(whole, 0), whole + count, whole), axis=axis)
+    return ml.where(ml.equal(places, whole), values[1], values[0])
+
+
+@op("NonZero", "raw", host=[0])
+def non_zero(at: Call, x: Value) -> Value:
+    places = np.nonzero(x)
+    return np.stack(places).astype(np.int64)
+
+
+@op("Compress", host=[1])
+def compress(at: Call, x: Any, condition: Any) -> Any:
+    axis = at.get("axis")
+    if axis is None:
+        x, axis = at.xp.reshape(x, (-1,)), 0
+    places = np.flatnonzero(condition[: x.shape[axis]])
+    return at.xp.take(x, places if at.is_host else ml.asarray(places), axis=axis)
+
+
+@op("Unique", host=[0])
+def unique(at: Call, x: Any) -> Any:
+    axis = at.get("axis")
+    values, first, inverse, counts = np.unique(
+        x, return_index=True, return_inverse=True, return_counts=True, axis=axis
+    )
+    inverse = inverse.reshape(-1)
+    if not at.get("sorted", 1):
+        order = np.argsort(first)
+        values = np.take(values, order, axis=axis or 0)
+        rank = np.argsort(order)
+        first, counts, inverse = first[order], counts[order], rank[inverse]
+    return values, first.astype(np.int64), inverse.astype(np.int64), counts.astype(np.int64)
+
+
+@op("NonMaxSuppression", host=[0, 1, 2, 3, 4])
+def non_max_suppression(
+    at: Call, boxes: Any, scores: Any, most: Any = None, overlap: Any = None, least: Any = None
+) -> Any:
+    limit = 0 if most is None else int(most.reshape(-1)[0])
+    above = 0.0 if overlap is None else float(overlap.reshape(-1)[0])
+    bar = -math.inf if least is None else float(least.reshape(-1)[0])
+    if at.get("center_point_box", 0):
+        middle, half = boxes[..., :2], boxes[..., 2:] / 2
+        low, high = middle - half, middle + half
+    else:
+        low = np.minimum(boxes[..., :2], boxes[..., 2:])
+        high = np.maximum(boxes[..., :2], boxes[..., 2:])
+    area = np.prod(high - low, axis=-1)
+    found = []
+    for n, of_classes in enumerate(scores):
+        for k, score in enumerate(of_classes):
+            order = np.argsort(-score, kind="stable")
+            order = order[score[order] > bar]
+            kept = 0
+            while len(order) and kept < limit:
+                best, order = order[0], order[1:]
+                found.append((n, k, best))
+                kept += 1
+                sides = np.minimum(high[n, best], high[n, order]) - np.maximum(
+                    low[n, best], low[n, order]
+                )
+                shared = np.prod(np.maximum(sides, 0), axis=-1)
+                union = area[n, best] + area[n, order] - shared
+                order = order[~((shared > above * union) & (union > 0))]
+    return np.asarray(found, np.int64).reshape(-1, 3)
+
+
+@op("TfIdfVectorizer", host=[0])
+def tf_idf(at: Call, x: Any) -> Any:
+    pool = at.get("pool_int64s")
+    if pool is None:
+        raise ModelError("it counts strings, which no tensor has")
+    starts, columns = at["ngram_counts"], at["ngram_indexes"]
+    weights, mode = at.get("weights"), at["mode"]
+    low, high, skips = at["min_gram_length"], at["max_gram_length"], at["max_skip_count"]
+    grams: dict[tuple[int, ...], int] = {}
+    ends = [*starts[1:], len(pool)]
+    for n, (start, end) in enumerate(zip(starts, ends, strict=True), 1):
+        for place in range(start, end, n):
+            grams[tuple(pool[place : place + n])] = len(grams)
+    rows = x.reshape(1, -1) if x.ndim == 1 else x
+    made = np.zeros((len(rows), max(columns, default=-1) + 1), np.float32)
+    for row, out in zip(rows, made, strict=True):
+        for n in range(low, high + 1):
+            for skip in range(1, (skips if n > 1 else 0) + 2):
+                for start in range(len(row) - skip * (n - 1)):
+                    gram = tuple(int(v) for v in row[start : start + skip * (n - 1) + 1 : skip])
+                    if gram in grams:
+                        out[columns[grams[gram]]] += 1
+    if mode != "TF":
+        by = np.ones(made.shape[1], np.float32)
+        if weights is not None:
+            for gram, weight in zip(columns, weights, strict=True):
+                by[gram] = weight
+        made = (made > 0) * by if mode == "IDF" else made * by
+    return made.astype(np.float32).reshape(*x.shape[:-1], made.shape[1])
+
+
+@op("ai.onnx.ml.ArrayFeatureExtractor")
+def array_feature_extractor(at: Call, x: Any, indices: Any) -> Any:
+    made = at.xp.take(x, at.xp.reshape(indices, (-1,)), axis=x.ndim - 1)
+    return at.xp.reshape(made, (1, -1)) if x.ndim == 1 else made
+
+
+@op("ai.onnx.ml.Binarizer", "elementwise")
+def binarizer(at: Call, x: Any) -> Any:
+    return at.xp.astype(at.xp.greater(x, at.get("threshold", 0.0)), x.dtype)

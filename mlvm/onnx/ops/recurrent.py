@@ -1,0 +1,249 @@
+"""Recurrent cells, over sequences of any direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Value, known, tensor
+
+_FEW: int = 4  # steps that are written one after the other
+_ACTIVATIONS: dict[str, Callable[..., Any]] = {
+    "sigmoid": lambda x, *_: ml.sigmoid(x),
+    "tanh": lambda x, *_: ml.tanh(x),
+    "relu": lambda x, *_: ml.relu(x),
+    "affine": lambda x, a=1.0, b=0.0: x * a + b,
+    "leakyrelu": lambda x, a=0.01, *_: ml.leaky_relu(x, a),
+    "thresholdedrelu": lambda x, a=1.0, *_: ml.where(ml.greater(x, a), x, ml.zeros_like(x)),
+    "scaledtanh": lambda x, a=1.0, b=1.0: ml.tanh(x * b) * a,
+    "hardsigmoid": lambda x, a=0.2, b=0.5: ml.clip(x * a + b, 0.0, 1.0),
+    "elu": lambda x, a=1.0, *_: ml.elu(x, a),
+    "softsign": lambda x, *_: ml.soft_sign(x),
+    "softplus": lambda x, *_: ml.softplus(x),
+}
+
+
+def _called(function: Callable[..., Any], extra: list[float], x: Any) -> Any:
+    return function(x, *extra)
+
+
+def _activations(at: Call, default: list[str], direction: int) -> list[Callable[[Any], Any]]:
+    names = at.get("activations") or default * 2
+    each = len(default)
+    alphas, betas = [*at.get("activation_alpha", [])], [*at.get("activation_beta", [])]
+    takes_alpha = ("affine", "leakyrelu", "thresholdedrelu", "scaledtanh", "hardsigmoid", "elu")
+    found: list[Callable[[Any], Any]] = []
+    for name in names:
+        low = name.lower()
+        if low not in _ACTIVATIONS:
+            raise ModelError(f"it has the unknown activation {name}")
+        extra = []
+        if low in takes_alpha and alphas:
+            extra.append(alphas.pop(0))
+            if low in ("affine", "scaledtanh", "hardsigmoid") and betas:
+                extra.append(betas.pop(0))
+        function = _ACTIVATIONS[low]
+        found.append(partial(_called, function, extra))
+    return found[direction * each : (direction + 1) * each]
+
+
+def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: bool) -> Any:
+    """The states after each row, and the last: f[T, N, ...]. Where a sequence has ended, its state
+    stays, and what it makes are zeros."""
+    count = rows.shape[0]
+
+    def one(state: Any, row: Any) -> Any:
+        x, t = row
+        after = step(state, x)
+        if lengths is None:
+            return after, after[0]
+        goes_on = ml.expand_dims(ml.less(t, lengths), axis=-1)
+        kept = tuple(ml.where(goes_on, new, old) for new, old in zip(after, state, strict=True))
+        return kept, ml.where(goes_on, after[0], ml.zeros_like(after[0]))
+
+    times = ml.arange(count)
+    if count <= _FEW:
+        made: list[Any] = [None] * count
+        for i in reversed(range(count)) if reverse else range(count):
+            state, made[i] = one(state, (rows[i], times[i]))
+        return state, ml.stack(made)
+    return ml.scan(one, state, (rows, times), reverse=reverse)
+
+
+def _run(at: Call, x: Value, w: Any, r: Any, b: Any, lengths: Value, starts: list[Any], gates: int,
+         cell: Callable[..., Any]) -> Any:  # fmt: skip
+    """All directions of a cell: its states after each step [T, D, N, H], and the last of each."""
+    x, w, r = tensor(x), tensor(w), tensor(r)
+    hidden, way = at["hidden_size"], at.get("direction", "forward")
+    by_batch = bool(at.get("layout", 0))
+    x = ml.swapaxes(x, 0, 1) if by_batch else x
+    count, n, _ = x.shape
+    directions = w.shape[0]
+    if lengths is not None:
+        lengths = (
+            ml.asarray(known(lengths, "lengths of sequences"))
+            if isinstance(lengths, np.ndarray)
+            else tensor(lengths)
+        )
+        if isinstance(lengths, ml.Tensor):
+            lengths = ml.astype(lengths, ml.int64)
+    outs, lasts = [], []
+    for d in range(directions):
+        reverse = way == "reverse" or d == 1
+        bias = None if b is None else tensor(b)[d]
+        weights = w[d], r[d]
+        state = tuple(
+            (ml.swapaxes(tensor(s), 0, 1) if by_batch else tensor(s))[d]
+            if s is not None
+            else ml.zeros((n, hidden), dtype=x.dtype)
+            for s in starts
+        )
+        rows = ml.matmul(ml.reshape(x, (count * n, -1)), weights[0], transpose_y=True)
+        if bias is not None:
+            own = bias[: gates * hidden]
+            rows = rows + own
+        rows = ml.reshape(rows, (count, n, gates * hidden))
+        rest = None if bias is None else bias[gates * hidden :]
+        last, states = _steps(cell(d, weights[1], rest, hidden), state, rows, lengths, reverse)
+        outs.append(states)
+        lasts.append(last)
+    y = ml.stack(outs, axis=1)
+    ends = [ml.stack([last[i] for last in lasts]) for i in range(len(starts))]
+    if by_batch:
+        return (ml.permute_dims(y, (2, 0, 1, 3)), *(ml.swapaxes(e, 0, 1) for e in ends))
+    return (y, *ends)
+
+
+def _clipped(at: Call) -> Callable[[Any], Any]:
+    limit = at.get("clip")
+    return (lambda x: x) if not limit else (lambda x: ml.clip(x, -limit, limit))
+
+
+@op("RNN", "raw")
+def rnn(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+        h: Value = None) -> Value:  # fmt: skip
+    cut = _clipped(at)
+
+    def cell(d: int, r: Any, bias: Any, hidden: int) -> Any:
+        (f,) = _activations(at, ["Tanh"], d)
+
+        def step(state: Any, row: Any) -> Any:
+            total = row + ml.matmul(state[0], r, transpose_y=True)
+            return (f(cut(total if bias is None else total + bias)),)
+
+        return step
+
+    return _run(at, x, w, r, b, lengths, [h], 1, cell)
+
+
+@op("GRU", "raw")
+def gru(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+        h: Value = None) -> Value:  # fmt: skip
+    cut, after = _clipped(at), at.get("linear_before_reset", 0)
+
+    def cell(d: int, r: Any, bias: Any, hidden: int) -> Any:
+        f, g = _activations(at, ["Sigmoid", "Tanh"], d)
+
+        def step(state: Any, row: Any) -> Any:
+            (h,) = state
+            if after:
+                own = ml.matmul(h, r, transpose_y=True)
+                own = own if bias is None else own + bias
+                z, reset = ml.split(f(cut(row[:, : 2 * hidden] + own[:, : 2 * hidden])), 2, axis=1)
+                new = g(cut(row[:, 2 * hidden :] + reset * own[:, 2 * hidden :]))
+            else:
+                own = ml.matmul(h, r[: 2 * hidden], transpose_y=True)
+                own = own if bias is None else own + bias[: 2 * hidden]
+                z, reset = ml.split(f(cut(row[:, : 2 * hidden] + own)), 2, axis=1)
+                last = ml.matmul(reset * h, r[2 * hidden :], transpose_y=True)
+                last = last if bias is None else last + bias[2 * hidden :]
+                new = g(cut(row[:, 2 * hidden :] + last))
+            return ((1.0 - z) * new + z * h,)
+
+        return step
+
+    return _run(at, x, w, r, b, lengths, [h], 3, cell)
+
+
+@op("LSTM", "raw")
+def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
+         h: Value = None, c: Value = None, p: Value = None) -> Value:  # fmt: skip
+    cut, coupled = _clipped(at), at.get("input_forget", 0)
+    peep = None if p is None else tensor(p)
+
+    def cell(d: int, r: Any, bias: Any, hidden: int) -> Any:
+        f, g, k = _activations(at, ["Sigmoid", "Tanh", "Tanh"], d)
+        looks = None if peep is None else [peep[d, i * hidden : (i + 1) * hidden] for i in range(3)]
+
+        def step(state: Any, row: Any) -> Any:
+            h, c = state
+            total = row + ml.matmul(h, r, transpose_y=True)
+            total = total if bias is None else total + bias
+            i, o, forget, new = ml.split(total, 4, axis=1)
+            if looks is not None:
+                i, forget = i + looks[0] * c, forget + looks[2] * c
+            i = f(cut(i))
+            forget = 1.0 - i if coupled else f(cut(forget))
+            c = forget * c + i * g(cut(new))
+            if looks is not None:
+                o = o + looks[1] * c
+            return f(cut(o)) * k(c), c
+
+        return step
+
+    return _run(at, x, w, r, b, lengths, [h, c], 4, cell)
+
+
+@op("com.microsoft.DynamicQuantizeLSTM", "raw")
+def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
+                          h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
+                          rz: Value) -> Value:  # fmt: skip
+    from mlvm.onnx.ops.quantized import centered, dynamic_matmul
+
+    def quantized(v: Value, zero: Value, scale: Value) -> tuple[Any, Any, Any]:
+        return tensor(v), tensor(zero), tensor(scale)
+
+    cut = _clipped(at)
+    (wq, wzero, wscale), (rq, rzero, rscale) = quantized(w, wz, ws), quantized(r, rz, rs)
+    x, hidden = tensor(x), at["hidden_size"]
+    count, n, _ = x.shape
+    outs, lasts = [], []
+    for d in range(wq.shape[0]):
+        f, g, k = _activations(at, ["Sigmoid", "Tanh", "Tanh"], d)
+        start = tuple(
+            ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
+        )
+        inner = centered(wq[d], wzero[d]), centered(rq[d], rzero[d])  # once, and not in each step
+        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), inner[0], wscale[d])
+        bias = tensor(b)[d] if b is not None else None
+        if bias is not None:
+            rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
+        rows = ml.reshape(rows, (count, n, 4 * hidden))
+
+        def step(
+            state: Any,
+            row: Any,
+            r: Any = inner[1],
+            by: Any = rscale[d],
+            f: Any = f,
+            g: Any = g,
+            k: Any = k,
+        ) -> Any:
+            h, c = state
+            total = row + dynamic_matmul(h, r, by)
+            i, o, forget, new = ml.split(total, 4, axis=1)
+            c = f(cut(forget)) * c + f(cut(i)) * g(cut(new))
+            return f(cut(o)) * k(c), c
+
+        reverse = at.get("direction", "forward") == "reverse" or d == 1
+        last, states = _steps(step, start, rows, None, reverse)
+        outs.append(states)
+        lasts.append(last)
+    ends = [ml.stack([last[i] for last in lasts]) for i in range(2)]
+    return (ml.stack(outs, axis=1), *ends)

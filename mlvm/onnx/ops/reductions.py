@@ -1,0 +1,223 @@
+"""Ops that reduce axes, or go along them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.types import DType
+from mlvm.onnx.arrays import is_known
+from mlvm.onnx.table import TABLE, Call, Op, op
+from mlvm.onnx.values import Lying, Value, ints, lying, tensor
+
+Reduce = Callable[[Any, Any, tuple[int, ...], bool], Any]
+
+
+def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    return xp.astype(xp.sum(x, axis=axes, keepdims=keep), x.dtype)
+
+
+def _mean(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    if DType.of(x.dtype).is_integer:
+        count = math.prod(x.shape[axis] for axis in axes)
+        return xp.floor_divide(_sum(xp, x, axes, keep), count)
+    return xp.mean(x, axis=axes, keepdims=keep)
+
+
+def _extreme(name: str) -> Reduce:
+    def run(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+        dtype = DType.of(x.dtype)
+        if 0 in [x.shape[axis] for axis in axes]:
+            shape = [1 if i in axes else n for i, n in enumerate(x.shape) if keep or i not in axes]
+            if dtype.is_float:
+                least = math.inf if name == "min" else -math.inf
+            elif dtype.kind == "bool":
+                least = name == "min"
+            else:
+                info = np.iinfo(str(dtype.numpy))
+                least = info.max if name == "min" else info.min
+            return xp.full(tuple(shape), least, dtype=x.dtype)
+        if dtype.kind == "bool":
+            return (xp.all if name == "min" else xp.any)(x, axis=axes, keepdims=keep)
+        return getattr(xp, name)(x, axis=axes, keepdims=keep)
+
+    return run
+
+
+def _log_sum_exp(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
+    x = ml.asarray(x)
+    if 0 in [x.shape[axis] for axis in axes]:
+        return ml.log(_sum(ml, x, axes, keep))
+    return ml.logsumexp(x, axis=axes, keepdims=keep)
+
+
+_REDUCTIONS: dict[str, Reduce] = {
+    "ReduceSum": _sum,
+    "ReduceMean": _mean,
+    "ReduceMax": _extreme("max"),
+    "ReduceMin": _extreme("min"),
+    "ReduceProd": lambda xp, x, axes, keep: xp.astype(
+        xp.prod(x, axis=axes, keepdims=keep), x.dtype
+    ),
+    "ReduceL1": lambda xp, x, axes, keep: _sum(xp, xp.abs(x), axes, keep),
+    "ReduceL2": lambda xp, x, axes, keep: xp.astype(xp.sqrt(_sum(xp, x * x, axes, keep)), x.dtype),
+    "ReduceLogSum": lambda xp, x, axes, keep: xp.log(_sum(xp, x, axes, keep)),
+    "ReduceLogSumExp": _log_sum_exp,
+    "ReduceSumSquare": lambda xp, x, axes, keep: _sum(xp, x * x, axes, keep),
+}
+
+
+def _enter(name: str, function: Reduce) -> None:
+    def run(at: Call, x: Value, axes: Value = None) -> Value:
+        given = at.get("axes") if axes is None else ints(axes, "axes of a reduction")
+        if not given and at.get("noop_with_empty_axes", 0):
+            if name in ("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd"):
+                return x
+            if name == "ReduceLogSumExp":
+                return x
+            given = []
+        chosen = [*range(x.ndim)] if not given else [axis % max(x.ndim, 1) for axis in given]
+        if not given and at.get("noop_with_empty_axes", 0):
+            chosen = []
+        keep = bool(at.get("keepdims", 1))
+        if is_known(x):
+            return np.asarray(function(np, x, tuple(chosen), keep))
+        if type(x) is not Lying:
+            return function(ml, tensor(x), tuple(chosen), keep)
+        y = function(ml, x.x, tuple(sorted(x.axes[axis] for axis in chosen)), keep)
+        if keep:
+            return lying(y, x.axes)
+        rest = [x.axes[axis] for axis in range(x.ndim) if axis not in chosen]
+        return lying(y, [sorted(rest).index(axis) for axis in rest])
+
+    TABLE[name] = Op(run, "raw", (1,), {})
+
+
+for _name, _function in _REDUCTIONS.items():
+    _enter(_name, _function)
+
+
+@op("ArgMax ArgMin")
+def arg_extreme(at: Call, x: Any) -> Any:
+    axis, keep = at.get("axis", 0), bool(at.get("keepdims", 1))
+    find = at.xp.argmax if at.node.type == "ArgMax" else at.xp.argmin
+    if at.get("select_last_index", 0):
+        y = x.shape[axis] - 1 - find(at.xp.flip(x, axis=axis), axis=axis, keepdims=keep)
+    else:
+        y = find(x, axis=axis, keepdims=keep)
+    return at.xp.astype(y, np.int64 if at.is_host else ml.int64)
+
+
+@op("Softmax LogSoftmax Hardmax", "raw")
+def softmax(at: Call, x: Value) -> Value:
+    axis = at.get("axis", -1 if at.opset >= 13 else 1)
+    function: Any = {"Softmax": ml.softmax, "LogSoftmax": ml.log_softmax, "Hardmax": _hardmax}
+    name, shape = at.node.type, x.shape
+    if at.opset < 13 and math.prod(shape[axis % x.ndim + 1 :]) != 1:
+        rows = math.prod(shape[: axis % x.ndim])
+        y = function[name](ml.reshape(tensor(x), (rows, -1)), axis=-1)
+        return ml.reshape(y, shape)
+    if type(x) is Lying:
+        return Lying(function[name](x.x, axis=x.axes[axis]), x.axes)
+    return function[name](tensor(x), axis=axis)
+
+
+def _hardmax(x: Any, axis: int) -> Any:
+    best = ml.argmax(x, axis=axis, keepdims=True)
+    shape = [1] * x.ndim
+    shape[axis] = x.shape[axis]
+    places = ml.reshape(ml.arange(x.shape[axis]), tuple(shape))
+    return ml.astype(ml.equal(places, best), x.dtype)
+
+
+@op("CumSum CumProd", host=[1])
+def cumulate(at: Call, x: Any, axis: Any) -> Any:
+    along, xp = int(axis.reshape(-1)[0]) % x.ndim, at.xp
+    is_sum = at.node.type == "CumSum"
+    function = xp.cumulative_sum if is_sum else xp.cumulative_prod
+    if at.get("reverse", 0):
+        x = xp.flip(x, axis=along)
+    if at.get("exclusive", 0):
+        index = [slice(None)] * x.ndim
+        index[along] = slice(0, -1)
+        first = [slice(None)] * x.ndim
+        first[along] = slice(0, 1)
+        start = xp.zeros_like(x[tuple(first)]) if is_sum else xp.ones_like(x[tuple(first)])
+        x = xp.concat([start, x[tuple(index)]], axis=along)
+    y = xp.astype(function(x, axis=along), x.dtype)
+    return xp.flip(y, axis=along) if at.get("reverse", 0) else y
+
+
+@op("LpNormalization", "tensors")
+def lp_normalization(at: Call, x: Any) -> Any:
+    axis = at.get("axis", -1)
+    if at.get("p", 2) == 1:
+        length = ml.sum(ml.abs(x), axis=axis, keepdims=True)
+    else:
+        length = ml.sqrt(ml.sum(x * x, axis=axis, keepdims=True))
+    return ml.where(ml.equal(length, 0.0), ml.zeros_like(x), x / length)
+
+
+@op("MeanVarianceNormalization", "tensors")
+def mean_variance_normalization(at: Call, x: Any) -> Any:
+    axes = tuple(at.get("axes", [0, 2, 3]))
+    centered = x - ml.mean(x, axis=axes, keepdims=True)
+    return centered / (ml.sqrt(ml.mean(centered * centered, axis=axes, keepdims=True)) + 1e-9)
+
+
+@op("Det", "tensors")
+def det(at: Call, x: Any) -> Any:
+    return ml.linalg.det(x)
+
+
+@op("Einsum", "tensors")
+def einsum(at: Call, *xs: Any) -> Any:
+    return ml.einsum(at["equation"].replace(" ", ""), *xs)
+
+
+# --- products -----------------------------------------------------------------------------
+
+
+def _turned(x: Value) -> tuple[Any, bool]:
+    """A tensor, and whether its last two axes lie the other way round."""
+    if type(x) is Lying:
+        n = x.ndim
+        if n > 1 and x.axes == (*range(n - 2), n - 1, n - 2):
+            return x.x, True
+    return tensor(x), False
+
+
+@op("MatMul", "raw")
+def matmul(at: Call, x: Value, y: Value) -> Value:
+    if is_known(x) and is_known(y) and x.dtype.kind != "f":
+        return np.matmul(x, y)
+    (a, left), (b, right) = _turned(x), _turned(y)
+    if a.ndim < 2 or b.ndim < 2:
+        return ml.matmul(a, b)
+    if b.ndim == 2 and a.ndim > 2 and not left:
+        rows = ml.reshape(a, (-1, a.shape[-1])) if a.size else a
+        made = ml.matmul(rows, b, transpose_y=right)
+        return ml.reshape(made, (*a.shape[:-1], made.shape[-1]))
+    return ml.matmul(a, b, transpose_x=left, transpose_y=right)
+
+
+@op("Gemm com.microsoft.FusedGemm com.microsoft.TransposeMatMul com.microsoft.FusedMatMul", "raw")
+def gemm(at: Call, x: Value, y: Value, c: Value = None) -> Value:
+    (a, left), (b, right) = _turned(x), _turned(y)
+    left, right = left ^ bool(at.get("transA", 0)), right ^ bool(at.get("transB", 0))
+    if DType.of(a.dtype).is_integer:
+        a, b = (ml.swapaxes(m, -1, -2) if t else m for m, t in ((a, left), (b, right)))
+        made = ml.matmul(a, b)
+    else:
+        made = ml.matmul(a, b, transpose_x=left, transpose_y=right)
+    alpha, beta = at.get("alpha", 1.0), at.get("beta", 1.0)
+    made = made if alpha == 1.0 else made * alpha
+    if c is not None:
+        made = made + (tensor(c) if beta == 1.0 else tensor(c) * beta)
+    if at.get("activation"):
+        made = {"Relu": ml.relu, "Sigmoid": ml.sigmoid, "Tanh": ml.tanh}[at["activation"]](made)
+    return made

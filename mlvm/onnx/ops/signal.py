@@ -1,0 +1,115 @@
+"""Fourier transforms and the windows for them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.onnx.arrays import dtype_of
+from mlvm.onnx.table import Call, op
+from mlvm.onnx.values import Value, bounded, ints, tensor
+
+
+def _complex(x: Any) -> Any:
+    """A last axis of 1 or 2 as real and imaginary parts."""
+    real = x[..., 0]
+    imaginary = x[..., 1] if x.shape[-1] == 2 else ml.zeros_like(real)
+    return real, imaginary
+
+
+def _matrix(n: int, k: int, sign: float, dtype: Any) -> tuple[Any, Any]:
+    angle = sign * 2 * math.pi * (np.outer(np.arange(n), np.arange(k)) % max(n, k)) / max(n, k)
+    wide = np.float64 if dtype == ml.float64 else np.float32
+    return ml.asarray(np.cos(angle).astype(wide)), ml.asarray(np.sin(angle).astype(wide))
+
+
+@op("DFT", "raw", host=[1, 2])
+def dft(at: Call, x: Value, length: Any = None, axis: Any = None) -> Value:
+    x = tensor(x)
+    along = (
+        at.get("axis", 1) if at.opset < 20 else (-2 if axis is None else ints(axis, "an axis")[0])
+    )
+    along %= x.ndim
+    inverse, one = bool(at.get("inverse", 0)), bool(at.get("onesided", 0))
+    n = x.shape[along]
+    if length is not None and length.size:
+        count = ints(length, "a length")[0]
+    else:
+        count = 2 * (n - 1) if inverse and one else n
+    dtype = x.dtype
+    x = x if dtype in (ml.float32, ml.float64) else ml.astype(x, ml.float32)
+    real, imaginary = (ml.moveaxis(v, along, -1) for v in _complex(x))
+    if inverse and one:
+        z = ml.fft.irfft(_joined(real, imaginary), n=count, axis=-1)
+        return ml.astype(ml.expand_dims(ml.moveaxis(z, -1, along), axis=-1), dtype)
+    z = _joined(real, imaginary)
+    if n != count:
+        keep = z[..., : min(n, count)]
+        z = (
+            keep
+            if n > count
+            else ml.concat([keep, ml.zeros((*z.shape[:-1], count - n), dtype=z.dtype)], axis=-1)
+        )
+    z = ml.fft.ifft(z, axis=-1) if inverse else ml.fft.fft(z, axis=-1)
+    z = z[..., : count // 2 + 1] if one else z
+    made = ml.stack([ml.real(z), ml.imag(z)], axis=-1)
+    return ml.astype(ml.moveaxis(made, -2, along), dtype)
+
+
+def _joined(real: Any, imaginary: Any) -> Any:
+    kind = ml.complex128 if real.dtype == ml.float64 else ml.complex64
+    return ml.astype(real, kind) + ml.astype(imaginary, kind) * 1j
+
+
+@op("STFT", "raw", host=[1, 3])
+def stft(at: Call, x: Value, step: Any, window: Value = None, length: Any = None) -> Value:
+    x = tensor(x)
+    hop = ints(step, "a step")[0]
+    size = ints(length, "a length")[0] if length is not None else window.shape[0]
+    count = 1 + (x.shape[1] - size) // hop
+    places = np.arange(count)[:, None] * hop + np.arange(size)[None, :]
+    frames = ml.take(x, ml.asarray(places.reshape(-1)), axis=1)
+    frames = ml.reshape(frames, (x.shape[0], count, size, -1))
+    real, imaginary = _complex(frames)
+    if window is not None:
+        real, imaginary = real * tensor(window), imaginary * tensor(window)
+    bins = size // 2 + 1 if at.get("onesided", 1) else size
+    cos, sin = _matrix(size, size, -1.0, x.dtype)
+    cos, sin = cos[:, :bins], sin[:, :bins]
+    up, side = ml.matmul(real, cos), ml.matmul(real, sin)
+    if frames.shape[-1] == 2:
+        up, side = up - ml.matmul(imaginary, sin), side + ml.matmul(imaginary, cos)
+    return ml.stack([up, side], axis=-1)
+
+
+@op("HannWindow HammingWindow BlackmanWindow", host=[0])
+def window(at: Call, size: Any) -> Any:
+    count = bounded((int(size),), True)[0]
+    turn = 2 * np.pi * np.arange(count) / (count if at.get("periodic", 1) else max(count - 1, 1))
+    if at.node.type == "BlackmanWindow":
+        y = 0.42 - 0.5 * np.cos(turn) + 0.08 * np.cos(2 * turn)
+    else:
+        a = 0.5 if at.node.type == "HannWindow" else 25 / 46
+        y = a - (1 - a) * np.cos(turn)
+    return y.astype(dtype_of(at.get("output_datatype", 1), "it").numpy)
+
+
+@op("MelWeightMatrix", host=[0, 1, 2, 3, 4])
+def mel_weight_matrix(at: Call, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any:
+    count, n = int(bins), int(length)
+    bounded((n // 2 + 1, count), True)
+    first, last = (2595 * np.log10(1 + float(f) / 700) for f in (low, high))
+    points = np.arange(count + 2) * ((last - first) / (count + 2)) + first
+    edges = (((n + 1) * (700 * (10 ** (points / 2595) - 1))) // int(rate)).astype(int)
+    made = np.zeros((n // 2 + 1, count))
+    for i, (a, b, c) in enumerate(zip(edges, edges[1:], edges[2:], strict=False)):
+        if a == b:
+            made[b, i] = 1
+        else:
+            made[a : b + 1, i] = (np.arange(a, b + 1) - a) / (b - a)
+        if c > b:
+            made[b:c, i] = (c - np.arange(b, c)) / (c - b)
+    return made.astype(dtype_of(at.get("output_datatype", 1), "it").numpy)

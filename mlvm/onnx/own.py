@@ -1,0 +1,42 @@
+"""What `save` notes of a node, and `load` makes of it: the very op of the language."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Any, Final
+
+from mlvm.core.errors import AttributeRefused
+from mlvm.core.op import OPS, Attributes
+from mlvm.core.op import Op as CoreOp
+from mlvm.eager import Tensor
+from mlvm.eager.tensor.apply import OneOp, apply, one_op
+from mlvm.onnx.table import Call, Op
+from mlvm.onnx.wire import Message
+
+DOMAIN: Final = "mlvm"
+"""Of the functions in a file, and the name of the metadata that says what an op was."""
+
+
+def told(op: CoreOp, attributes: Attributes) -> str:
+    """The op with its attributes as text."""
+    return json.dumps({"op": op.name, "attributes": dict(attributes)})
+
+
+def own_op(node: Message) -> Op | None:
+    """The op that a node was saved of; None for one of another tool, or of another version."""
+    for each in node.metadata_props:
+        if each.key == DOMAIN:
+            try:
+                found = json.loads(each.value)
+                name, attributes = found["op"], found["attributes"]
+                if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
+                    return None
+                return Op(partial(_run, one_op(name, **attributes)), "tensors", (), {})
+            except (ValueError, TypeError, KeyError, AttributeRefused):
+                return None
+    return None
+
+
+def _run(op: OneOp, _: Call, *operands: Tensor) -> Any:
+    return apply(op, *operands)

@@ -1,0 +1,216 @@
+"""The messages of an ONNX file, and the wire format of protobuf in which they lie there.
+
+`SCHEMA` says what is read and written; a field that it does not have is skipped.
+https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/blob/main/onnx/onnx.proto
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple, Self, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import EncodingError
+
+SCHEMA: Final = """
+Model: 1 ir_version int, 2 producer_name str, 3 producer_version str, 4 domain str, 5
+    model_version int, 6 doc_string str, 7 graph Graph, 8 opset_import OperatorSet*, 14
+    metadata_props Pair*, 25 functions Function*
+OperatorSet: 1 domain str, 2 version int
+Pair: 1 key str, 2 value str
+Graph: 1 node Node*, 2 name str, 5 initializer Tensor*, 10 doc_string str, 11 input Value*, 12
+    output Value*, 13 value_info Value*, 15 sparse_initializer SparseTensor*
+Node: 1 input str*, 2 output str*, 3 name str, 4 op_type str, 5 attribute Attribute*, 6
+    doc_string str, 7 domain str, 8 overload str, 9 metadata_props Pair*
+Attribute: 1 name str, 2 f float, 3 i int, 4 s bytes, 5 t Tensor, 6 g Graph, 7 floats float*, 8
+    ints int*, 9 strings bytes*, 10 tensors Tensor*, 11 graphs Graph*, 13 doc_string str, 14 tp
+    Type, 15 type_protos Type*, 20 type int, 21 ref_attr_name str, 22 sparse_tensor
+    SparseTensor, 23 sparse_tensors SparseTensor*
+Tensor: 1 dims int*, 2 data_type int, 4 float_data float*, 5 int32_data int*, 6 string_data
+    bytes*, 7 int64_data int*, 8 name str, 9 raw_data bytes?, 10 double_data double*, 11
+    uint64_data int*, 13 external_data Pair*, 14 data_location int
+SparseTensor: 1 values Tensor, 2 indices Tensor, 3 dims int*
+Value: 1 name str, 2 type Type, 3 doc_string str
+Type: 1 tensor_type TensorType, 4 sequence_type ElementType, 5 map_type MapType, 8
+    sparse_tensor_type TensorType, 9 optional_type ElementType
+TensorType: 1 elem_type int, 2 shape Shape
+ElementType: 1 elem_type Type
+MapType: 1 key_type int, 2 value_type Type
+Shape: 1 dim Dimension*
+Dimension: 1 dim_value int?, 2 dim_param str
+Function: 1 name str, 4 input str*, 5 output str*, 6 attribute str*, 7 node Node*, 8 doc_string
+    str, 9 opset_import OperatorSet*, 10 domain str, 11 attribute_proto Attribute*
+"""
+"""Number, name and kind of each field of a message. `*` is for any number of them. A field that is
+absent is None where its kind is a message or ends with `?`, else 0 or nothing."""
+
+_DEEPEST: Final = 100  # messages in messages, as protobuf's own readers have it
+_DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b""}
+_FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
+_WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
+_WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
+Bytes: TypeAlias = memoryview
+
+
+class Field(NamedTuple):
+    """A field of a message: its name, the kind of its values, and whether there are many."""
+
+    name: str
+    kind: str
+    many: bool
+    default: Any
+
+
+def _fields(text: str) -> dict[int, Field]:
+    found = {}
+    for number, name, kind in (each.split() for each in text.split(",")):
+        plain = kind.rstrip("*?")
+        default = () if kind[-1] == "*" else None if kind[-1] == "?" else _DEFAULTS.get(plain)
+        found[int(number)] = Field(name, plain, kind[-1] == "*", default)
+    return found
+
+
+FIELDS: Final = {
+    kind: _fields(text)
+    for kind, _, text in (
+        message.partition(": ") for message in SCHEMA.strip().replace("\n    ", " ").split("\n")
+    )
+}
+
+
+class Message:
+    """A message of that kind: its fields are its attributes. Many numbers are an array of i64, f32
+    or f64; other things that are many are a list. Bytes are a view of the file."""
+
+    kind: str
+
+    def __new__(cls, kind: str, **_: Any) -> Self:
+        return object.__new__(_CLASSES[kind])  # type: ignore[no-any-return]
+
+    def __init__(self, kind: str, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"an ONNX {self.kind} has no field {name!r}")
+
+    def __repr__(self) -> str:
+        return f"{self.kind}({', '.join(f'{name}={x!r:.60}' for name, x in vars(self).items())})"
+
+
+_CLASSES: Final[dict[str, Any]] = {
+    kind: type(kind, (Message,), {f.name: f.default for f in fields.values()} | {"kind": kind})
+    for kind, fields in FIELDS.items()
+}
+
+
+def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
+    """The message of that kind in these bytes. Raises `EncodingError` for bytes that are none."""
+    if depth > _DEEPEST:
+        raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
+    message = object.__new__(_CLASSES[kind])
+    found, known = message.__dict__, FIELDS[kind]
+    numbers: dict[str, list[Any]] = {}
+    place, end = 0, len(data)
+    while place < end:
+        key = data[place]
+        place += 1
+        if key > 127:
+            key, place = _varint(data, place - 1)
+        number, wire = key >> 3, key & 7
+        value: Any
+        if wire == 2:
+            size, place = _varint(data, place)
+        elif wire == 0:
+            value, place = _varint(data, place)
+        elif wire in _WIDTHS:
+            size = _WIDTHS[wire]
+        else:
+            raise EncodingError(f"field {number} of {kind} has the wire type {wire}")
+        if wire:
+            if size > end - place:
+                raise EncodingError(f"field {number} of {kind} has {size} bytes, of {end - place}")
+            value = data[place : place + size]
+            place += size
+        if number not in known:
+            continue
+        name, inner, many, _ = known[number]
+        own = _WIRES.get(inner, 2)
+        if wire != own and not (many and wire == 2):
+            raise EncodingError(f"{kind}.{name} has the wire type {wire}")
+        if own != 2:  # a number, or many that are packed
+            if wire == 2:
+                value = _packed(value, inner)
+            else:
+                value = (
+                    _signed(value) if wire == 0 else np.frombuffer(value, _FIXED[inner])[0].item()
+                )
+            if many:
+                numbers.setdefault(name, []).append(np.atleast_1d(value))
+            else:
+                found[name] = value
+            continue
+        if inner == "str":
+            try:
+                value = str(value, "utf-8")
+            except UnicodeDecodeError:
+                raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+        elif inner != "bytes":
+            value = decode(value, inner, depth + 1)
+        if not many:
+            found[name] = value
+        elif name in found:
+            found[name].append(value)
+        else:
+            found[name] = [value]
+    for name, parts in numbers.items():
+        found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return message  # type: ignore[no-any-return]
+
+
+def _varint(data: Bytes, place: int) -> tuple[int, int]:
+    """The number at that place, and the place behind it."""
+    result = shift = 0
+    try:
+        while True:
+            byte = data[place]
+            place += 1
+            if byte < 128:
+                return result | byte << shift, place
+            result |= (byte & 127) << shift
+            shift += 7
+            if shift > 63:
+                raise EncodingError("a number has more than 10 bytes")
+    except IndexError:
+        raise EncodingError("it ends within a number") from None
+
+
+def _signed(value: int) -> int:
+    """The i64 of these 64 bits."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _packed(value: Bytes, kind: str) -> np.ndarray[Any, Any]:
+    """Many numbers of one field."""
+    if kind == "int":
+        return _varints(np.frombuffer(value, np.uint8))
+    dtype = _FIXED[kind]
+    if len(value) % dtype.itemsize:
+        raise EncodingError(f"{len(value)} bytes are no whole numbers of {dtype.itemsize} bytes")
+    return np.frombuffer(value, dtype)
+
+
+def _varints(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Many numbers at once, by the place of each one's last byte."""
+    ends = np.flatnonzero(data < 128)
+    if len(data) and (not len(ends) or ends[-1] != len(data) - 1):
+        raise EncodingError("it ends within a number")
+    starts = np.concatenate([np.zeros(1, ends.dtype), ends[:-1] + 1])[: len(ends)]
+    longest = int((ends - starts).max(initial=-1)) + 1
+    if longest > 10:
+        raise EncodingError("a number has more than 10 bytes")
+    found = np.zeros(len(ends), np.uint64)
+    for i in range(longest):
+        there = ends - starts >= i
+        found[there] |= (data[starts[there] + i] & 127).astype(np.uint64) << np.uint64(7 * i)
+    return found.view(np.int64)

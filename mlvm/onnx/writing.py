@@ -1,0 +1,522 @@
+"""`save`: a function of tensors as an ONNX file.
+
+What the function does is recorded, not run. Each call of an op becomes a node, branches become
+`If` and loops `Loop`. A node notes, in its metadata, the op of the language with its attributes: so
+`load` makes the very same calls of it, and other runtimes read the ops of ONNX that stand there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import AttributeRefused, DTypeError, ModelError
+from mlvm.core.types import Array, DType, TensorType, bool_, i64
+from mlvm.eager import Tensor
+from mlvm.eager.capture.captured import Captured, recorded_call
+from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tensor.reading import values_of
+from mlvm.eager.tree import flatten, named_tensors, replace
+from mlvm.onnx.arrays import NAMES
+from mlvm.onnx.bodies import BODIES, OPSET, Body
+from mlvm.onnx.encode import Parts, encode, size_of
+from mlvm.onnx.own import DOMAIN, told
+from mlvm.step.blocks import without_dead_calls
+from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
+
+_IR: Final = 10
+_LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
+_MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
+
+
+def save(
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    path: str | os.PathLike[str],
+    *,
+    external: bool | None = None,
+    **kwargs: Any,
+) -> None:
+    """Write what `fn(*args, **kwargs)` does as an ONNX file, which other runtimes run, and `load`
+    reads back to the bit. The function is called once, on tensors that have types and no values.
+
+    `args` are as the function takes them: trees of tensors, of numpy arrays and of types
+    (`TensorType`), which become the inputs of the graph, in their order, under the names of the
+    parameters. Anything else is a part of it, as are numbers. Tensors that the function reaches by
+    itself, such as the weights of a Module, are initializers, as they are now. What it returns are
+    the outputs. It may be a captured function, or a gradient. Shapes are those of `args`, fixed.
+    Branches become `If`, loops `Loop`, and functions of `ml.function` stand where they are called.
+
+    The ops are those of opset 20. One that ONNX spells in several nodes is a function of the file,
+    in the domain "mlvm". With `external` the weights lie beside the file, in `path` + ".data": by
+    default where a file would have more than 2 GB. A file at that path is replaced once the new one
+    is complete.
+
+    Raises `ModelError`, with the line of Python, for an op that has no form in ONNX, such as random
+    numbers, decompositions, checks and complex numbers, and for a function that updates a tensor in
+    place which is not its own, or returns no tensor; what `capture` raises; and `OSError`.
+    https://onnx.ai/onnx/repo-docs/IR.html
+
+        >>> layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
+        >>> ml.onnx.save(layer, [ml.TensorType("f32", [4, 3])], "layer.onnx")
+        >>> ml.onnx.load("layer.onnx").outputs
+        {'output': 'f32[4,2]'}
+    """
+    refuse_captured("a file is written", "; write it outside")
+    if isinstance(fn, Captured):
+        fn = fn.fn
+    if not callable(fn) or not isinstance(args, (list, tuple)):
+        raise AttributeRefused("save takes a function, and its arguments as a list").at("save", ())
+    target = Path(os.fspath(path))
+    model = _Model(fn, list(args), kwargs)
+    parts, beside = model.parts(external, f"{target.name}.data")
+    if beside:
+        _write(target.with_name(f"{target.name}.data"), beside)
+    _write(target, parts)
+
+
+def _write(path: Path, parts: Parts) -> None:
+    """Write the file beside its place, and then move it there."""
+    new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with new.open("wb") as file:
+            for part in parts:
+                file.write(part)
+        new.replace(path)
+    finally:
+        with suppress(FileNotFoundError):
+            new.unlink()
+
+
+def _is_input(part: Any) -> bool | None:
+    if isinstance(part, (TensorType, Tensor, np.ndarray, np.generic)):
+        return True
+    return None if isinstance(part, (dict, list, tuple)) else False
+
+
+class _Model:
+    """The file of one function."""
+
+    def __init__(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+        def type_of(x: Any) -> TensorType:
+            if isinstance(x, TensorType):
+                return x
+            return x.type if isinstance(x, Tensor) else TensorType.of(np.asarray(x))
+
+        kinds = (TensorType, Tensor, np.ndarray, np.generic)
+        types = [replace(type_of, each, kinds) for each in (args, kwargs)]
+        recorded, signature = recorded_call(fn, types[0], types[1])
+        if signature.fields or recorded.rebound or recorded.record.ahead:
+            raise ModelError(
+                "a function that rebinds a field, or takes from a queue, is not written"
+            )
+        named = flatten([_by_name(fn, types[0]), types[1]], ends=_is_input)[0]
+        self.states = [x.root for x in recorded.record.states]
+        self.taken: set[str] = set()
+        self.inputs = {self.name(_shown(path)): x for path, x in named}
+        self.outputs: dict[str, TensorType] = {}
+        self.initializers: dict[str, Array] = {}
+        self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
+        self.types: dict[str, TensorType] = dict(self.inputs)
+        self._state_names: dict[int, str] = {}
+        self._paths = _paths(fn, args, kwargs)
+        self._input_names = list(self.inputs)
+        results = recorded.named_results()
+        if not results:
+            raise ModelError("a function that returns no tensor is not written")
+        flow = recorded.flow
+        calls = without_dead_calls(Flow(flow.calls, flow.results))
+        names = [self.name(_shown(path) or "output") for path, _ in results]
+        self.graph = _Graph(self)
+        self.graph.calls(calls)
+        for name, (_, use) in zip(names, results, strict=True):
+            self.graph.node("Identity", [self.graph.read(use)], {name: use.type})
+            self.outputs[name] = use.type
+
+    def name(self, wanted: str) -> str:
+        """A name in the graph that nothing else has."""
+        found, count = wanted, 1
+        while found in self.taken or not found:
+            count += 1
+            found = f"{wanted}_{count}"
+        self.taken.add(found)
+        return found
+
+    def state(self, index: int) -> str:
+        """The initializer for a tensor that the function reaches by itself."""
+        if index not in self._state_names:
+            x = self.states[index]
+            name = self.name(self._paths.get(id(x)) or "constant")
+            self._state_names[index] = name
+            self.initializers[name], self.types[name] = values_of(x), x.type
+        return self._state_names[index]
+
+    def constant(self, value: Array, type: TensorType) -> str:
+        """An initializer of these values."""
+        name = self.name("constant")
+        self.initializers[name], self.types[name] = value, type
+        return name
+
+    def given(self, index: int) -> str:
+        return self._input_names[index]
+
+    def function(self, op: str, key: Any, body: Body, result: str) -> str:
+        """The name of the file's function with that body."""
+        if key not in self.functions:
+            name = self.name(f"{DOMAIN}.{op}").removeprefix(f"{DOMAIN}.")
+            self.functions[key] = (
+                name,
+                {
+                    "name": name,
+                    "input": body.names,
+                    "output": [result],
+                    "node": [_node(each) for each in body.nodes],
+                    "opset_import": [{"domain": "", "version": OPSET}],
+                    "domain": DOMAIN,
+                },
+            )
+        return self.functions[key][0]
+
+    def parts(self, external: bool | None, beside: str) -> tuple[Parts, Parts]:
+        """The bytes of the file, and those of the weights that lie beside it."""
+        nbytes = sum(x.nbytes for x in self.initializers.values())
+        apart: Parts = []
+        place = 0
+        tensors = []
+        for name, array in self.initializers.items():
+            tensor: dict[str, Any] = {
+                "dims": list(self.types[name].shape),
+                "data_type": NAMES[_known(self.types[name].dtype, name)],
+                "name": name,
+            }
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            outside = external if external is not None else nbytes > _MOST
+            if outside and array.nbytes >= _LARGE:
+                apart += [bytes(-place % 64), data]
+                place += -place % 64
+                pairs = {"location": beside, "offset": str(place), "length": str(len(data))}
+                tensor["external_data"] = [{"key": k, "value": v} for k, v in pairs.items()]
+                tensor["data_location"] = 1
+                place += len(data)
+            else:
+                tensor["raw_data"] = data
+            tensors.append(tensor)
+        graph = self.graph.message("main", self.inputs, self.outputs) | {"initializer": tensors}
+        model = {
+            "ir_version": _IR,
+            "producer_name": "mlvm",
+            "graph": graph,
+            "opset_import": [
+                {"domain": "", "version": OPSET},
+                *([{"domain": DOMAIN, "version": 1}] if self.functions else []),
+            ],
+            "functions": [each for _, each in self.functions.values()],
+        }
+        parts = encode("Model", model)
+        if size_of(parts) > _MOST:
+            raise ModelError(f"a file of {size_of(parts):,} bytes is more than protobuf takes")
+        return parts, apart
+
+
+class _Graph:
+    """The nodes of a graph as they are written, and what names the values have there."""
+
+    def __init__(self, model: _Model, around: _Graph | None = None) -> None:
+        self.model = model
+        self.nodes: list[dict[str, Any]] = []
+        self._names: dict[Value, str] = dict(around._names) if around else {}
+        self._homes: dict[Home, str] = dict(around._homes) if around else {}
+        self._open: tuple[Procedure, ...] = around._open if around else ()
+
+    def message(
+        self, name: str, inputs: Mapping[str, Any], outputs: Mapping[str, TensorType]
+    ) -> dict[str, Any]:
+        return {
+            "node": self.nodes,
+            "name": name,
+            "input": [_value(*each) for each in inputs.items()],
+            "output": [_value(*each) for each in outputs.items()],
+        }
+
+    def node(
+        self,
+        op: str,
+        inputs: Sequence[str],
+        outputs: Mapping[str, TensorType],
+        line: str | None = None,
+        attributes: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        """Add a node that makes values of these types."""
+        self.model.types.update(outputs)
+        known = {"op_type": op, "input": list(inputs), "output": list(outputs)}
+        name = {"name": self.model.name(f"{op}/{next(iter(outputs), 'node')}"), **more}
+        node = {**known, "attributes": attributes or {}}
+        self.nodes.append(_node(node) | name | ({"doc_string": str(line)} if line else {}))
+
+    # --- values -------------------------------------------------------------------------
+
+    def read(self, use: Use) -> str:
+        """The name of a value, seen as a type."""
+        home = use.value.home
+        if home is None:
+            name = self._names[use.value]
+        elif home in self._homes:
+            name = self._homes[home]
+        elif home.role == "state":
+            name = self.model.state(home.index)
+        elif home.role == "input":
+            name = self.model.given(home.index)
+        else:  # nothing was written there
+            name = self.model.constant(np.zeros(use.type.shape, use.type.dtype.numpy), use.type)
+        return self._seen_as(name, use.type)
+
+    def _seen_as(self, name: str, type: TensorType) -> str:
+        here = self.model.types[name]
+        if here is type:
+            return name
+        if here.dtype is not type.dtype:
+            raise ModelError(f"a {here} seen as {type} has no form in ONNX")
+        shape = self.model.constant(np.array(type.shape, np.int64), TensorType(i64, (type.ndim,)))
+        made = self.model.name("reshape")
+        self.node("Reshape", [name, shape], {made: type}, attributes={"allowzero": 1})
+        return made
+
+    def write(self, use: Use, name: str, line: str | None = None) -> None:
+        """Let a value have that name from here on."""
+        home = use.value.home
+        if home is None:
+            self._names[use.value] = name
+            return
+        if home.role in ("input", "state", "element"):
+            what = "argument" if home.role == "input" else "tensor from outside"
+            raise ModelError(
+                f"{line or 'here'}: a {home.type} is updated in place, an {what} of the function; "
+                f"an ONNX file has no state: return the new value"
+            )
+        self._homes[home] = name
+
+    # --- calls --------------------------------------------------------------------------
+
+    def calls(self, calls: Iterable[Call]) -> None:
+        for call in calls:
+            if call.callee is not None:
+                self._called(call)
+            elif call.name == "cond":
+                self._cond(call)
+            elif call.name == "while":
+                self._while(call)
+            elif call.op is None:
+                raise _refused(call.name, call.line)
+            elif call.op.name == "copy" and call.ins[0].type is call.outs[0].type:
+                self.write(call.outs[0], self.read(call.ins[0]), call.line)
+            else:
+                self._op(call)
+
+    def _op(self, call: Call) -> None:
+        """Write a call of an op."""
+        assert call.op is not None
+        op, [out] = call.op, call.outs
+        types = [use.type for use in call.ins]
+        for type in (*types, out.type):
+            if not _is_written(type.dtype):
+                raise _refused(f"{op.name} of {type.dtype}", call.line)
+        if not call.ins:
+            value = np.zeros(out.type.shape, out.type.dtype.numpy)
+            op.kernel(value, **call.attributes)
+            self.write(out, self.model.constant(value, out.type), call.line)
+            return
+        rule = BODIES.get(op.name)
+        if rule is None:
+            raise _refused(op.name, call.line)
+        body = Body(types, out.type, call.attributes)
+        result = rule(body)
+        text = told(op, call.attributes)
+        more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
+        name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
+        attributes: dict[str, Any] = {}
+        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.names:
+            node, attributes = body.nodes[0]["op_type"], body.nodes[0]["attributes"]
+        else:
+            if result in body.names:
+                result = body("Identity", result)
+            node = self.model.function(op.name, (text, *types), body, result)
+            more["domain"] = DOMAIN
+        self.node(node, ins, {name: out.type}, call.line, attributes, **more)
+        self.write(out, name, call.line)
+
+    def _condition(self, use: Use) -> str:
+        """A tensor of one element as ONNX has conditions."""
+        name, type = self.read(use), TensorType(bool_, ())
+        if use.type.shape:
+            name = self._seen_as(name, TensorType(use.type.dtype, ()))
+        if use.type.dtype is not bool_:
+            cast = self.model.name("condition")
+            self.node("Cast", [name], {cast: type}, attributes={"to": NAMES[bool_]})
+            name = cast
+        return name
+
+    def _cond(self, call: Call) -> None:
+        condition, graphs = self._condition(call.ins[0]), {}
+        for key, block in zip(("then_branch", "else_branch"), call.blocks, strict=True):
+            inner = _Graph(self.model, self)
+            inner.calls(block.calls)
+            graphs[key] = inner.message(key, {}, inner.left(call.outs))
+        made = {self.model.name("branch"): use.type for use in call.outs}
+        self.node("If", [condition], made, call.line, graphs)
+        for use, name in zip(call.outs, made, strict=True):
+            self.write(use, name, call.line)
+
+    def left(self, uses: Sequence[Use]) -> dict[str, TensorType]:
+        """Write what a block leaves in these homes; the names and types of that."""
+        names = [self.read(use) for use in uses]
+        found: dict[str, TensorType] = {}
+        for name, use in zip(names, uses, strict=True):
+            new = self.model.name("left")
+            self.node("Identity", [name], {new: use.type})
+            found[new] = use.type
+        return found
+
+    def _while(self, call: Call) -> None:
+        """A loop: its test runs ahead of it, and then at the end of each turn."""
+        test, body = call.blocks
+        before = [self.read(use) for use in call.outs]
+        begins = self._tested(_Graph(self.model, self), test, self.nodes)
+        inner = _Graph(self.model, self)
+        turn = self.model.name("turn"), self.model.name("goes_on")
+        carried = {self.model.name("carried"): use.type for use in call.outs}
+        for use, name in zip(call.outs, carried, strict=True):
+            inner.write(use, name, call.line)
+        self.model.types.update(carried)
+        inner.calls(body.calls)
+        goes_on = self._tested(inner, test, inner.nodes)
+        last = self.model.name("goes_on")
+        inner.node("Identity", [goes_on], {last: TensorType(bool_, ())})
+        ins = {turn[0]: TensorType(i64, ()), turn[1]: TensorType(bool_, ()), **carried}
+        outs = {last: TensorType(bool_, ()), **inner.left(call.outs)}
+        made = {self.model.name("loop"): use.type for use in call.outs}
+        graph = {"body": inner.message("body", ins, outs)}
+        self.node("Loop", ["", begins, *before], made, call.line, graph)
+        for use, name in zip(call.outs, made, strict=True):
+            self.write(use, name, call.line)
+
+    def _tested(self, graph: _Graph, test: Block, nodes: list[dict[str, Any]]) -> str:
+        """Write a loop's test among these nodes; the name of what it found."""
+        graph.nodes = nodes
+        graph.calls(test.calls)
+        assert test.result is not None
+        return graph._condition(test.result)
+
+    def _called(self, call: Call) -> None:
+        """Write the calls of a function in its place."""
+        callee = call.callee
+        assert callee is not None
+        if callee in self._open:
+            raise _refused(f"the function {callee.name!r}, which calls itself,", call.line)
+        inner = _Graph(self.model, self)
+        inner.nodes, inner._open = self.nodes, (*self._open, callee)
+        for home, use in zip(callee.params, call.passed, strict=True):
+            if use not in call.outs:
+                inner._homes[home] = self.read(use)
+        inner.calls(callee.block.calls)
+        made = dict(zip(call.passed, callee.params, strict=True))
+        for use in call.outs:
+            if use in made:
+                self.write(use, inner._seen_as(inner._homes[made[use]], use.type), call.line)
+
+
+def _refused(what: str, line: str | None) -> ModelError:
+    return ModelError(f"{line or 'here'}: {what} has no form in ONNX")
+
+
+def _is_written(dtype: DType) -> bool:
+    return dtype in NAMES and dtype.kind != "complex"
+
+
+def _known(dtype: DType, name: str) -> DType:
+    if not _is_written(dtype):
+        raise ModelError(f"{name} is of {dtype}, which is not written")
+    return dtype
+
+
+# --- names --------------------------------------------------------------------------------
+
+
+def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
+    """The arguments by the names of the parameters."""
+    try:
+        parameters = list(inspect.signature(fn).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    names = [each.name for each in parameters if each.kind in plain]
+    names += [f"input_{i}" for i in range(len(names), len(args))]
+    return dict(zip(names, args, strict=False))
+
+
+def _shown(path: str) -> str:
+    """The path of a leaf, without the place of the arguments that it is among."""
+    head, _, rest = path.partition("/")
+    return rest if head in ("0", "1") and rest else path
+
+
+def _paths(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[int, str]:
+    """What tensors that a function reaches are called, by their ids, as far as that is plain."""
+    owner = getattr(fn, "__self__", fn)
+    code, cells = getattr(fn, "__code__", None), getattr(fn, "__closure__", None) or ()
+    around = dict(zip(getattr(code, "co_freevars", ()), cells, strict=False))
+    found: dict[int, str] = {}
+    trees = [("", owner), *((str(i), x) for i, x in enumerate(args)), *kwargs.items()]
+    trees += [(name, cell.cell_contents) for name, cell in around.items()]
+    trees += [
+        (name, fn.__globals__[name])
+        for name in getattr(code, "co_names", ())
+        if name in getattr(fn, "__globals__", {})
+    ]
+    for prefix, tree in trees:
+        with suppress(DTypeError):
+            for path, x in named_tensors(tree, buffers=True).items():
+                name = "/".join(filter(None, (prefix, path)))
+                found.setdefault(id(x.root), name)
+    return found
+
+
+# --- messages -----------------------------------------------------------------------------
+
+
+def _value(name: str, type: TensorType) -> dict[str, Any]:
+    shape = {"dim": [{"dim_value": n} for n in type.shape]}
+    return {
+        "name": name,
+        "type": {"tensor_type": {"elem_type": NAMES[_known(type.dtype, name)], "shape": shape}},
+    }
+
+
+def _node(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The message of a node, whose attributes are Python's values."""
+    fields = {name: value for name, value in node.items() if name != "attributes"}
+    made = [_attribute(*each) for each in node["attributes"].items()]
+    return fields | ({"attribute": made} if made else {})
+
+
+def _attribute(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, float):
+        return {"name": name, "f": value, "type": 1}
+    if isinstance(value, (int, np.integer)):
+        return {"name": name, "i": int(value), "type": 2}
+    if isinstance(value, str):
+        return {"name": name, "s": value, "type": 3}
+    if isinstance(value, np.ndarray):
+        dtype = DType.of(value.dtype)
+        raw = np.ascontiguousarray(value).tobytes()
+        tensor = {"dims": list(value.shape), "data_type": NAMES[dtype], "raw_data": raw}
+        return {"name": name, "t": tensor, "type": 4}
+    if isinstance(value, dict):
+        return {"name": name, "g": value, "type": 5}
+    return {"name": name, "ints": list(value), "type": 7}

@@ -1,0 +1,162 @@
+"""Texts as tokens and back, as the metadata of a GGUF file has it: SentencePiece's merging by
+scores, of the `llama` kind, and byte-pair encoding by ranks, of the `gpt2` kind (Sennrich et al.,
+arXiv 1508.07909).
+
+A text that an encoder of the kind has made tokens of is the same here, but for the letters of
+scripts that Python's `re` and Unicode's classes take for different kinds.
+"""
+
+from __future__ import annotations
+
+import codecs
+import heapq
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import mlvm.eager as ml
+
+_NORMAL, _UNKNOWN, _CONTROL = 1, 2, 3  # kinds of tokens
+_BYTE: Final = re.compile("<0x[0-9A-Fa-f]{2}>")
+_KEY: Final = "tokenizer.ggml."
+_SPACE: Final = "\u2581"
+_LETTER, _OTHER = r"[^\W\d_]", r"(?:[^\s\w]|_)"
+_GPT2: Final = rf"'s|'t|'re|'ve|'m|'ll|'d| ?{_LETTER}+| ?\d+| ?{_OTHER}+|\s+(?!\S)|\s+"
+_LLAMA3: Final = (
+    rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|(?:(?![\r\n]){_OTHER}|(?![\r\n])\s)?{_LETTER}+|\d{{1,3}}|"
+    rf" ?{_OTHER}+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_WORDS: Final = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3}
+"""What byte-pair encoding does not merge across, by the name of the way to split a text."""
+
+
+def _letters_of_bytes() -> dict[int, str]:
+    """The letter that stands for each byte in GPT-2's vocabulary."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    letters = {byte: chr(byte) for byte in shown}
+    return letters | {byte: chr(256 + i) for i, byte in enumerate(hidden)}
+
+
+class Tokenizer:
+    """`encode` makes tokens of a text, `Decoder` a text of tokens.
+
+    Raises `WeightsError` for metadata of another kind, and for such as contradicts itself.
+    """
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        def value(name: str, default: Any = None) -> Any:
+            return metadata.get(_KEY + name, default)
+
+        self.kind = value("model")
+        self.tokens: Sequence[str] = value("tokens")
+        if self.kind not in ("llama", "gpt2") or not isinstance(self.tokens, list):
+            raise ml.errors.WeightsError(f"the tokenizer is {self.kind!r}; llama and gpt2 are read")
+        count = len(self.tokens)
+        self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
+        self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
+        self.adds_bos = value("add_bos_token", self.kind == "llama") and self.bos is not None
+        self._adds_space = value("add_space_prefix", True)
+        self._ids = {token: i for i, token in enumerate(self.tokens)}
+        self._words = re.compile(_WORDS.get(value("pre", ""), _GPT2))
+        if self.kind == "llama":
+            self._ranks = dict(zip(self.tokens, value("scores", [0.0] * count), strict=False))
+            named = [(i, x) for i, x in enumerate(self.tokens) if _BYTE.fullmatch(x)]
+            self._bytes = {i: bytes([int(x[3:5], 16)]) for i, x in named}
+            self._of_byte = {data[0]: i for i, data in self._bytes.items()}
+        else:
+            merges = [tuple(pair.split(" ", 1)) for pair in value("merges", [])]
+            self._merges = {pair: i for i, pair in enumerate(merges)}
+            self._letters = _letters_of_bytes()
+            self._of_letter = {letter: byte for byte, letter in self._letters.items()}
+        sizes = len(self.kinds), len(self._ids) if self.kind == "gpt2" else count
+        if not count or set(sizes) != {count}:
+            raise ml.errors.WeightsError(f"the tokenizer's lists contradict each other: {sizes}")
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, behind the one that begins a text if the file asks for it."""
+        begin = [self.bos] if self.adds_bos else []
+        if self.kind == "llama":
+            prefix = _SPACE if self._adds_space and text else ""
+            pieces = self._merged([*(prefix + text.replace(" ", _SPACE))])
+            return [*begin, *(i for piece in pieces for i in self._of_piece(piece))]
+        found = list(begin)
+        for word in self._words.findall(text):
+            letters = [self._letters[byte] for byte in word.encode("utf-8", "surrogatepass")]
+            for piece in self._merged(letters):
+                parts = [piece] if piece in self._ids else piece
+                found += [self._ids[part] for part in parts if part in self._ids]
+        return found
+
+    def data(self, token: int) -> bytes:
+        """The bytes that a token stands for; of those that control none."""
+        if not 0 <= token < len(self.tokens) or self.kinds[token] == _CONTROL:
+            return b""
+        text = self.tokens[token]
+        if self.kind == "llama" and token in self._bytes:
+            return self._bytes[token]
+        if self.kind == "llama":
+            return text.replace(_SPACE, " ").encode("utf-8", "surrogatepass")
+        if all(letter in self._of_letter for letter in text):
+            return bytes([self._of_letter[letter] for letter in text])
+        return text.encode("utf-8", "surrogatepass")
+
+    def _rank(self, left: str, right: str) -> float | None:
+        """How late a pair is merged; None if never."""
+        if self.kind == "llama":
+            score = self._ranks.get(left + right)
+            return None if score is None else -score
+        return self._merges.get((left, right))
+
+    def _merged(self, pieces: list[str]) -> Iterator[str]:
+        """The pieces that are left when neighbours were merged, the best pair first, and of equal
+        ones the first."""
+        before = [*range(-1, len(pieces) - 1)]
+        after = [*range(1, len(pieces)), -1]
+        heap: list[tuple[float, int, str, str]] = []
+
+        def offer(i: int) -> None:
+            if i >= 0 and after[i] >= 0:
+                left, right = pieces[i], pieces[after[i]]
+                rank = self._rank(left, right)
+                if rank is not None:
+                    heapq.heappush(heap, (rank, i, left, right))
+
+        for i in range(len(pieces)):
+            offer(i)
+        while heap:
+            _, i, left, right = heapq.heappop(heap)
+            j = after[i]
+            if j < 0 or pieces[i] != left or pieces[j] != right:
+                continue  # one of the two is part of another by now
+            pieces[i], pieces[j] = left + right, ""
+            after[i] = after[j]
+            if after[j] >= 0:
+                before[after[j]] = i
+            after[j] = -1
+            offer(before[i])
+            offer(i)
+        return (piece for piece in pieces if piece)
+
+    def _of_piece(self, piece: str) -> list[int]:
+        """The token of a piece, or those of its bytes."""
+        if piece in self._ids:
+            return [self._ids[piece]]
+        unknown = self.kinds.index(_UNKNOWN) if _UNKNOWN in self.kinds else 0
+        return [self._of_byte.get(byte, unknown) for byte in piece.encode("utf-8", "surrogatepass")]
+
+
+class Decoder:
+    """The text of tokens, given one after the other: letters of several tokens come when they are
+    whole."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def __call__(self, token: int) -> str:
+        return self._decode(self._tokenizer.data(token))
+
+    def end(self) -> str:
+        """What is left: letters that never became whole."""
+        return self._decode(b"", True)

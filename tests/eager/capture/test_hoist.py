@@ -1,0 +1,255 @@
+"""What depends on weights alone is computed once, and again exactly when somebody has written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.arena.writes import written
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Program
+from mlvm.eager.tree import load, named_tensors
+from mlvm.machines.wire import WireVM
+from mlvm.step.saved import LoadedStep, SavedStep
+
+VMS: dict[str, Callable[[], Any]] = {
+    "native": lambda: ml.VM(),
+    "reference": lambda: ml.VM(native=False),
+    "workers": lambda: ml.VM(workers=2),
+    "wire": lambda: WireVM(ml.VM()),
+}
+
+
+class Model(ml.nn.Module):
+    """Weights that are converted, transposed and scaled before they are used."""
+
+    def __init__(self) -> None:
+        self.w = ml.random.normal((6, 4), key=ml.random.key(1))
+        self.b = ml.zeros(6)
+        self.norm = ml.nn.BatchNorm(6)
+
+    def __call__(self, x: ml.Tensor) -> ml.Tensor:
+        w = ml.astype(ml.astype(self.w, "f64").T * 2.0, "f32")
+        return self.norm(x @ w + ml.exp(self.b))
+
+
+def calls(captured: Any) -> int:
+    return ml.disassemble(captured.program).count("cfunc")
+
+
+def launched_by_hand(model: Model) -> None:
+    vm, w = model.w.arena.vm, model.w
+    vm.launch(Program.of_op("negative.out", 2, {}, 0), [w.handle, w.handle])
+
+
+KEPT: list[ml.Tensor] = []
+
+
+def swapped(model: Model) -> None:
+    other = model.w + 1.0
+    KEPT.append(other)  # or its memory, now that of w, would be given to others
+    model.w.arena.vm.swap(model.w.handle, other.handle)
+
+
+def moved_there_and_back(model: Model) -> None:
+    for _ in range(3):  # into memory that it has had before
+        view = model.w.reshape(4, 6)
+        model.w += 1.0
+        del view
+
+
+def loaded(model: Model) -> None:
+    tensors = dict(named_tensors(model))
+    load(tensors, {name: np.asarray(x) + 0.25 for name, x in tensors.items()}, "a file")
+
+
+def rebound(model: Model) -> None:
+    model.w = model.w * 2.0
+
+
+def in_a_listing(model: Model) -> None:
+    program = ml.program_of(lambda: model.w.__iadd__(1.0))
+    model.w.arena.vm.launch(program)
+
+
+def trained(model: Model) -> None:
+    def loss(model: Model, x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(model(x))
+
+    def step(x: ml.Tensor) -> None:
+        grads = ml.grad(loss)(model, x)
+        model.w -= 0.1 * grads["w"] if isinstance(grads, dict) else 0.1 * grads.w
+
+    ml.capture(step)(ml.ones((2, 4)))
+
+
+WRITES: dict[str, Callable[[Model], object]] = {
+    "an update": lambda m: m.w.__iadd__(1.0),
+    "an update of a part": lambda m: m.w.__setitem__((0, slice(1, 3)), 5.0),
+    "a buffer's update": lambda m: m.norm.var.__imul__(4.0),
+    "the VM's write": lambda m: m.w.arena.vm.write(m.w.handle, np.ones((6, 4), "f4")),
+    "a launch": launched_by_hand,
+    "a swap": swapped,
+    "a move": moved_there_and_back,
+    "a load": loaded,
+    "another tensor": rebound,
+    "a listing": in_a_listing,
+    "a captured update": lambda m: ml.capture(lambda: m.w.__iadd__(1.0))(),
+    "training": trained,
+}
+
+
+@pytest.mark.parametrize("kind", VMS)
+def test_the_next_call_uses_what_was_written(kind: str) -> None:
+    with ml.use(VMS[kind]()):
+        model = Model().eval()
+        plain = ml.capture(lambda x: model(x), hoist=False)
+        step = ml.capture(lambda x: model(x))
+        x = ml.random.normal((3, 4), key=ml.random.key(2))
+        before = None
+        for name, write in WRITES.items():
+            for _ in range(2):  # the second is told in C
+                assert np.array_equal(step(x), plain(x)), name
+                assert np.array_equal(step(x), model(x)), name
+            now = np.asarray(step(x))
+            assert before is None or not np.array_equal(now, before), name
+            before = now
+            write(model)
+            assert np.array_equal(step(x), model(x)), name
+        assert calls(step) < calls(plain)
+        assert step.plan.ahead > 0 == plain.plan.ahead
+        assert f"{step.plan.ahead:,} bytes are computed ahead" in str(step.plan)
+
+
+@pytest.mark.local(reason="only a VM of this process lends its memory")
+def test_what_is_borrowed_may_be_written() -> None:
+    model, x = Model().eval(), ml.ones((3, 4))
+    step = ml.capture(lambda x: model(x))
+    step(x)
+    model.w.arena.vm.borrow(model.w.handle)[...] = 3.0  # type: ignore[attr-defined]
+    assert np.array_equal(step(x), model(x))
+
+
+def test_a_weight_that_has_ended_is_refused() -> None:
+    arena = ml.Arena(ml.VM(), "weights")
+    with ml.use(arena.vm), arena.allocating():
+        model = Model().eval()
+    with ml.use(arena.vm):
+        step, x = ml.capture(lambda x: model(x)), ml.ones((3, 4))
+        step(x)
+        arena.reset()
+        with pytest.raises(ml.errors.StaleTensor, match="was reset"):
+            step(x)
+
+
+def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
+    model, x = Model(), ml.ones((3, 4))
+    optimizer = ml.optim.SGD(model, 0.1)
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        loss, grads = ml.value_and_grad(lambda model, x: ml.mean(model(x)))(model, x)
+        optimizer.update(grads)
+        return loss
+
+    step(x)
+    ahead = step.planned.ahead
+    weights = [x.root for x in dict(named_tensors(model)).values()]
+    hoisted = next(iter(step._hoisted), None)
+    assert (ahead is None) == (hoisted is None)
+    assert not any(x is w for x in (hoisted.sources if hoisted else ()) for w in weights)
+
+
+def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
+    vm = ml.VM()
+    with ml.use(vm):
+        model = Model().eval()
+        step = ml.capture(lambda x: model(x))
+        inputs = [ml.ones((n, 4)) for n in range(1, 5)]
+        outs = [step(x) for x in inputs]
+        step.close()
+        before = vm.consumed_size_in_mib()
+        outs = [step(x) for x in inputs]
+        assert step.signatures == 4
+        assert len(step._hoisted) == 1
+        assert vm.consumed_size_in_mib() > before
+        [hoisted] = step._hoisted
+        assert hoisted._arena.capacity == hoisted._arena.used == step.plan.ahead
+        assert "ahead of <lambda>" in hoisted._arena.report()
+        del outs, hoisted
+        step.close()
+        assert vm.consumed_size_in_mib() == before
+
+
+def test_what_takes_far_more_than_it_is_made_of_stays() -> None:
+    row, mask = ml.ones(3000), ml.ones(3000, dtype="u8")
+
+    def wide(x: ml.Tensor) -> ml.Tensor:
+        return x * ml.sum(ml.exp(ml.broadcast_to(row * 2.0, (8, 3000)) * 2.0), axis=0)
+
+    step = ml.capture(wide)
+    assert np.array_equal(step(row), wide(row))
+    assert step.plan.ahead == 12032
+    step = ml.capture(lambda x: x * ml.astype(mask, "f64"))
+    step(row.astype("f64"))
+    assert step.plan.ahead == 0  # eight times as much
+    step = ml.capture(lambda x: x * ml.astype(mask, "f32"))
+    step(row)
+    assert step.plan.ahead == 12032
+
+
+def test_inside_loops_and_branches() -> None:
+    w = ml.random.normal((5, 5), key=ml.random.key(3))
+
+    def looped(x: ml.Tensor) -> ml.Tensor:
+        def body(i: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+            x = ml.cond(ml.sum(x) > 0.0, lambda x: x @ (w.T * 0.1), lambda x: x + w[0], x)
+            return x + ml.tanh(w)
+
+        y: ml.Tensor = ml.fori_loop(0, 3, body, x)
+        return y
+
+    step, plain = ml.capture(looped), ml.capture(looped, hoist=False)
+    x = ml.random.normal((5, 5), key=ml.random.key(4))
+    for _ in range(2):
+        assert np.array_equal(step(x), looped(x))
+        assert np.array_equal(plain(x), looped(x))
+        w *= 1.5
+    assert step.plan.ahead == 2 * 128 + 64
+    assert calls(step) < calls(plain)
+
+
+def test_a_saved_step_has_what_was_computed(tmp_path: Path) -> None:
+    model, x = Model().eval(), ml.random.normal((3, 4), key=ml.random.key(5))
+    step = ml.capture(lambda x: model(x))
+    step(x)
+    model.w += 1.0  # since then
+    step.save(tmp_path / "step.mlvm")
+    saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
+    assert [each.shape for each in saved.states] == [(4, 6), (6,), (6,), (6,)]
+    [y] = LoadedStep(saved, ml.VM(native=False))(np.asarray(x))
+    assert np.array_equal(y, np.asarray(ml.capture(lambda x: model(x))(x)))
+
+
+def test_what_a_program_may_write_to() -> None:
+    one = Program.of_op("add.out", 3, {}, 0)
+    assert written(one) == frozenset({0})
+    assert written(Program.of_op("add", 2, {}, 1)) == frozenset()
+    assert written(Program.of_op("mine", 2, {}, 0)) == frozenset({0, 1})
+    assert written(Program.of_op("machine.check", 1, {"message": ""}, 0)) == frozenset()
+    other = 'push_int 9|load_global|load_arg 0|push_str "copy.out"|cfunc 2 0'
+    code: dict[str, set[int] | None] = {
+        'load_arg 1|get 0|load_arg 2|push_str "add.out"|cfunc 3 0': {1},
+        'load_arg 0|set 0|push_str "x"|cfunc * *': {0},
+        "load_arg 3|call f": {3},
+        other: None,
+    }
+    function = '.func f 1 0|get -1|get -1|push_str "exp.out"|cfunc 2 0|return 0'
+    for text, wanted in code.items():
+        program = assemble(f".func main 0 *|{text}|halt|{function}".replace("|", "\n"))
+        assert written(program) == (None if wanted is None else frozenset(wanted)), text

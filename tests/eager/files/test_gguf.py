@@ -1,0 +1,159 @@
+"""GGUF files: what is read, beside the formats' own formulas and the `gguf` package."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from bench.gguf_file import BLOCKS, CODES, Blocks, write
+from mlvm.core.errors import WeightsError
+from mlvm.core.types import Array
+from tests.brief import refuses
+
+_rng = np.random.default_rng(1)
+_HALVES = {"Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+"""Where blocks have numbers in f16."""
+_METADATA: dict[str, Any] = {"general.architecture": "test", "a.list": ["x", "yé"], "a.int": 7}
+
+
+def _random(format: str, rows: int = 2, columns: int = 256) -> Blocks:
+    """Any bytes, but for scales, which are no nans."""
+    elements, nbytes = BLOCKS[format]
+    if format in ("F32", "F16"):
+        return Blocks.of(_rng.standard_normal((rows, columns)), format)
+    blocks = _rng.integers(0, 256, (rows * columns // elements, nbytes), np.uint8)
+    for at in _HALVES[format]:
+        scales = _rng.standard_normal((len(blocks), 1)).astype("<f2")
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    return Blocks(format, (rows, columns), blocks.reshape(-1))
+
+
+def _half(block: Array, at: int) -> float:
+    return float(block[at : at + 2].view("<f2")[0])
+
+
+def _element(format: str, block: Array, i: int) -> float:
+    """Element i of a block, as the format's description in ggml has it."""
+    byte = [int(x) for x in block]
+    if format == "Q4_0":
+        return _half(block, 0) * ((byte[2 + i % 16] >> 4 * (i // 16) & 15) - 8)
+    if format == "Q8_0":
+        return _half(block, 0) * int(block[2 + i : 3 + i].view(np.int8)[0])
+    if format == "Q6_K":
+        part, line, column = i // 128, i // 32 % 4, i % 32
+        low = byte[64 * part + 32 * (line % 2) + column] >> 4 * (line // 2) & 15
+        high = byte[128 + 32 * part + column] >> 2 * line & 3
+        scale = int(block[192 + i // 16 : 193 + i // 16].view(np.int8)[0])
+        return _half(block, 208) * scale * ((low | high << 4) - 32)
+    group, column = i // 32, i % 32
+    if group < 4:
+        scale, least = byte[4 + group] & 63, byte[8 + group] & 63
+    else:
+        scale = byte[8 + group] & 15 | byte[group] >> 6 << 4
+        least = byte[8 + group] >> 4 | byte[4 + group] >> 6 << 4
+    start = 16 if format == "Q4_K" else 48
+    code = byte[start + 32 * (group // 2) + column] >> 4 * (group % 2) & 15
+    if format == "Q5_K":
+        code |= (byte[16 + column] >> group & 1) << 4
+    return _half(block, 0) * scale * code - _half(block, 2) * least
+
+
+def _loaded(loaded: Any, name: str) -> Array:
+    x = loaded[name]
+    values: Array = (
+        ml.dequantize(x, loaded[f"{name}.scale"]) if f"{name}.scale" in loaded else x
+    ).numpy()
+    return values
+
+
+def test_tensors_are_those_of_the_formulas(tmp_path: Path) -> None:
+    tensors = {format: _random(format) for format in CODES}
+    write(tmp_path / "x.gguf", _METADATA, tensors)
+    loaded = ml.load(tmp_path / "x.gguf")
+    assert loaded.plain == _METADATA
+    for name in _HALVES:
+        elements, nbytes = BLOCKS[name]
+        blocks = tensors[name].data.reshape(-1, nbytes)
+        expected = [[_element(name, block, i) for i in range(elements)] for block in blocks]
+        np.testing.assert_allclose(
+            _loaded(loaded, name).ravel(), np.ravel(expected), rtol=1e-6, atol=1e-4, err_msg=name
+        )
+        assert loaded[name].nbytes <= 512
+    for name, dtype in (("F32", "<f4"), ("F16", "<f2")):
+        assert (_loaded(loaded, name).ravel() == tensors[name].data.view(dtype)).all()
+
+
+def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
+    quants, constants = pytest.importorskip("gguf.quants"), pytest.importorskip("gguf.constants")
+    tensors = {format: _random(format) for format in CODES}
+    write(tmp_path / "x.gguf", {}, tensors)
+    loaded = ml.load(tmp_path / "x.gguf")
+    for name, (_, shape, data) in tensors.items():
+        kind = constants.GGMLQuantizationType[name]
+        expected = quants.dequantize(data.reshape(shape[0], -1), kind)
+        assert (_loaded(loaded, name) == expected).all(), name
+
+
+def _file(**changes: Any) -> bytes:
+    """A file of one tensor, spelt out."""
+    given = {
+        "magic": b"GGUF",
+        "version": 3,
+        "tensors": 1,
+        "values": 0,
+        "name": b"x",
+        "shape": (32,),
+    }
+    given |= {"code": 2, "at": 0, "data": bytes(18), "metadata": b""} | changes
+    head = given["magic"] + struct.pack(
+        "<IQQ", *(given[x] for x in ("version", "tensors", "values"))
+    )
+    entry = struct.pack("<Q", len(given["name"])) + given["name"]
+    entry += struct.pack(f"<I{len(given['shape'])}Q", len(given["shape"]), *given["shape"])
+    entry += struct.pack("<IQ", given["code"], given["at"])
+    whole: bytes = head + given["metadata"] + entry
+    return whole + bytes(-len(whole) % 32) + given["data"]
+
+
+_KEY = struct.pack("<Q1sI", 1, b"k", 9)
+
+_BAD = {
+    "version 77": _file(version=77),
+    "end within the header": _file(name=b"x" * 99)[:80],
+    "header announces": _file(tensors=2**60),
+    "metadata has k twice": _file(values=2, metadata=2 * struct.pack("<Q1sII", 1, b"k", 4, 1)),
+    "format 99": _file(code=99),
+    "has 9 axes": _file(shape=(1,) * 9),
+    "does not lie in the file": _file(shape=(2**62, 2**62)),
+    "rows are blocks of 32": _file(shape=(16, 2)),
+    "ends at byte": _file(at=32),
+    "value of kind 77": _file(values=1, metadata=struct.pack("<Q1sI", 1, b"k", 77)),
+    "a value of kind 9, 8 lists deep": _file(
+        values=1, metadata=_KEY + struct.pack("<IQ", 9, 1) * 12
+    ),
+    "announces": _file(values=1, metadata=_KEY + struct.pack("<IQ", 0, 2**50)),
+    "alignment": _file(values=1, metadata=struct.pack("<Q17sII", 17, b"general.alignment", 4, 0)),
+}
+
+
+@pytest.mark.parametrize("reason", _BAD)
+def test_damaged_files_are_refused(reason: str, tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(_BAD[reason])
+    refuses(WeightsError, rf"bad\.gguf: .*({reason})", ml.load, tmp_path / "bad.gguf")
+
+
+def test_no_byte_of_a_header_leads_to_another_error(tmp_path: Path) -> None:
+    whole = _file(values=1, metadata=_KEY + struct.pack("<IQ", 4, 2) + bytes(8))
+    file = tmp_path / "x.gguf"
+    for i in range(4, len(whole) - 18):
+        file.write_bytes(whole[:i] + bytes([255 * (i % 2)]) + whole[i + 1 :])
+        with suppress(ml.errors.MlvmError):
+            ml.load(file)
+    file.write_bytes(whole)
+    assert ml.load(file)["x"].type.dtype == ml.int4

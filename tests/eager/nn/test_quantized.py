@@ -1,0 +1,114 @@
+"""Models whose weights are of few bits, and what these cost."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from tests.brief import refuses
+
+WORST = {"i8": 0.01, "i4": 0.13, "u8": 0.01, "u4": 0.11, "i2": 1, "u2": 0.6}
+WORST |= {"f8e4m3": 0.04, "f8e5m2": 0.08, "f4e2m1": 0.15}
+
+
+@pytest.fixture(scope="module")
+def model() -> ml.nn.Sequential:
+    keys = ml.random.split(ml.random.key(1), 2)
+    return ml.nn.Sequential(
+        ml.nn.Linear(64, 96, key=keys[0]), ml.gelu, ml.nn.Linear(96, 32, key=keys[1])
+    )
+
+
+@pytest.fixture(scope="module")
+def x() -> ml.Tensor:
+    return ml.random.normal((5, 64), key=ml.random.key(0))
+
+
+@pytest.mark.parametrize("dtype", WORST)
+def test_errors_are_told_layer_by_layer(dtype: str, model: ml.nn.Sequential, x: ml.Tensor) -> None:
+    small = ml.quantize(model, dtype, group=32)
+    told = ml.quantization_errors(model, small, x)
+    for row, layer in zip(told.rows, (0, 2), strict=True):
+        kernel = model[layer].kernel.numpy().T.astype(float)
+        apart = ml.dequantize(small[layer].weight, small[layer].scale).numpy() - kernel
+        assert row.weight_error == pytest.approx(
+            np.linalg.norm(apart) / np.linalg.norm(kernel), rel=1e-4
+        )
+        assert 0 < row.weight_error < WORST[dtype]
+        assert row.output_error is not None
+        assert 0 < row.output_error < 1.5 * WORST[dtype]
+        assert row.nbytes < row.nbytes_before
+    assert "layers_2" in repr(told)
+    assert dtype in repr(told)
+    captured = ml.capture(lambda x: small(x))
+    assert (captured(x).numpy() == small(x).numpy()).all()
+    dense = ml.nn.Sequential(*(copy.copy(each) for each in model))
+    for layer in (0, 2):
+        weight = ml.dequantize(small[layer].weight, small[layer].scale)
+        dense[layer].kernel = ml.copy(weight.mT)
+    np.testing.assert_allclose(small(x).numpy(), dense(x).numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_rows_are_quantised_as_they_come(model: ml.nn.Sequential, x: ml.Tensor) -> None:
+    layer, small = model[0], ml.quantize(model, "i8", dynamic=True)[0]
+    rows, kernel = x.numpy(), layer.kernel.numpy().T
+    scales = [np.abs(each).max(1, keepdims=True) / np.float32(127) for each in (rows, kernel)]
+    codes = [np.round(each / scale) for each, scale in zip((rows, kernel), scales, strict=True)]
+    expected = codes[0] @ codes[1].T * scales[0] * scales[1].T
+    np.testing.assert_allclose(small(x).numpy(), expected, rtol=1e-6, atol=1e-5)
+    assert ml.quantization_errors(layer, small, x).rows[0].weight_error < 0.02
+
+
+def test_gradients_go_through_weights_of_few_bits(model: ml.nn.Sequential, x: ml.Tensor) -> None:
+    small = ml.quantize(model, "i4", group=32)
+    found = ml.grad(lambda x: ml.sum(ml.square(small[0](x))))(x).numpy()
+    weight = ml.dequantize(small[0].weight, small[0].scale).numpy()
+    np.testing.assert_allclose(found, 2 * small[0](x).numpy() @ weight, rtol=1e-4, atol=1e-5)
+    assert not small.named_parameters()
+
+
+def test_a_model_of_few_bits_is_copied_and_pickled(model: ml.nn.Sequential, x: ml.Tensor) -> None:
+    small = ml.quantize(model, "u4", group=32, where="layers_0")
+    assert type(small[2]) is ml.nn.Linear
+    assert small[2].kernel is model[2].kernel
+    for other in (copy.deepcopy(small), pickle.loads(pickle.dumps(small))):
+        assert (other(x).numpy() == small(x).numpy()).all()
+
+
+def test_what_is_refused(model: ml.nn.Sequential) -> None:
+    refuses(DTypeError, "not f32", ml.quantize, model, "f32")
+    refuses(ShapeError, "groups of 48", ml.quantize, model, "i4", group=48)
+    refuses(AttributeRefused, "leave out group", ml.quantize, model, "i4", dynamic=True)
+    refuses(AttributeRefused, "no tensor is meant", ml.quantize, model, where="head")
+    refuses(AttributeRefused, "what quantize made", ml.quantization_errors, model, model)
+    x = ml.astype(ml.zeros((2, 4)), "i4")
+    for wrong in (lambda: x + x, lambda: x[0], lambda: ml.sum(x), lambda: x @ x.numpy()):
+        refuses(DTypeError, "astype", wrong)
+    refuses(ShapeError, "2 elements of i4 fill a byte", ml.astype, ml.zeros(3), "i4")
+    refuses(ShapeError, "the scale has", ml.dequantize, x, ml.ones((2, 3)))
+    refuses(
+        DTypeError, "must be f32", ml.quantized_matmul, ml.ones(4, dtype="f16"), x, ml.ones((2, 1))
+    )
+
+
+def test_onnx_formulas() -> None:
+    x = np.linspace(-3, 7, 24, dtype=np.float32).reshape(4, 6)
+    scale, zero = np.array([0.1, 0.5, 1, 2], "f"), np.array([3, 128, 0, 255], np.uint8)
+    by_axis = [each[:, np.newaxis] for each in (scale, zero.astype("f"))]
+    expected = np.clip(np.round(x / by_axis[0]) + by_axis[1], 0, 255)
+    found = ml.quantize_linear(ml.asarray(x), ml.asarray(scale), ml.asarray(zero), axis=0)
+    assert found.dtype == ml.uint8
+    assert (found.numpy() == expected).all()
+    back = ml.dequantize_linear(found, ml.asarray(scale), ml.asarray(zero), axis=0)
+    assert (back.numpy() == (expected - by_axis[1]) * by_axis[0]).all()
+    blocks = ml.dequantize_linear(found, ml.asarray(np.tile(scale[:, None], 2)), axis=1)
+    assert (blocks.numpy() == expected * by_axis[0]).all()
+    codes, step, middle = ml.dynamic_quantize_linear(ml.asarray(x))
+    assert float(step) == pytest.approx(10 / 255)
+    assert int(middle) == round(3 / (10 / 255))
+    assert np.abs((codes.numpy() - float(middle)) * float(step) - x).max() <= float(step)

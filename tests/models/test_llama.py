@@ -1,0 +1,191 @@
+"""The Llama beside its formula in numpy, its tokenizer, and the text of a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from bench.gguf_file import LlamaSize, llama, write
+from mlvm.core.types import Array
+from models import generate
+from models.llama import LlamaConfig
+from models.llama_text import LlamaText
+from models.tokenizer import Decoder, Tokenizer
+from tests.brief import refuses
+
+SIZE = LlamaSize(64, 2, 4, 2, 96, 300)
+PROMPT = [1, 270, 260, 282]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("llama") / "small.gguf"
+    write(path, *llama(SIZE, "Q4_0"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def text(file: Path) -> LlamaText:
+    return LlamaText(file)
+
+
+def _logits(weights: dict[str, Array], tokens: list[int]) -> Array:
+    """Of the last token, in f64, as transformers has it: halves of heads are turned, of weights
+    whose rows are brought into that order."""
+    heads, shared, dim = SIZE.heads, SIZE.kv_heads, SIZE.width // SIZE.heads
+    length = len(tokens)
+    angles = np.arange(length)[:, np.newaxis] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
+    cos, sin = (np.tile(f(angles), 2) for f in (np.cos, np.sin))
+
+    def norm(x: Array, name: str) -> Array:
+        root = np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
+        return np.asarray(x / root * weights[f"{name}.weight"])
+
+    def apart(x: Array, name: str, count: int) -> Array:
+        rows = weights[f"{name}.weight"].reshape(count, dim // 2, 2, SIZE.width)
+        y = x @ rows.swapaxes(1, 2).reshape(count * dim, SIZE.width).T
+        y = y.reshape(length, count, dim).swapaxes(0, 1)
+        other = np.concatenate([-y[..., dim // 2 :], y[..., : dim // 2]], axis=-1)
+        return np.asarray(y * cos + other * sin)
+
+    x = weights["token_embd.weight"][tokens]
+    for i in range(SIZE.blocks):
+        name = f"blk.{i}"
+        y = norm(x, f"{name}.attn_norm")
+        query, key = apart(y, f"{name}.attn_q", heads), apart(y, f"{name}.attn_k", shared)
+        value = (y @ weights[f"{name}.attn_v.weight"].T).reshape(length, shared, dim)
+        key, value = (np.repeat(z, heads // shared, 0) for z in (key, value.swapaxes(0, 1)))
+        scores = query @ key.swapaxes(1, 2) / np.sqrt(dim)
+        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        mixed = scores / scores.sum(-1, keepdims=True) @ value
+        x = x + mixed.swapaxes(0, 1).reshape(length, -1) @ weights[f"{name}.attn_output.weight"].T
+        y = norm(x, f"{name}.ffn_norm")
+        gate = y @ weights[f"{name}.ffn_gate.weight"].T
+        up = y @ weights[f"{name}.ffn_up.weight"].T
+        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.ffn_down.weight"].T
+    return np.asarray(norm(x, "output_norm")[-1] @ weights["output.weight"].T)
+
+
+def _dense(file: Path) -> dict[str, Array]:
+    loaded = ml.load(file)
+    return {
+        name: (ml.dequantize(x, loaded[f"{name}.scale"]) if f"{name}.scale" in loaded else x)
+        .numpy()
+        .astype(float)
+        for name, x in loaded.items()
+        if not name.endswith(".scale")
+    }
+
+
+def test_logits_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
+    expected = _logits(_dense(file), PROMPT)
+    with text.batch:
+        cache = text.model.init_cache(8)
+        text.model(ml.asarray(PROMPT[:1]), cache, ml.asarray(0))
+        found = text.model(ml.asarray(PROMPT[1:]), cache, ml.asarray(1)).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_tokens_are_those_of_the_dequantised_weights(text: LlamaText, file: Path) -> None:
+    """Over the first room of the cache, too; 200 tokens of 100 M weights take longer: `bench`."""
+    weights, tokens = _dense(file), list(PROMPT)
+    made = [*text.generate(PROMPT, length=262, until_end=False)]
+    assert len(made) == 262
+    for count in (0, 1, 2, 30, 258, 261):
+        tokens = [*PROMPT, *made[:count]]
+        assert made[count] == _logits(weights, tokens).argmax(), count
+    assert text.step.signatures <= 4  # a prompt and a token, with room for 256 and for 512
+
+
+def test_the_same_seed_draws_the_same(text: LlamaText) -> None:
+    drawn = [
+        [*text.generate(PROMPT, seed=seed, temperature=2.0, top_k=50, length=12, until_end=False)]
+        for seed in (0, 0, 1)
+    ]
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_the_command(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not generate.main(["--weights", str(file), "--prompt", "w1 w2", "--length", "5"])
+    out, err = capsys.readouterr()
+    assert out
+    assert "tokens" in err
+    with pytest.raises(SystemExit, match="2"):
+        generate.main([str(file), "--weights", str(file)])
+    (file.parent / "cut.gguf").write_bytes(file.read_bytes()[:1000])
+    assert generate.main(["--weights", str(file.parent / "cut.gguf")]) == 1
+    assert "cut.gguf" in capsys.readouterr().err
+
+
+_PLAIN = llama(SIZE, "F32")[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"general.architecture": "mamba"}, "mamba"),
+        ({"llama.block_count": 0}, "block_count"),
+        ({"llama.attention.head_count_kv": 3}, "do not share"),
+        ({"llama.embedding_length": "x"}, "embedding_length"),
+    ],
+)
+def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
+    refuses(ml.errors.WeightsError, reason, LlamaConfig.of, _PLAIN | change)
+
+
+def _spm() -> Tokenizer:
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
+    pieces = ["\u2581", "h", "e", "l", "o", "he", "ll", "hell", "hello", "\u2581hello", "lo"]
+    scores = [0.0] * len(words) + [-9.0, -9, -9, -9, -9, -1, -2, -3, -4, -5, -1.5]
+    return Tokenizer(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": words + pieces,
+            "tokenizer.ggml.scores": scores,
+            "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(pieces)],
+            "tokenizer.ggml.bos_token_id": 1,
+        }
+    )
+
+
+def _bpe() -> Tokenizer:
+    letters = [chr(i) for i in range(33, 127)] + ["\u0120", "\u00c3", "\u00a9"]
+    merges = ["h e", "l l", "he ll", "hell o", "\u0120 hello", "1 2"]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges)]
+    return Tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": "llama-bpe",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": merges,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "given", "pieces"),
+    [
+        (
+            _spm(),
+            "hello",
+            ["<s>", "\u2581", "he", "l", "lo"],
+        ),  # the best pair first, not the longest
+        (_spm(), "h\u00e9", ["<s>", "\u2581", "h", "<0xC3>", "<0xA9>"]),
+        (_spm(), "", ["<s>"]),
+        (_bpe(), "hello hello", ["hello", "\u0120hello"]),
+        (_bpe(), "h\u00e9 1212", ["h", "\u00c3", "\u00a9", "\u0120", "12", "1", "2"]),
+    ],
+)
+def test_texts_become_tokens_and_texts_again(
+    tokenizer: Tokenizer, given: str, pieces: list[str]
+) -> None:
+    tokens = tokenizer.encode(given)
+    assert [tokenizer.tokens[token] for token in tokens] == pieces
+    decode = Decoder(tokenizer)
+    text = "".join(decode(token) for token in tokens) + decode.end()
+    assert text.removeprefix(" ") == given

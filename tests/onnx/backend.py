@@ -1,0 +1,238 @@
+"""ONNX's own backend suite: its cases as plain data, and how one is run and judged."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import math
+import pickle
+import tempfile
+import tomllib
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.types import DType
+from mlvm.onnx import load
+
+EXPECTED = Path(__file__).with_name("expected.toml")
+FROZEN = Path(__file__).with_name("frozen.bin")
+KINDS = ("node", "simple", "pytorch-operator", "pytorch-converted")
+
+
+class Case(NamedTuple):
+    """A model, and for each set of inputs the outputs that are expected."""
+
+    name: str
+    model: bytes
+    sets: list[tuple[list[Any], list[Any]]]
+    rtol: float
+    atol: float
+
+
+def cases() -> list[Case]:
+    """The cases of the installed `onnx`, made once and pickled beside other temporary files."""
+    import onnx  # type: ignore[import-not-found]
+
+    file = Path(tempfile.gettempdir()) / f"mlvm-onnx-{onnx.__version__}.pickle"
+    if not file.exists():
+        made = list(_made())
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(pickle.dumps(made))
+        draft.replace(file)
+    found: list[Case] = [Case(*each) for each in pickle.loads(file.read_bytes())]
+    return found
+
+
+def _made() -> Iterator[tuple[Any, ...]]:
+    import onnx
+    from onnx import numpy_helper
+    from onnx.backend.test.loader import (  # type: ignore[import-not-found]
+        load_model_tests,
+    )
+
+    def value(file: Path, type: Any) -> Any:
+        kind = type.WhichOneof("value")
+        data = file.read_bytes()
+        if kind == "sequence_type":
+            return _plain(numpy_helper.to_list(onnx.SequenceProto.FromString(data)))
+        if kind == "optional_type":
+            return _plain(numpy_helper.to_optional(onnx.OptionalProto.FromString(data)))
+        return _plain(numpy_helper.to_array(onnx.TensorProto.FromString(data)))
+
+    for kind in KINDS:
+        for case in load_model_tests(kind=kind):
+            if case.model is not None:
+                model, sets = case.model, case.data_sets
+                sets = [(_plain(list(a)), _plain(list(b))) for a, b in sets]
+            else:
+                folder = Path(case.model_dir)
+                model = onnx.load(folder / "model.onnx")
+                sets = []
+                for each in sorted(folder.glob("test_data_set_*")):
+                    sides = []
+                    for side, declared in (
+                        ("input", model.graph.input),
+                        ("output", model.graph.output),
+                    ):
+                        count = len(list(each.glob(f"{side}_*.pb")))
+                        sides.append(
+                            [value(each / f"{side}_{i}.pb", declared[i].type) for i in range(count)]
+                        )
+                    sets.append(tuple(sides))
+            yield case.name, model.SerializeToString(), sets, case.rtol, case.atol
+
+
+def _plain(value: Any) -> Any:
+    """A value in dtypes that numpy has by itself."""
+    import onnx
+
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, onnx.TensorProto):
+        return _plain(onnx.numpy_helper.to_array(value))
+    if isinstance(value, onnx.SequenceProto):
+        return _plain(onnx.numpy_helper.to_list(value))
+    if isinstance(value, onnx.OptionalProto):
+        return _plain(onnx.numpy_helper.to_optional(value))
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    array = np.asarray(value)
+    if array.dtype.name == "bfloat16":
+        return array.view(np.uint16).view([("bf16", np.uint16)])
+    if array.dtype.kind in "biufcOUS" and array.dtype.isbuiltin == 1:
+        return array
+    name = array.dtype.name
+    wide = np.float32 if "float" in name else np.uint8 if name.startswith("u") else np.int8
+    return array.astype(wide)
+
+
+def run(case: Case, *, captured: bool) -> None:
+    """Run the case and compare. Raises `AssertionError` for a wrong value, whatever the model
+    raises otherwise."""
+    model = load(case.model)
+    for inputs, outputs in case.sets:
+        given = dict(
+            zip(
+                model.inputs,
+                (_given(model, n, x, captured) for n, x in zip(model.inputs, inputs, strict=False)),
+                strict=False,
+            )
+        )
+        function = ml.capture(model) if captured else model
+        made = function(**given)
+        judge(made if isinstance(made, tuple) else (made,), outputs, case)
+
+
+def _given(model: Any, name: str, value: Any, captured: bool) -> Any:
+    """What the model is called with: numbers where a captured function must know them."""
+    if value is None:
+        return None
+    if isinstance(value, list):
+        return [_given(model, name, each, captured) for each in value]
+    if captured and name in model.asked and value.dtype.names is None:
+        return value.tolist()
+    return ml.asarray(value)
+
+
+def judge(made: Sequence[Any], expected: Sequence[Any], case: Case) -> None:
+    """Raise `AssertionError` unless all are alike."""
+    assert len(made) >= len(expected), f"{len(made)} results, not {len(expected)}"
+    for y, wanted in zip(made, expected, strict=False):
+        if isinstance(wanted, list):
+            assert isinstance(y, list), "no list"
+            assert len(y) == len(wanted), "another length of a list"
+            judge(y, wanted, case)
+        elif wanted is None or y is None:
+            assert y is wanted, f"{y} is not {wanted}"
+        else:
+            array = (
+                np.asarray(y)
+                if not isinstance(y, ml.Tensor) or y.dtype != ml.bfloat16
+                else _bits(y)
+            )
+            if wanted.dtype.names:
+                wanted = _wide(wanted)
+            assert array.dtype == wanted.dtype, f"{array.dtype} is not {wanted.dtype}"
+            assert array.shape == wanted.shape, f"{array.shape} is not {wanted.shape}"
+            np.testing.assert_allclose(array, wanted, rtol=case.rtol, atol=case.atol)
+
+
+def _bits(y: Any) -> Any:
+    return np.asarray(ml.astype(y, ml.float32))
+
+
+def _wide(array: Any) -> Any:
+    return (array["bf16"].astype(np.uint32) << 16).view(np.float32)
+
+
+def expected(name: str, *, captured: bool) -> str | None:
+    """Why a case is expected to fail; None for one that is to pass."""
+    parts = tomllib.loads(EXPECTED.read_text())
+    reasons = {
+        pattern: reason
+        for part, own in parts.items()
+        if captured or part != "captured"
+        for pattern, reason in own.items()
+    }
+    fitting = [pattern for pattern in reasons if fnmatch.fnmatchcase(name, pattern)]
+    return reasons[max(fitting, key=len)] if fitting else None
+
+
+def freeze(cases: Sequence[Case]) -> None:
+    """Write the smallest case of each op to `frozen.bin`."""
+    chosen: dict[str, Case] = {}
+    for case in cases:
+        size = len(case.model) + sum(_nbytes(side) for each in case.sets for side in each)
+        arrays = all(isinstance(x, np.ndarray) for each in case.sets for side in each for x in side)
+        if size > 6_000 or not arrays or "_expanded" in case.name:
+            continue
+        if expected(case.name, captured=True):
+            continue
+        model = load(case.model)
+        for kind in {node.type for graph in model.graph.all() for node in graph.nodes}:
+            before = chosen.get(kind)
+            if before is None or size < len(before.model) + 1:
+                chosen[kind] = case
+    index, parts = [], []
+    for case in {case.name: case for case in chosen.values()}.values():
+        parts.append(case.model)
+        sets = []
+        for each in case.sets:
+            sets.append([[(DType.of(x.dtype).name, x.shape) for x in side] for side in each])
+            parts += [np.ascontiguousarray(x).tobytes() for side in each for x in side]
+        index.append((case.name, len(case.model), case.rtol, case.atol, sets))
+    head = json.dumps(index).encode()
+    FROZEN.write_bytes(zlib.compress(len(head).to_bytes(8, "little") + head + b"".join(parts), 9))
+
+
+def frozen() -> dict[str, Case]:
+    """The cases of `frozen.bin` by name."""
+    data = zlib.decompress(FROZEN.read_bytes())
+    place = 8 + int.from_bytes(data[:8], "little")
+
+    def taken(size: int) -> bytes:
+        nonlocal place
+        place += size
+        return data[place - size : place]
+
+    def array(name: str, shape: list[int]) -> Any:
+        dtype = DType.named(name)
+        return np.frombuffer(taken(math.prod(shape) * dtype.itemsize), dtype.numpy).reshape(shape)
+
+    found: dict[str, Case] = {}
+    for name, size, rtol, atol, sets in json.loads(data[8:place]):
+        model = taken(size)
+        own = [([array(*x) for x in a], [array(*x) for x in b]) for a, b in sets]
+        found[name] = Case(name, model, own, rtol, atol)
+    return found
+
+
+def _nbytes(values: Any) -> int:
+    return sum(x.nbytes for x in values if isinstance(x, np.ndarray))

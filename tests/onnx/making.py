@@ -1,0 +1,111 @@
+"""Small ONNX files, made of messages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mlvm.core.types import DType
+from mlvm.onnx.arrays import NAMES
+from mlvm.onnx.wire import FIELDS, Message
+
+
+def varint(n: int) -> bytes:
+    """A number as protobuf writes it."""
+    n &= (1 << 64) - 1
+    found = bytearray()
+    while n > 127:
+        found.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*found, n])
+
+
+def encoded(message: Message) -> bytes:
+    """The bytes of a message, none for what is absent."""
+    found = bytearray()
+    for number, (name, kind, many, default) in FIELDS[message.kind].items():
+        value = getattr(message, name)
+        if value is default or (not many and value == default and kind != "int"):
+            continue
+        for each in value if many else [value]:
+            if kind == "int":
+                found += varint(number << 3) + varint(int(each))
+            elif kind in ("float", "double"):
+                wire, dtype = (5, "<f4") if kind == "float" else (1, "<f8")
+                found += varint(number << 3 | wire) + np.array(each, dtype).tobytes()
+            else:
+                data = each.encode() if kind == "str" else each
+                data = encoded(data) if isinstance(data, Message) else bytes(data)
+                found += varint(number << 3 | 2) + varint(len(data)) + data
+    return bytes(found)
+
+
+def constant(name: str, array: Any, **fields: Any) -> Message:
+    """An initializer."""
+    array = np.asarray(array)
+    number = NAMES[DType.of(array.dtype)]
+    given = {"raw_data": array.tobytes(), "dims": array.shape, "data_type": number}
+    return Message("Tensor", name=name, **(given | fields))
+
+
+def value(name: str, number: int = 1, shape: Sequence[int | str] | None = None) -> Message:
+    """What a graph says of an input or an output."""
+    dims = [
+        Message("Dimension", **({"dim_param": n} if isinstance(n, str) else {"dim_value": n}))
+        for n in shape or ()
+    ]
+    own = None if shape is None else Message("Shape", dim=dims)
+    return Message(
+        "Value",
+        name=name,
+        type=Message("Type", tensor_type=Message("TensorType", elem_type=number, shape=own)),
+    )
+
+
+def attribute(name: str, given: Any) -> Message:
+    """An attribute, of the kind of what is given."""
+    if isinstance(given, Message):
+        kind = {"Graph": (5, "g"), "Tensor": (4, "t")}[given.kind]
+    elif isinstance(given, (list, tuple)):
+        kind = (6, "floats") if given and isinstance(given[0], float) else (7, "ints")
+    else:
+        kind = {int: (2, "i"), float: (1, "f"), str: (3, "s")}[type(given)]
+        given = given.encode() if isinstance(given, str) else given
+    return Message("Attribute", name=name, type=kind[0], **{kind[1]: given})
+
+
+def node(
+    type: str, inputs: str, outputs: str, name: str = "", domain: str = "", **given: Any
+) -> Message:
+    """A node: the names of its inputs and outputs between blanks, `-` for one that is left out."""
+    return Message(
+        "Node",
+        op_type=type,
+        input=[x.replace("-", "") if x == "-" else x for x in inputs.split()],
+        output=outputs.split(),
+        name=name,
+        domain=domain,
+        attribute=[attribute(key, each) for key, each in given.items()],
+    )
+
+
+def graph(
+    nodes: Sequence[Message],
+    inputs: Sequence[Message],
+    outputs: str,
+    constants: Sequence[Message] = (),
+) -> Message:
+    """A graph."""
+    made = [value(name) for name in outputs.split()]
+    return Message("Graph", node=nodes, input=inputs, output=made, initializer=constants)
+
+
+def model(made: Message, opset: int = 21, **fields: Any) -> bytes:
+    """The bytes of a file with that graph."""
+    opsets = [
+        Message("OperatorSet", version=opset),
+        Message("OperatorSet", domain="com.microsoft", version=1),
+    ]
+    return encoded(Message("Model", ir_version=10, graph=made, opset_import=opsets, **fields))

@@ -1,0 +1,69 @@
+"""`python -m mlvm onnx`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.__main__ import main
+from tests.brief import cases
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small model, in the current folder."""
+    monkeypatch.chdir(tmp_path)
+    layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
+    ml.onnx.save(lambda rows: ml.tanh(layer(rows)) @ ml.ones((2, 2)), [ml.ones((4, 3))], "it.onnx")
+    return tmp_path / "it.onnx"
+
+
+def test_it_says_what_a_file_is(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["onnx", "it.onnx"]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[0].startswith("it.onnx: ")
+    assert told[1:] == ["input    rows: f32[4,3]", "output   output: f32[4,2]"]
+
+
+def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = np.arange(12, dtype="f4").reshape(4, 3) / 12
+    np.save("rows.npy", rows)
+    words = ["--input", "rows.npy", "--time", "--plan", "--save", "it.mlvm", "--out", "out"]
+    assert main(["onnx", "it.onnx", *words]) == 0
+    told = capsys.readouterr().out
+    for each in (
+        "result 0: f32[4,2]",
+        " calls: best ",
+        "share  calls  op, one by one",
+        "planned: ",
+        "picture  out/it.plan.svg",
+        "saved    it.mlvm, ",
+    ):
+        assert each in told
+    y = np.load("out/0.npy")
+    assert np.array_equal(y, ml.onnx.load("it.onnx")(rows))
+    assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
+    assert np.array_equal(np.load("again/0.npy"), y)
+
+
+@cases(
+    "words, text",
+    (["none.onnx"], "none.onnx"),
+    (["damaged.onnx"], "error: damaged.onnx: "),
+    (["it.onnx", "--input", "f32[9,9]"], "the input 'rows' is f32[4,3], not f32[9,9]"),
+    (["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"], "the inputs are rows"),
+    (["it.onnx", "--input", "what.npy"], "what.npy"),
+    (["it.onnx", "--save", "there/is/none.mlvm"], "there/is/none.mlvm"),
+)
+def test_an_error_is_one_line(
+    words: list[str], text: str, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("damaged.onnx").write_bytes(b"none")
+    assert main(["onnx", *words]) == 1
+    told = capsys.readouterr().err
+    assert text in told
+    assert told.startswith("error: ")
+    assert told.count("\n") == 1

@@ -1,0 +1,277 @@
+"""ONNX files as Modules: what they compute, how they are trained, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.errors import ModelError
+from mlvm.core.protocol import VMProtocol
+from mlvm.onnx import load, wire
+from tests.brief import cases, refuses
+from tests.onnx import backend, damaged
+from tests.onnx.making import constant, graph, model, node, value
+
+RNG = np.random.default_rng(0)
+X = RNG.standard_normal((2, 3, 6, 5)).astype(np.float32)
+W = RNG.standard_normal((4, 3, 3, 3)).astype(np.float32)
+B = RNG.standard_normal(4).astype(np.float32)
+IMAGES = value("x", 1, ("n", 3, "h", "w"))
+FROZEN = backend.frozen()
+
+
+def network() -> bytes:
+    """A convolution, a batch norm, a residual, a pool and a dense layer."""
+    scale = np.abs(RNG.standard_normal(4)).astype(np.float32) + 0.5
+    dense = RNG.standard_normal((7, 4)).astype(np.float32)
+    return model(
+        graph(
+            [
+                node("Conv", "x w b", "c", pads=[1, 1, 1, 1]),
+                node("BatchNormalization", "c s b m s", "y"),
+                node("Relu", "y", "r"),
+                node("Add", "r y", "sum"),
+                node("GlobalAveragePool", "sum", "p"),
+                node("Flatten", "p", "f"),
+                node("Gemm", "f dense k", "logits", transB=1),
+            ],
+            [IMAGES],
+            "logits",
+            [
+                constant("w", W),
+                constant("b", B),
+                constant("s", scale),
+                constant("m", B),
+                constant("dense", dense),
+                constant("k", np.ones(7, np.float32)),
+            ],
+        ),
+    )
+
+
+NETWORK = network()
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_a_part_of_the_backend_suite(name: str) -> None:
+    backend.run(FROZEN[name], captured=False)
+
+
+@pytest.mark.parametrize("name", [*FROZEN][::4])
+def test_a_part_of_the_backend_suite_captured(name: str) -> None:
+    backend.run(FROZEN[name], captured=True)
+
+
+def test_a_model_is_a_module_that_may_be_captured_and_trained() -> None:
+    net = load(NETWORK)
+    assert net.inputs == {"x": "f32[n,3,h,w]"}
+    assert list(net.outputs) == ["logits"]
+    assert sorted(net.named_parameters()) == [
+        "weights/b",
+        "weights/dense",
+        "weights/k",
+        "weights/w",
+    ]
+    x = ml.asarray(X)
+    eager = net(x)
+    assert eager.shape == (2, 7)
+    assert np.array_equal(ml.capture(net)(x), eager)
+
+    def loss_of(net: Any, x: Any) -> Any:
+        return ml.mean(ml.square(net(x)))
+
+    optimizer = ml.optim.SGD(net, 0.01)
+
+    @ml.capture
+    def step(net: Any, x: Any) -> Any:
+        loss, gradients = ml.value_and_grad(loss_of)(net, x)
+        optimizer.update(gradients)
+        return loss
+
+    losses = [float(step(net, x)) for _ in range(5)]
+    assert losses[-1] < 0.9 * losses[0]
+    slopes, h = ml.grad(loss_of)(net, x)["weights"]["k"].numpy(), 1e-2
+    for i in range(7):
+        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
+        above = float(loss_of(net, x))
+        net.weights["k"] = net.weights["k"] - 2 * h * ml.one_hot(ml.asarray(i), 7)
+        np.testing.assert_allclose(
+            (above - float(loss_of(net, x))) / h / 2, slopes[i], rtol=1e-2, atol=1e-3
+        )
+        net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
+
+
+def test_a_batch_norm_is_folded_into_the_convolution_before_it() -> None:
+    net = load(NETWORK)
+    assert [n.type for n in net.graph.nodes].count("BatchNormalization") == 0
+    constants = {each.name: each for each in wire.decode(memoryview(NETWORK)).graph.initializer}
+    assert "s" in constants
+
+
+def test_images_lie_channels_last_until_the_end() -> None:
+    program = ml.disassemble(ml.program_of(load(NETWORK), ml.asarray(X)))
+    assert program.count("permute_dims") == 1  # that of the images
+
+
+def test_a_model_runs_on_any_vm(vm: VMProtocol) -> None:
+    net = load(NETWORK)
+    expected = net(ml.asarray(X)).numpy()
+    with ml.Arena(vm, "there").allocating():
+        there = load(NETWORK)
+        np.testing.assert_allclose(there(ml.asarray(X)).numpy(), expected, rtol=2e-5, atol=1e-5)
+
+
+def test_lengths_and_branches_are_known_or_not() -> None:
+    ways = [
+        graph(
+            [node("Mul", "x x", f"{name}_y")] if name == "t" else [node("Neg", "x", f"{name}_y")],
+            [],
+            f"{name}_y",
+        )
+        for name in "te"
+    ]
+    data = model(
+        graph(
+            [
+                node("Reshape", "x shape", "flat"),
+                node("If", "yes", "picked", then_branch=ways[0], else_branch=ways[1]),
+                node("Shape", "flat", "found"),
+            ],
+            [value("x", 1, ("n", 4)), value("shape", 7, ("k",)), value("yes", 9, ())],
+            "flat picked found",
+        )
+    )
+    net = load(data)
+    assert net.asked == {"shape", "yes"}
+    x = ml.reshape(ml.arange(8.0), (2, 4))
+    step = ml.capture(net)
+    for shape, yes in (((8,), True), ((4, 2), False)):
+        flat, picked, found = step(x, shape, yes)
+        assert flat.shape == shape
+        assert found.tolist() == [*shape]
+        assert np.array_equal(picked, x * x if yes else -x)
+        assert np.array_equal(step(x, shape, ml.asarray(yes))[1], picked)  # both are recorded
+        assert np.array_equal(net(x, ml.asarray(shape), ml.asarray(yes))[1], picked)
+    refuses(
+        ml.errors.CaptureError, "operand 1 of Reshape must be known", step, x, ml.asarray([8]), True
+    )
+
+
+def test_a_loop_goes_round_as_often_as_a_tensor_says() -> None:
+    body = graph(
+        [node("Add", "s s", "s_next"), node("Less", "s_next limit", "go")],
+        [value("i", 7, ()), value("before", 9, ()), value("s", 1, ())],
+        "go s_next",
+    )
+    data = model(
+        graph(
+            [node("Loop", "- yes s0", "end", body=body)],
+            [value("s0", 1, ()), value("limit", 1, ())],
+            "end",
+            [constant("yes", np.asarray(True))],
+        )
+    )
+    net = load(data)
+    for function in (net, ml.capture(net)):
+        assert float(function(ml.asarray(1.0), ml.asarray(100.0))) == 128.0
+        assert float(function(ml.asarray(3.0), ml.asarray(5.0))) == 6.0
+
+
+def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> None:
+    def data(location: str, length: int = W.nbytes) -> bytes:
+        places = {"location": location, "offset": "16", "length": str(length)}
+        pairs = [wire.Message("Pair", key=key, value=each) for key, each in places.items()]
+        outside = constant("w", W, raw_data=None, external_data=pairs, data_location=1)
+        return model(graph([node("Conv", "x w", "y")], [IMAGES], "y", [outside]))
+
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "weights.bin").write_bytes(bytes(16) + W.tobytes())
+    (tmp_path / "secret").write_bytes(bytes(16) + W.tobytes())
+    file = tmp_path / "models" / "model.onnx"
+    file.write_bytes(data("weights.bin"))
+    inside = model(graph([node("Conv", "x w", "y")], [IMAGES], "y", [constant("w", W)]))
+    assert np.array_equal(load(file)(X), load(inside)(X))
+    for location, length in (
+        ("../secret", W.nbytes),
+        ("none", W.nbytes),
+        ("weights.bin", 9),
+        ("", 4),
+    ):
+        file.write_bytes(data(location, length))
+        refuses(ModelError, "w", load, file)
+    refuses(ModelError, "no folder", load, data("weights.bin"))
+
+
+def test_functions_of_a_file_stand_for_their_nodes() -> None:
+    inner = wire.Message("OperatorSet", version=21)
+    by = wire.Message("Attribute", name="alpha", type=1, ref_attr_name="slope")
+    body = wire.Message("Node", op_type="LeakyRelu", input=["a"], output=["t"], attribute=[by])
+    function = wire.Message(
+        "Function", name="Twice", domain="own", input=["a"], output=["b"], attribute=["slope"],
+        node=[body, node("Add", "t t", "b")], opset_import=[inner],
+    )  # fmt: skip
+    call = node("Twice", "x", "y", domain="own", slope=0.5)
+    net = load(model(graph([call], [value("x", 1, ("n",))], "y"), functions=[function]))
+    assert net(ml.asarray([1.0, -1.0])).tolist() == [2.0, -1.0]
+    endless = wire.Message(
+        "Function", name="Twice", domain="own", input=["a"], output=["b"],
+        node=[node("Twice", "a", "b", domain="own")], opset_import=[inner],
+    )  # fmt: skip
+    data = model(graph([call], [value("x", 1, ("n",))], "y"), functions=[endless])
+    refuses(ModelError, "calls itself", load, data)
+
+
+def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
+    return model(graph(nodes, [value("x", 1, ("n",))], "y", constants), opset)
+
+
+@cases(
+    "data, text",
+    (b"", "no graph"),
+    (b"none", "wire type 6"),
+    (NETWORK[:-9], "bytes, of"),
+    (only(node("Fly", "x", "y", "wing")), "'wing' is a Fly, which mlvm does not run"),
+    (only(node("StringConcat", "x x", "y", "s")), "'s' is a StringConcat, which"),
+    (only(node("Add", "x z", "y", "n")), "Add 'n' asks for 'z', which no node before it"),
+    (only(node("Neg", "z", "y"), node("Neg", "y", "z")), "asks for 'z'"),
+    (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "makes 'y', which there is"),
+    (only(node("Neg", "x", "z")), "nothing makes the output 'y'"),
+    (only(node("Neg", "x", "y"), opset=0), "opset 0"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "takes"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[-4])]), "shape"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=99)]), "dtype 99"),
+    (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=8)]), "strings"),
+    (
+        only(node("ConstantOfShape", "s", "y"), constants=[constant("s", [1 << 20, 1 << 20])]),
+        "is not made when a file is loaded",
+    ),
+    (
+        only(node("Reshape", "w s", "y"), constants=[constant("w", B), constant("s", [5])]),
+        "Reshape",
+    ),
+)  # fmt: skip
+def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -> None:
+    refuses(ModelError, text, load, data)
+
+
+def test_other_inputs_than_the_file_declares_are_refused() -> None:
+    net = load(NETWORK)
+    refuses(
+        ml.errors.ShapeError,
+        r"'x' is f32\[n,3,h,w\], not f32\[2,4,5,5\]",
+        net,
+        ml.zeros((2, 4, 5, 5)),
+    )
+    refuses(ml.errors.DTypeError, "'x' is f32", net, ml.zeros((2, 3, 5, 5), dtype=ml.int32))
+    refuses(ml.errors.AttributeRefused, "missing: 'x'", net)
+    refuses(ml.errors.AttributeRefused, "no input 'z'", net, ml.asarray(X), z=1)
+    refuses(ml.errors.AttributeRefused, "name of a file", load, cast(Any, 3))
+    refuses(FileNotFoundError, "none.onnx", load, "none.onnx")
+
+
+def test_damaged_files_give_typed_errors() -> None:
+    damaged.run(600, 0)

@@ -1,0 +1,314 @@
+"""Functions as ONNX files: read back they make the same bits, by ONNX's own ops nearly the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+import mlvm.onnx.graph
+from mlvm.core.op import OPS, Op
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tree import flatten, replace
+from mlvm.onnx import load, save, writing
+from mlvm.onnx.bodies import BODIES
+from mlvm.onnx.own import told
+from tests.brief import refuses
+
+F, INTS, B = "f32", "i64", "bool"
+
+
+def made(shape: tuple[int, ...], dtype: str = F, seed: int = 0) -> np.ndarray[Any, Any]:
+    """An array of small numbers, none of them 0 or near an integer."""
+    x = np.random.default_rng(seed).uniform(-2, 2, shape)
+    x = np.where(abs(x) < 0.1, 0.3, x)
+    if dtype == B:
+        return x > 0
+    return x.astype("f4" if dtype == F else dtype) if dtype != INTS else (x * 2).astype("i8")
+
+
+X, Y, V = made((3, 4)), made((3, 4), seed=1), made((4,), seed=2)
+N, M = made((3, 4), INTS, 3), made((3, 4), INTS, 4) * 2 + 1
+P = abs(X) + 0.2
+IMAGES, KERNEL = made((2, 6, 5, 3)), made((3, 2, 3, 4), seed=5)
+PLACES = np.array([[0, -1], [2, 0]])
+
+
+def ops(names: str, *args: Any, **attributes: Any) -> dict[str, tuple[Any, ...]]:
+    """Cases of ops by their names."""
+
+    def case(name: str) -> Callable[..., Any]:
+        op = one_op(name, **attributes)
+        return lambda *xs: apply(op, *map(ml.asarray, xs))
+
+    return {f"{name} {i}": (case(name), *args) for i, name in enumerate(names.split())}
+
+
+def loss(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.tanh(ml.layer_norm(ml.gelu(x @ w), ml.ones(4), ml.zeros(4), eps=1e-5)) ** 2)
+
+
+def of_images(kernel: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+    y = ml.conv2d(x, kernel, stride=(2, 1), padding=((1, 1), (1, 0)))
+    y = ml.avg_pool2d(ml.max_pool2d(y, window=(2, 2), stride=(1, 1), padding=((0, 0), (0, 0))),
+                      window=(2, 1), stride=(1, 2), padding=((1, 0), (0, 0)))  # fmt: skip
+    return ml.sum(y * y)
+
+
+def exact_gelu(x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.gelu(x, approximate=False))
+
+
+def branch(x: ml.Tensor) -> Any:
+    small = ml.cond(ml.sum(x) > 0, lambda x: x * 2, lambda x: x - 1, x)
+    return ml.cond(ml.max(small) > 100, lambda x: ml.exp(x), lambda x: small + x, x)
+
+
+def loop(x: ml.Tensor) -> Any:
+    x, n = ml.while_loop(
+        lambda c: ml.sum(ml.abs(c[0])) < 100.0, lambda c: (c[0] * 1.5, c[1] + 1), (x, ml.asarray(0))
+    )
+    total = ml.fori_loop(0, 4, lambda i, y: y + ml.take(x, i % 3, axis=0), ml.zeros(4))
+    last, rows = ml.scan(lambda carry, row: (carry * 0.5 + row, ml.tanh(carry)), ml.zeros(4), x)
+    return {"x": x, "n": n, "total": total, "rows": (last, rows)}
+
+
+@ml.function
+def twice(x: ml.Tensor) -> ml.Tensor:
+    return ml.sin(x) * 2
+
+
+def scanned(w: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+    last, _ = ml.scan(lambda h, row: (ml.tanh(h @ w + row), None), ml.zeros(4), x)
+    return ml.sum(last)
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    **ops("abs ceil cos cosh erf exp floor negative reciprocal relu round sigmoid sign sin sinh tan"
+          " tanh asinh atan square expm1 trunc erfc isnan isinf isfinite signbit copy conj"
+          " real", X),
+    **ops("log sqrt rsqrt log1p log2 log10", P),
+    **ops("acos asin atanh", X / 3),
+    **ops("acosh", P + 1),
+    **ops("add subtract multiply divide maximum minimum equal greater less greater_equal less_equal"
+          " not_equal logaddexp hypot copysign atan2 remainder floor_divide", X, Y),
+    **{f"integers {name}": case for name, case in ops(
+        "add remainder floor_divide greater bitwise_and bitwise_or bitwise_xor", N, M).items()},
+    **{f"bools {name}": case for name, case in ops(
+        "logical_and logical_or logical_xor bitwise_and equal", X > 0, Y > 0).items()},
+    **ops("logical_not bitwise_invert", X > 0),
+    "integers inverted": ops("bitwise_invert", N)["bitwise_invert 0"],
+    **ops("bitwise_left_shift", abs(N), np.full((3, 4), 2)),
+    **ops("pow", P, Y),
+    **ops("where", X > 0, X, Y),
+    **ops("clip multiply_add", X, Y, V),
+    "as integers": ops("astype", X * 3, dtype="i32")["astype 0"],
+    "as bools": ops("astype", N, dtype="bool")["astype 0"],
+    **ops("softmax log_softmax", X, axis=0),
+    **ops("gelu", X, approximate=False),
+    "gelu's tanh": (lambda x: ml.gelu(x), X),
+    "gradient of gelu": (ml.grad(exact_gelu), X * 3),
+    **ops("reshape", X, shape=(2, 6)),
+    **ops("broadcast_to", V, shape=(3, 4)),
+    **ops("full", np.float32(3), shape=(2, 3)),
+    **ops("permute_dims", IMAGES, axes=(3, 0, 2, 1)),
+    **ops("concat", X, Y, axis=1),
+    **ops("flip", X, axis=1),
+    **ops("roll", X, shift=(1, -2), axis=(0, 1)),
+    "roll of all": ops("roll", X, shift=5)["roll 0"],
+    **ops("slice", X, start=(2, 1), length=(3, 2), step=(-1, 2)),
+    **ops("embed", X, shape=(7, 11), start=(5, 1), step=(-2, 3)),
+    **ops("slice_add", made((7, 11)), X, start=(0, 2), step=(2, 1)),
+    **ops("slice_set", made((7, 11)), V, start=(6, 2), length=(3, 4), step=(-3, 2)),
+    **ops("pad", X, widths=((1, 0), (2, 3)), value=1.5),
+    "pad of bools": ops("pad", X > 0, widths=((1, 0), (0, 2)))["pad 0"],
+    **ops("tril triu", X, k=1),
+    **ops("take", X, PLACES, axis=1),
+    **ops("take_along_axis", X, np.array([[0, -1], [1, 2], [3, 3]]), axis=1),
+    **ops("one_hot", PLACES % 3, num_classes=4),
+    **ops("scatter_add", made((3, 2, 2)), PLACES, axis=1, length=4),
+    **ops("index_add", X, made((3, 2, 2)), PLACES, axis=1),
+    **ops("index_set", X, V[:2], np.array([2, 0]), axis=1),
+    "index_set of two axes": (
+        ops("index_set", axis=0, axes=2)["index_set 0"][0], X, made(()), np.array([[5, 0]])),
+    **ops("scatter_add_along_axis", X, np.array([[0, 1, -1, 0]] * 3), axis=1, length=5),
+    **ops("dynamic_update", X, made((3, 2)), np.int64(-3), axis=1),
+    **ops("sum mean max min prod logsumexp", X, axis=(0, 1), keepdims=True),
+    **{f"{name} along": case for name, case in ops("sum all any logsumexp", X, axis=1).items()},
+    **ops("var", X, axis=0, correction=1.0),
+    **ops("cumulative_sum", X, axis=1),
+    **ops("argmax argmin", X, axis=1, keepdims=True),
+    "argmax of all": ops("argmax", X)["argmax 0"],
+    **ops("sort argsort", X, axis=0, descending=True),
+    **ops("matmul", X, Y, transpose_y=True),
+    "matmul of a vector": ops("matmul", X, V)["matmul 0"],
+    **ops("batch_contract", made((5, 3, 2)), made((5, 3, 4)), transpose_x=True),
+    **ops("layer_norm", X, V, V, eps=1e-5),
+    **ops("layer_norm_normalize", X, eps=1e-5),
+    **ops("layer_norm_scale_vjp", X, Y, eps=1e-5),
+    **ops("layer_norm_vjp", X, Y, V, eps=1e-5),
+    **ops("softmax_cross_entropy", X, np.array([1, 0, 3])),
+    **ops("softmax_cross_entropy_vjp", V[:3], X, np.array([1, 0, 3])),
+    **ops("patches", IMAGES, window=(3, 2), stride=(2, 1), padding=((1, 1), (0, 1)), pad_value=-1.),
+    **ops("det", made((2, 3, 3))),
+    "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
+    "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),
+    "gradient of a scan": (ml.value_and_grad(scanned), made((4, 4)), X),
+    "branches": (branch, X),
+    "loops": (loop, X),
+    "functions": (lambda x: twice(twice(x) + 1), X),
+    "a tree": (lambda tree, *, scale: {"y": tree["a"] * scale, "same": tree["a"]}, {"a": X}),
+    "constants": (lambda x: x + ml.arange(4) * ml.eye(3, 4) + ml.linspace(0, 1, 4), X),
+    "a view": (lambda x: ml.sum(ml.reshape(x, (6, 2)) * 2, axis=0), X),
+}  # fmt: skip
+
+
+def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(x) for _, x in flatten(tree)[0]]
+
+
+def close(a: Any, b: Any) -> bool:
+    scale = max(1.0, float(np.abs(b).max(initial=0)))
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and np.allclose(a, b, rtol=1e-6, atol=2e-6 * scale)
+    )
+
+
+def arrays_of(args: Any) -> list[np.ndarray[Any, Any]]:
+    ends = {True: None, False: True}
+    found = flatten(list(args), ends=lambda x: ends[isinstance(x, (list, dict))])[0]
+    return [np.asarray(x) for _, x in found]
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Callable[..., Any]:
+    """Saves a case: the path, the arrays of its inputs, and the results."""
+
+    def saves(fn: Any, *args: Any) -> Any:
+        kwargs: Any = {"scale": 2.0} if isinstance(args[0], dict) else {}
+        path = tmp_path / "it.onnx"
+        save(fn, args, path, **kwargs)
+        tensors = replace(ml.asarray, list(args), np.ndarray)
+        return path, arrays_of(args), leaves(fn(*tensors, **kwargs))
+
+    return saves
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_read_back_it_makes_the_same_bits(
+    name: str, saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, inputs, wanted = saved(*CASES[name])
+    model = load(path)
+    for fn in (model, ml.capture(model)):
+        for x, y in zip(leaves(fn(*inputs)), wanted, strict=True):
+            assert x.dtype == y.dtype
+            assert x.tobytes() == y.tobytes()
+    monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
+    plain = load(path)  # by what stands there for others
+    for x, y in zip(leaves(plain(*inputs)), wanted, strict=True):
+        assert close(x, y)
+
+
+def test_onnxruntime_makes_the_same(saved: Callable[..., Any]) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    onnx = pytest.importorskip("onnx")
+    apart = []
+    for name, case in CASES.items():
+        path, inputs, wanted = saved(*case)
+        onnx.checker.check_model(str(path), full_check=True)
+        session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        given = {each.name: x for each, x in zip(session.get_inputs(), inputs, strict=True)}
+        if not all(map(close, session.run(None, given), wanted)):
+            apart.append(name)
+    assert not apart
+
+
+def test_every_form_has_a_case(saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    met: set[str] = set()
+
+    def noted(op: Op, attributes: Any) -> str:
+        met.add(op.name)
+        return told(op, attributes)
+
+    monkeypatch.setattr(writing, "told", noted)
+    firsts = {name.split()[0] for name in CASES}  # most are of the op that they are called by
+    for name, case in CASES.items():
+        if name.split()[0] not in BODIES:
+            saved(*case)
+    assert BODIES.keys() - met == firsts & BODIES.keys() - met
+    assert BODIES.keys() <= OPS.keys()
+
+
+@ml.function
+def endless(x: ml.Tensor) -> Any:
+    return ml.cond(ml.sum(x) > 9, lambda x: x, lambda x: endless(x + 1), x)
+
+
+def drawn(x: ml.Tensor) -> ml.Tensor:
+    return x + ml.random.normal(x.shape, key=ml.random.key(0))
+
+
+def updated(x: ml.Tensor) -> ml.Tensor:
+    x += 1.0
+    return x
+
+
+def checked(x: ml.Tensor) -> ml.Tensor:
+    ml.check(ml.sum(x) > 0, "it is positive")
+    return x * 2
+
+
+def doubled(x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.while_loop(lambda x: ml.sum(x) < 9, lambda x: x * 2, x))
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "a draw": (drawn, r"test_save.py:\d+: normal has no form in ONNX"),
+    "an inverse": (lambda x: ml.linalg.inv(x[:3, :3]), r"test_save.py:\d+: inv has no form"),
+    "an update": (updated, r"test_save.py:\d+: a f32\[3,4\] is updated in place, an argument of"),
+    "a check": (checked, r"test_save.py:\d+: machine.check has no form"),
+    "complex numbers": (lambda x: ml.abs(ml.astype(x, "c64")), r"astype of c64 has no form"),
+    "a recursion": (endless, r"the function 'endless', which calls itself, has no form"),
+    "no tensor": (lambda x: 3, "a function that returns no tensor is not written"),
+    "an unknown number of turns": (
+        ml.grad(doubled),
+        r"test_save.py:\d+: residuals.push has no form",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused_leaves_the_file_as_it_was(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "it.onnx"
+    path.write_bytes(b"before")
+    fn, text = REFUSED[name]
+    refuses(ml.errors.ModelError, text, save, fn, [X], path)
+    assert [each.name for each in tmp_path.iterdir()] == ["it.onnx"]
+    assert path.read_bytes() == b"before"
+
+
+def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
+    model = ml.nn.Linear(64, 32, key=ml.random.key(0))
+    save(model, [ml.TensorType(F, (2, 64))], tmp_path / "it.onnx", external=True)
+    assert (tmp_path / "it.onnx").stat().st_size < 2000 < (tmp_path / "it.onnx.data").stat().st_size
+    x = ml.asarray(made((2, 64)))
+    read = load(tmp_path / "it.onnx")
+    assert np.array_equal(read(x), model(x))
+    assert read.inputs == {"x": "f32[2,64]"}
+    assert {"kernel"} <= {name.rpartition("/")[2] for name in read.weights}
+
+
+@pytest.mark.parametrize("dtype", ["f64", "f16", "bf16", "i32", "u8"])
+def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
+    w = ml.astype(ml.asarray(abs(X) * 2), dtype)
+    save(lambda x: x * w + w[0], [w], tmp_path / "it.onnx")
+    read = load(tmp_path / "it.onnx")
+    assert read.outputs == {"output": f"{dtype}[3,4]"}
+    assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
