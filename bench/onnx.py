@@ -2,39 +2,42 @@
 
 `call_ms` is the time from inputs to outputs, `load_ms` that from a file's bytes to the first
 results: loading, planning and one call. `peak_mib` is by how much a process grows that does only
-this. The models are those inside of wheels in the folder `MLVM_ONNX_WHEELS`, `build/wheels` without
+this. The models are those inside of wheels in the folder `ONNX_WHEELS`, `build/wheels` without
 it. No contender is timed before its results are those of the first.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
-import resource
+import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from bench.harness import ROOT, Contender, Prepare, Round, Suite, if_native, microseconds, say
-from bench.onnx_files import FOLDER, how_to_get, models, operands
+from bench.onnx_files import how_to_get, operands, places, read
 
 Run = Callable[[], list[Any]]
 _ROUND: Final = 0.05  # seconds that a round lasts at least
 
 
-def ours(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
+def ours(model: str | bytes, feed: Mapping[str, Any], threads: int) -> Run:
     """A model of mlvm, captured."""
     import mlvm.eager as ml
 
     vm = ml.VM("bench", threads=threads)
     weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "batch")
     with weights.allocating():
-        captured = ml.capture(ml.onnx.load(data))
+        captured = ml.capture(ml.onnx.load(model))
         inputs = {k: v.item() if v.ndim == 0 else ml.asarray(v) for k, v in feed.items()}
 
     def run() -> list[Any]:
@@ -45,7 +48,7 @@ def ours(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
     return run
 
 
-def onnxruntime(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
+def onnxruntime(model: str | bytes, feed: Mapping[str, Any], threads: int) -> Run:
     """A session of ONNX Runtime."""
     import onnxruntime
 
@@ -53,7 +56,7 @@ def onnxruntime(data: bytes, feed: Mapping[str, Any], threads: int) -> Run:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     return lambda: session.run(None, dict(feed))
 
 
@@ -61,19 +64,17 @@ MAKERS: Final = {"mlvm": ours, "onnxruntime": onnxruntime}
 
 
 def preparing(maker: str, threads: int) -> Prepare:
-    """A `prepare` of all models, with `quick` of the smallest."""
+    """A `prepare` of all models, with `quick` of one."""
 
     def prepare(quick: bool) -> Mapping[str, Round]:
-        found = dict(models())
-        if not found:
+        names = [*places()]
+        if not names:
             say(how_to_get())
-            return {}
-        names = [min(found, key=lambda name: len(found[name]))] if quick else [*found]
-        return {name: partial(timed, name) for name in names}
+        return {name: partial(timed, name) for name in names[: 1 if quick else None]}
 
     @lru_cache(maxsize=1)  # made when the case's rounds begin, and the one before forgotten
     def made(name: str) -> tuple[Run, int, dict[str, float]]:
-        data = dict(models())[name]
+        data = read(places()[name])
         feed = operands(name, data)
         start = time.perf_counter()
         run = MAKERS[maker](data, feed, threads)
@@ -95,21 +96,26 @@ def preparing(maker: str, threads: int) -> Prepare:
 
 
 def main() -> None:
-    """Print by how many MiB a process grows that loads and calls one model."""
+    """Print by how many MiB a process grows that loads one model from its file, and calls it."""
     maker, threads, name = sys.argv[1:]
-    data = dict(models())[name]
-    feed = operands(name, data)
-    if maker == "mlvm":
-        import mlvm.eager
-        import mlvm.onnx  # noqa: F401
-    else:
-        pass
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    MAKERS[maker](data, feed, int(threads))()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+    importlib.import_module("mlvm.onnx" if maker == "mlvm" else maker)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "model.onnx"
+        file.write_bytes(data := read(places()[name]))
+        feed = operands(name, data)
+        del data
+        before = _memory("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        MAKERS[maker](str(file), feed, int(threads))()
+        print(_memory("VmHWM") - before)
 
 
-_CASES: Final = [name for name, _ in models()] if FOLDER.is_dir() else []
+def _memory(name: str) -> float:
+    """A line of what Linux tells of this process, in MiB."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.findall(rf"{name}:\s*(\d+) kB", status)[0]) / 1024
+
+
 SUITE: Final = Suite(
     module="bench.onnx",
     contenders=(
@@ -120,7 +126,7 @@ SUITE: Final = Suite(
     ),
     units={"call_ms": "ms", "load_ms": "ms", "peak_mib": "MiB"},
     ours=("mlvm-1t", "mlvm-2t"),
-    targets={(name, "call_ms", "mlvm-1t", "onnxruntime-1t"): 0.8 for name in _CASES},
+    targets={(name, "call_ms", "mlvm-1t", "onnxruntime-1t"): 0.8 for name in places()},
     rounds=7,
     warm_up_rounds=1,
 )

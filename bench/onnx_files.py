@@ -18,7 +18,7 @@ from mlvm.onnx.wire import decode
 NAMES: Final = "magika rapidocr rapidocr-onnxruntime silero-vad basic-pitch nudenet ddddocr"
 """The wheels, by the names under which they are published."""
 
-FOLDER: Final = Path(os.environ.get("MLVM_ONNX_WHEELS", "build/wheels"))
+FOLDER: Final = Path(os.environ.get("ONNX_WHEELS", "build/wheels"))
 """Where they lie."""
 
 _IMAGES: Final = {
@@ -37,14 +37,28 @@ _IMAGES: Final = {
 _STATES: Final = {"state": (2, 1, 128), "h": (1, 1, 128), "c": (1, 1, 128)}
 
 
-def models(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
-    """The ONNX files in the wheels of a folder, by name."""
+def places(folder: Path = FOLDER) -> dict[str, tuple[Path, str]]:
+    """The wheel of each ONNX file in a folder's wheels, and its name there."""
+    found = {}
     for wheel in sorted(folder.glob("*.whl")):
         with zipfile.ZipFile(wheel) as archive:
             for name in sorted(archive.namelist()):
                 if name.endswith(".onnx"):
                     short = f"{wheel.name.partition('-')[0]}/{name.rpartition('/')[2]}"
-                    yield short, archive.read(name)
+                    found[short] = wheel, name
+    return found
+
+
+def read(place: tuple[Path, str]) -> bytes:
+    """The bytes of a file in a wheel."""
+    with zipfile.ZipFile(place[0]) as archive:
+        return archive.read(place[1])
+
+
+def models(folder: Path = FOLDER) -> Iterator[tuple[str, bytes]]:
+    """The ONNX files in the wheels of a folder, by name."""
+    for name, place in places(folder).items():
+        yield name, read(place)
 
 
 def how_to_get(folder: Path = FOLDER) -> str:

@@ -29,7 +29,7 @@ def test_the_walks_visit_at_most_3000_lines() -> None:
     [
         ("mlvm/core/types.py", "TensorType", "@final", ""),
         ("mlvm/core/vm.py", "VM.launch", "    def launch(", ""),
-        ("mlvm/machines/native/src/machine/loop.c", "run", "static int run(", "}"),
+        ("mlvm/machines/native/src/plan/loop.c", "run_machine", "int run_machine(", "}"),
     ],
 )
 def test_a_place_is_the_whole_of_what_it_names(file: str, name: str, begin: str, end: str) -> None:

@@ -98,12 +98,17 @@ def dtype_of(number: int, what: str) -> DType:
     raise ModelError(f"{what} has the unknown dtype {number}")
 
 
+_OFTEN: Final = 1 << 22  # bytes
+
+
 class Files:
     """Where tensors of a model have their bytes: the folder of its external data."""
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self._opened: dict[Path, memoryview] = {}
+        self._maps: list[mmap.mmap] = []
+        self._copied = 0
 
     def read(self, tensor: Message, size: int) -> memoryview:
         """The bytes of a tensor that lie in another file. Raises `ModelError`."""
@@ -119,7 +124,7 @@ class Files:
         try:
             data = self._opened.get(path)
             if data is None:
-                data = self._opened[path] = mapped(path)
+                data = self._opened[path] = self.mapped(path)
             start = int(places.get("offset", 0))
             length = int(places.get("length", size))
         except (OSError, ValueError) as error:
@@ -131,16 +136,24 @@ class Files:
             )
         return data[start : start + length]
 
+    def mapped(self, path: Path) -> memoryview:
+        """The bytes of a file, which are read when they are looked at. Raises `OSError`."""
+        if not path.is_file():
+            raise FileNotFoundError(2, "there is no such file", str(path))
+        with path.open("rb") as stream:
+            size = os.fstat(stream.fileno()).st_size
+            if not size:
+                return memoryview(b"")
+            self._maps.append(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
+        return memoryview(self._maps[-1])
 
-def mapped(path: Path) -> memoryview:
-    """The bytes of a file, which are read when they are looked at. Raises `OSError`."""
-    if not path.is_file():
-        raise FileNotFoundError(2, "there is no such file", str(path))
-    with path.open("rb") as stream:
-        size = os.fstat(stream.fileno()).st_size
-        return memoryview(
-            mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ) if size else b""
-        )
+    def forget(self, nbytes: int) -> None:
+        """So many bytes have been copied: from time to time what was read leaves the memory."""
+        self._copied += nbytes
+        if self._copied > _OFTEN and hasattr(mmap, "MADV_DONTNEED"):
+            self._copied = 0
+            for each in self._maps:
+                each.madvise(mmap.MADV_DONTNEED)
 
 
 def array_of(tensor: Message, files: Files) -> Array:

@@ -52,6 +52,12 @@ class Node:
         self.last: list[str] = []
         """What nobody asks for after this node."""
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "op"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, op=TABLE[state["type"]])
+
     def __str__(self) -> str:
         return f"{self.type} {self.name!r}" if self.name else self.type
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,15 +19,15 @@ from mlvm.core.errors import (
     ModelError,
     ShapeError,
 )
-from mlvm.core.types import DType, bf16
+from mlvm.core.types import Array, DType, bf16
 from mlvm.eager import Tensor
 from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
-from mlvm.onnx.arrays import Files, dtype_of, mapped
+from mlvm.onnx.arrays import Files, dtype_of
 from mlvm.onnx.fold import folded
-from mlvm.onnx.graph import Builder, Frame, Graph, Kind, is_array
+from mlvm.onnx.graph import Builder, Frame, Graph, Kind, Node, is_array
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
@@ -42,15 +43,17 @@ class Model(ml.nn.Module):
     on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
     """
 
-    def __init__(self, graph: Graph, arrays: Mapping[str, Any]) -> None:
+    def __init__(
+        self, graph: Graph, arrays: Mapping[str, Callable[[], Array]], files: Files
+    ) -> None:
         self.graph = graph
-        self.weights = {
-            name: ml.asarray(x) for name, x in arrays.items() if DType.of(x.dtype).is_inexact
-        }
-        rest = {
-            name: ml.asarray(x) for name, x in arrays.items() if not DType.of(x.dtype).is_inexact
-        }
-        self.constants: Any = ml.nn.buffer(rest) if rest else {}
+        self.weights: dict[str, Tensor] = {}
+        constants: dict[str, Tensor] = {}
+        for name, make in arrays.items():
+            x = ml.asarray(make())
+            (self.weights if x.dtype.is_inexact else constants)[name] = x
+            files.forget(x.type.nbytes)
+        self.constants: Any = ml.nn.buffer(constants) if constants else {}
 
     @property
     def asked(self) -> frozenset[str]:
@@ -172,7 +175,8 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
         raise AttributeRefused("load takes the name of a file, or its bytes").at(
             "load", ()
         ) from None
-    return _loaded(mapped(path), Files(path.parent), str(path))
+    files = Files(path.parent)
+    return _loaded(files.mapped(path), files, str(path))
 
 
 def _loaded(data: memoryview, files: Files, what: str) -> Model:
@@ -185,7 +189,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         for each in graph.all():
             each.settle()
         graph.asked = _asked(graph)
-        return Model(graph, _placed(graph))
+        return Model(graph, _placed(graph), files)
     except EncodingError as error:
         raise ModelError(escaped(f"{what}: {error}")) from None
     except MlvmError as error:
@@ -215,10 +219,14 @@ def _asked(graph: Graph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _placed(graph: Graph) -> dict[str, Any]:
-    """The arrays that the Module keeps, by name. The nodes ask for them by that name from now on.
-    Those that a shape may depend on stay where they are, as do numbers."""
-    arrays: dict[str, Any] = {}
+def _as_packed(x: Array, pack: Callable[[Any, Array], Array] | None, node: Node) -> Array:
+    return x if pack is None else pack(node, x)
+
+
+def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:
+    """What makes the arrays that the Module keeps, by name. The nodes ask for them by that name
+    from now on. Those that a shape may depend on stay where they are, as do numbers."""
+    arrays: dict[str, Callable[[], Array]] = {}
     names: dict[tuple[int, str], Weight] = {}
     for inner in graph.all():
         for node in inner.nodes:
@@ -237,7 +245,7 @@ def _placed(graph: Graph) -> dict[str, Any]:
                     while name in arrays:
                         name = f"{base}_{len(arrays)}"
                     names[key] = Weight(name)
-                    arrays[name] = x if pack is None else pack(node, x)
+                    arrays[name] = partial(_as_packed, x, pack, node)
                 node.inputs[i] = names[key]
     graph.labels.clear()
     return arrays

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any, cast
 
@@ -103,6 +105,19 @@ def test_a_model_is_a_module_that_may_be_captured_and_trained() -> None:
             (above - float(loss_of(net, x))) / h / 2, slopes[i], rtol=1e-2, atol=1e-3
         )
         net.weights["k"] = net.weights["k"] + h * ml.one_hot(ml.asarray(i), 7)
+
+
+def test_a_model_is_copied_pickled_saved_and_shown(tmp_path: Path) -> None:
+    net, x = load(NETWORK), ml.asarray(X)
+    expected = net(x).numpy()
+    for other in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert np.array_equal(other(x), expected)
+    ml.save(tmp_path / "weights", net)
+    net.weights["k"] = ml.zeros(7)
+    assert not np.array_equal(net(x), expected)
+    assert np.array_equal(ml.load(tmp_path / "weights", into=net)(x), expected)
+    assert "weights" in repr(net)
+    assert net.num_parameters() == sum(y.size for y in net.named_parameters().values())
 
 
 def test_a_batch_norm_is_folded_into_the_convolution_before_it() -> None:

@@ -177,7 +177,7 @@ class RecordedCall(NamedTuple):
     def named_results(self) -> list[tuple[str, Use]]:
         """The tensors that it returned, by their paths in the tree."""
         leaves = flatten(self.tree, ends=_at_leaves)[0]
-        found = [(path, self.results[leaf.number], leaf.number) for path, leaf in leaves]  # type: ignore[attr-defined]
+        found = [(path, self.results[leaf.number], leaf.number) for path, leaf in leaves]
         return [(path, Use(self.flow.results[n], result.type)) for path, result, n in found]
 
 
@@ -732,7 +732,8 @@ class Captured(Generic[P, R]):
         if known.ahead:
             inputs = [*inputs, *known.taken()]
         used: Sequence[Allocation] = ()
-        hoisted, explains = known.hoisted, known.explain
+        hoisted = known.hoisted
+        explains: Callable[[Exception], None] = known.explain
         token = explaining.set(known.explain)
         try:
             with scratch.lock, nullcontext() if hoisted is None else vm.lock:
