@@ -241,7 +241,9 @@ def chain_call(
     used = [n for n in inputs if any(n in link.sources for link in links)]
     used += [n for n, _ in outputs if n in inputs and n not in used]
     size = math.prod(shape)
-    body, scalars, index = _indices(size, *collapsed(shape, [types[n].shape for n in used]))
+    dims, strides = collapsed(shape, [types[n].shape for n in used])
+    body, scalars, index = _indices(size, dims, strides)
+    in_rows = _in_rows(dims)
     names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
     names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
     if 16 * len(names) + 8 * len(scalars) > _MOST_BYTES:
@@ -264,11 +266,17 @@ def chain_call(
         body.append(f"STORE({dtypes[n].name}, o{k}, i, {values[n]});")
     params = [f"TENSOR({dtype}, {name})" for dtype, name in tensors]
     params += [f"const i64 {name}" for name in scalars]
-    lines = "\n    ".join(["const i64 i = ITEM(0);", "if (i >= n) return;", *body])
+    first = ["const i64 i = ITEM(0);", "if (i >= n) return;"]
+    if in_rows:
+        first = ["if (ITEM(0) >= d1) return;", "const i64 i = ITEM(1) * d1 + ITEM(0);"]
+    lines = "\n    ".join([*first, *body])
     rest = f"({', '.join(params)}) {{\n    {lines}\n}}\n"
     entry = f"chain_{sha1(rest.encode(), usedforsecurity=False).hexdigest()}"
     args = (*[where for *_, where in names], *map(np.int64, scalars.values()))
-    return Call(f"{prelude()}KERNEL void {entry}{rest}", entry, (size,), (GROUP,), args)
+    text = f"{prelude()}KERNEL void {entry}{rest}"
+    if in_rows:
+        return Call(text, entry, (dims[1], dims[0]), (GROUP, 1), args)
+    return Call(text, entry, (size,), (GROUP,), args)
 
 
 def _indices(
@@ -288,7 +296,10 @@ def _indices(
         needed.update(walked)
         scalars.update({f"s{k}_{d}": steps[d] for d in walked})
         index.append(" + ".join([f"(i64)c{d} * s{k}_{d}" for d in walked]) or "0")
-    if needed:
+    if _in_rows(dims):
+        lines += ["const i64 c0 = ITEM(1);", "const i64 c1 = ITEM(0);"]
+        scalars["d1"] = dims[1]
+    elif needed:
         wide = "i64" if size >= 1 << 32 else "u32"
         lines.append(f"{wide} rest = ({wide})i;")
         for d in range(len(dims) - 1, min(needed) - 1, -1):
@@ -300,6 +311,12 @@ def _indices(
 
 
 _RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
+_MOST_ROWS: Final = 1 << 15  # of a launch in two dimensions: CUDA takes 2**16 - 1
+
+
+def _in_rows(dims: Sequence[int]) -> bool:
+    """Whether there are two axes, along each of which an item has its number: none is divided."""
+    return len(dims) == 2 and dims[1] >= GROUP and dims[0] <= _MOST_ROWS
 
 
 def packed(shape: Sequence[int]) -> list[int]:

@@ -1,9 +1,13 @@
-"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its words
-to numbers. The generator is a function of a key and a counter: all blocks are made at once."""
+"""Random draws with the bits that the processor draws: Philox4x64-10 and numpy's ways from its
+words to numbers.
+
+The generator is a function of a key and a counter: all blocks are made at once.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache
 from typing import Final
 
@@ -127,7 +131,11 @@ def _ziggurat() -> str:
     x[0] = _AREA / density[-1]
     steps = [_EDGE / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
     inside = [int(step * 2**23) for step in steps]
-    tables = {"widths": [width / 2**23 for width in x], "inside": inside, "density": density}
+    tables: dict[str, Sequence[float]] = {
+        "widths": [width / 2**23 for width in x],
+        "inside": inside,
+        "density": density,
+    }
     return " ".join(
         f"TABLE f32 {name}[{_LAYERS}] = {{{', '.join(map(_literal, values))}}};"
         for name, values in tables.items()
@@ -161,7 +169,7 @@ def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
         _call(source("indexing.c", T="u8"), "fill_i32", (starts, np.int64(1), np.int32(0)), 1, 1),
     ]
     for i in range(rounds):
-        args = (starts, jumps[(i + 1) % 2], jumps[i % 2], total, np.int64(1 << i))
-        calls.append(_call(text, "jump", args, size, 1))
+        jump = (starts, jumps[(i + 1) % 2], jumps[i % 2], total, np.int64(1 << i))
+        calls.append(_call(text, "jump", jump, size, 1))
     args = (0, values, starts, np.int64(count))
     return [*calls, _call(text, "gather_values", args, count, 1)]

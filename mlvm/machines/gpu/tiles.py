@@ -56,8 +56,8 @@ def candidates(device: Facts, dtype: DType) -> list[Tile]:
             lanes = nbytes // dtype.itemsize
             tiles.append(Tile(8 * high, 64, 64, high, parts * lanes, lanes))
         return tiles
-    shapes = [(64, 64, 16, 4, 4), (64, 64, 8, 4, 4), (128, 64, 16, 8, 4), (128, 128, 8, 8, 8)]
-    tiles = [Tile(*shape, 1) for shape in shapes]
+    cuts = [(64, 64, 16, 4, 4), (64, 64, 8, 4, 4), (128, 64, 16, 8, 4), (128, 128, 8, 8, 8)]
+    tiles = [Tile(*cut, 1) for cut in cuts]
     return [x for x in tiles if x.items <= device.most_items and _fits(device, x, dtype)]
 
 

@@ -59,9 +59,9 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
         for transpose_x, transpose_y in ((False, False), (True, False), (False, True)):
             x = _f32(3, *((k, m) if transpose_x else (m, k)))
             y = _f32(3, *((n, k) if transpose_y else (k, n)))
-            attributes = {"transpose_x": transpose_x, "transpose_y": transpose_y}
-            yield "matmul", (x, y), attributes
-            yield "batch_contract", (x, y), attributes
+            turned = {"transpose_x": transpose_x, "transpose_y": transpose_y}
+            yield "matmul", (x, y), turned
+            yield "batch_contract", (x, y), turned
     edges = {"stride": (2, 1), "padding": ((1, 2), (0, 1))}
     yield "conv2d", (_f32(2, 13, 17, 5), _f32(3, 2, 5, 70)), edges
     for axis, descending in ((0, True), (1, False)):

@@ -27,6 +27,7 @@ from tests.machines.gpu.larger import LARGER
 
 ARCHITECTURES = ("compute_70", "compute_75", "compute_80", "compute_86", "compute_89", "compute_90")
 _GPU = Facts("a GPU", True, False, 100, 48 << 10, 1024)
+_HASH = re.compile(r"(?<=^chain)_.*")
 _NAMES = re.compile(r"^#define (\w+)", re.MULTILINE)
 
 
@@ -85,7 +86,7 @@ def sources(*dtypes: str) -> dict[str, str]:
                 continue
             if out is not None and out.size:
                 calls = KERNELS[name].make(_GPU, (out, *types), **attributes)
-                texts.update({call.source: call.entry for call in calls or ()})
+                texts.update({call.source: _HASH.sub("", call.entry) for call in calls or ()})
     return texts
 
 
