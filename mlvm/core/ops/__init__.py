@@ -12,3 +12,4 @@ from mlvm.core.ops import neural as neural
 from mlvm.core.ops import random as random
 from mlvm.core.ops import reduction as reduction
 from mlvm.core.ops import special as special
+from mlvm.core.ops import windows as windows

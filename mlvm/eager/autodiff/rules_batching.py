@@ -144,6 +144,10 @@ def _images(call: OneOp, n: int, x: Lanes) -> Tensor:
     return _parted(_called(call, [_joined(x.x)], **others), n)
 
 
+def _images_of_two(call: OneOp, n: int, x: Lanes, y: Lanes) -> Tensor:
+    return _parted(apply(call, _joined(whole(x, n)), _joined(whole(y, n))), n)
+
+
 # --- products ------------------------------------------------------------------------
 
 
@@ -354,23 +358,24 @@ def _layer_norm_scale_vjp(call: OneOp, n: int, g: Lanes, x: Lanes) -> Tensor:
     return op.sum(whole(g, n) * normal.x, axis=tuple(range(1, g.ndim)))
 
 
-def _conv2d(call: OneOp, n: int, x: Lanes, kernel: Lanes) -> Tensor:
-    """Kernels that all lanes' images meet are one; kernels on the same images have their results
-    side by side; else windows and kernels make one product a lane."""
-    height, width, inputs, outputs = kernel.shape
-    if not kernel.batched:
-        return _parted(apply(call, _joined(x.x), kernel.x), n)
-    if not x.batched:
-        beside = reshape(_moved(kernel.x, 0, 1, 3), (height, width, inputs, n * outputs))
-        made = apply(call, x.x, beside)
-        return moveaxis(reshape(made, (*made.shape[:3], n, outputs)), 3, 0)
-    stride, padding = call.attributes["stride"], call.attributes["padding"]
-    windows = op.patches(_joined(x.x), window=(height, width), stride=stride, padding=padding)
-    grid = windows.shape[1:3]
-    inner = height * width * inputs
-    rows = reshape(windows, (n, x.shape[0] * math.prod(grid), inner))
-    made = op.matmul(rows, reshape(kernel.x, (n, inner, outputs)))
-    return reshape(made, (n, x.shape[0], *grid, outputs))
+def _convolution(call: OneOp, n: int, x: Lanes, y: Lanes) -> Tensor:
+    """A kernel that all lanes' images meet is one. Else lanes are groups of channels: those of
+    images, and of results."""
+    how = dict(call.attributes)
+    if call.op.name != "conv2d_kernel_vjp" and not y.batched:
+        if "shape" in how:
+            how["shape"] = (n * how["shape"][0], *how["shape"][1:])
+        return _parted(_called(call, [_joined(x.x), y.x], **how), n)
+
+    def in_groups(v: Lanes) -> Tensor:
+        lanes = moveaxis(whole(v, n), 0, -2)
+        return reshape(lanes, (*lanes.shape[:-2], n * lanes.shape[-1]))
+
+    how["groups"] = n * how["groups"]
+    if "shape" in how:
+        how["shape"] = (*how["shape"][:-1], n * how["shape"][-1])
+    made = _called(call, [in_groups(x), in_groups(y)], **how)
+    return moveaxis(reshape(made, (*made.shape[:-1], n, made.shape[-1] // n)), -2, 0)
 
 
 def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
@@ -430,8 +435,10 @@ BATCHING: Final[dict[str, Rule]] = {
     "layer_norm": _layer_norm,
     "layer_norm_vjp": _layer_norm_vjp,
     "layer_norm_scale_vjp": _layer_norm_scale_vjp,
+    # --- windows ---
     **_each("patches unpatches max_pool2d avg_pool2d", _images),
-    "conv2d": _conv2d,
+    "max_pool2d_vjp": _images_of_two,
+    **_each("conv2d conv_transpose2d conv2d_kernel_vjp", _convolution),
     # --- random ---
     **_each("split_key fold_in normal uniform bernoulli randint permutation", looped),
     **_each("gamma poisson binomial multinomial", looped),

@@ -59,7 +59,9 @@ class Product(NamedTuple):
         lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
         of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group}
-        return {**lengths, "block": _block(x.columns), **of_x, **of_y, "axes": len(self.axes)}
+        of_out = {"out_row": y.columns, "out_product": x.rows * y.columns}
+        block = {"block": _block(x.columns), "axes": len(self.axes)}
+        return {**lengths, **block, **of_x, **of_y, **of_out}
 
     @property
     def rest(self) -> list[int]:

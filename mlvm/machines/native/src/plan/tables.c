@@ -7,6 +7,7 @@
 #define KERNEL_FILES(X, target)                                                          \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
+    X(depthwise, target)                                                                 \
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \
     X(linalg, target)                                                                    \

@@ -93,6 +93,19 @@ static void OF(transpose_panel)(T *to, const T *y, int64_t y_column, int64_t col
     }
 }
 
+/* Rows of y that come from the last RUN_Y of them to the first, RUN_STEP elements apart. */
+static void OF(copy_runs)(T *to, const T *y, const int64_t *n, int64_t column, int64_t columns,
+                          int64_t first, int64_t k)
+{
+    const int64_t last = n[K] / n[RUN_Y] - 1;
+    for (int64_t l = 0; l < k;) {
+        int64_t at = (first + l) % n[RUN_Y], some = least(n[RUN_Y] - at, k - l);
+        const T *from = y + (last - (first + l) / n[RUN_Y]) * n[RUN_STEP] + at;
+        OF(transpose_panel)(to + l * COLUMNS, from + column * n[Y_COLUMN], n[Y_COLUMN], columns, some);
+        l += some;
+    }
+}
+
 /* --- the loops --- */
 
 /* A tile with fewer columns than its vectors hold goes by way of memory. */
@@ -111,36 +124,69 @@ static void OF(narrow_tile)(OF(TileFn) fn, const OF(Tile) *t, int64_t rows, int6
         }
 }
 
-/* Rows of windows over images; beyond the images are zeros. */
+/* Where a pixel lies of those that are `sparse` apart; -1 where none is. */
+static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
+{
+    if (sparse > 1) {
+        if (at < 0 || at % sparse)
+            return -1;
+        at /= sparse;
+    }
+    return at < 0 || at >= length ? -1 : at;
+}
+
+/* The elements first .. first + k - 1 of some windows over images; beyond the images are zeros. */
 static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, int64_t rows,
                             int64_t first, int64_t k)
 {
-    int64_t line = w[WINDOW_WIDTH] * w[CHANNELS], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
-    int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH] % w[GRID_HEIGHT];
-    const T *image = x + row / w[GRID_WIDTH] / w[GRID_HEIGHT] * w[IMAGE_HEIGHT] * image_line;
-    for (; rows > 0; rows--, to += k) {
-        int64_t left = (across * w[STRIDE_ACROSS] - w[PAD_LEFT]) * w[CHANNELS];
-        for (int64_t l = first; l < first + k;) { /* from one line of the window to the next */
-            int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + l / line;
-            int64_t from = left + l % line, end = from + least(line - l % line, first + k - l);
-            const T *pixels = image + y * image_line;
-            int outside = y < 0 || y >= w[IMAGE_HEIGHT];
-            T *place = to + (l - first) - from;
-            int64_t begin = least(from < 0 ? 0 : from, end);
-            int64_t stop = outside ? begin : least(end, image_line);
-            l += end - from;
-            for (; from < begin; from++)
-                place[from] = 0;
-            for (; from < stop; from++)
-                place[from] = pixels[from];
-            for (; from < end; from++)
-                place[from] = 0;
+    const int64_t channels = w[CHANNELS], run = w[RUN], line = w[RUNS] * run;
+    const int64_t image_line = w[IMAGE_WIDTH] * channels, sparse = w[SPARSE_ACROSS];
+    int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH];
+    int64_t behind = down / w[GRID_HEIGHT], image = behind / w[GRID_DEPTH];
+    down %= w[GRID_HEIGHT];
+    behind %= w[GRID_DEPTH];
+    for (; rows > 0; rows--) {
+        const int64_t left = across * w[STRIDE_ACROSS] - w[PAD_LEFT];
+        int64_t tap = first / line, a = tap % w[WINDOW_HEIGHT], z = tap / w[WINDOW_HEIGHT];
+        int64_t b = first % line / run, skip = first % run;
+        for (T *end = to + k; to < end; a++, b = 0) { /* from one line of the window to the next */
+            if (a == w[WINDOW_HEIGHT]) {
+                a = 0;
+                z++;
+            }
+            int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + a * w[APART_DOWN];
+            int64_t plane = behind * w[STRIDE_BEHIND] - w[PAD_FRONT] + z * w[APART_BEHIND];
+            y = OF(pixel)(y, w[SPARSE_DOWN], w[IMAGE_HEIGHT]);
+            plane = OF(pixel)(plane, w[SPARSE_BEHIND], w[IMAGE_DEPTH]);
+            const int outside = y < 0 || plane < 0;
+            const T *pixels = x + ((image * w[IMAGE_DEPTH] + plane) * w[IMAGE_HEIGHT] + y) * image_line;
+            for (; b < w[RUNS] && to < end; b++, skip = 0) {
+                int64_t column = left + b * w[APART_ACROSS], count = least(run - skip, end - to);
+                if (sparse > 1)
+                    column = OF(pixel)(column, sparse, w[IMAGE_WIDTH]);
+                int64_t from = column * channels + skip, l = 0;
+                int64_t begin = from < 0 ? least(-from, count) : 0;
+                int64_t stop = outside ? begin : least(image_line - from, count);
+                for (; l < begin; l++)
+                    to[l] = 0;
+                if (l < stop) {
+                    copy_run((char *)(to + l), (const char *)(pixels + from + l),
+                             (stop - l) * (int64_t)sizeof(T));
+                    l = stop;
+                }
+                for (; l < count; l++)
+                    to[l] = 0;
+                to += count;
+            }
         }
         if (++across == w[GRID_WIDTH]) {
             across = 0;
             if (++down == w[GRID_HEIGHT]) {
                 down = 0;
-                image += w[IMAGE_HEIGHT] * image_line;
+                if (++behind == w[GRID_DEPTH]) {
+                    behind = 0;
+                    image++;
+                }
             }
         }
     }
@@ -157,9 +203,14 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     int64_t tiles = (rows + ROWS - 1) / ROWS;
     const T *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
     const T *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
-    OF(Tile) t = {.k = k, .a_row = n[X_ROW], .a_k = n[X_K], .c_row = n[N], .add = block > 0};
+    OF(Tile) t = {.k = k, .a_row = n[X_ROW], .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
     int64_t row_step = n[X_ROW]; /* from tile to tile */
-    if (n[COPY_X]) {
+    const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
+    if (by_columns) {
+        OF(gather_rows)(part->strip, part->x, n, first, k, row, rows);
+        x = part->strip;
+        t.a_k = rows;
+    } else if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
             OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
         else if (n[X_K] == 1)
@@ -178,7 +229,9 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
         t.b_k = n[Y_K];
         if (n[COPY_Y] || !whole) {
             T *panel = panels + jr / COLUMNS * panel_length;
-            if (copy && n[Y_COLUMN] == 1)
+            if (copy && n[RUN_Y])
+                OF(copy_runs)(panel, part->y, n, column + jr, width, first, k);
+            else if (copy && n[Y_COLUMN] == 1)
                 OF(copy_panel)(panel, t.b, n[Y_K], width, k);
             else if (copy)
                 OF(transpose_panel)(panel, t.b, n[Y_COLUMN], width, k);
@@ -189,9 +242,9 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
             OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
             t.a = x + ir * row_step;
-            if (n[COPY_X] && n[X_K] != 1)
+            if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                 t.a_k = height;
-            t.c = part->out + (row + ir) * n[N] + column + jr;
+            t.c = part->out + (row + ir) * n[OUT_ROW] + column + jr;
             if (whole)
                 fn(&t);
             else
@@ -223,7 +276,7 @@ static int OF(product)(OF(Part) *part)
                               part->panels + (once ? 0 : (block - pc) * all),
                               once ? 0 : panel_length, once || ic == part->row);
                 for (int64_t i = ic; !blocks && i < ic + rows; i++)
-                    memset(part->out + i * n[N] + jc, 0, (size_t)columns * sizeof(T));
+                    memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
                     return 1;
             }
@@ -246,7 +299,7 @@ static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int6
         offsets(n, product, &x_offset, &y_offset);
         part.x = (const T *)p[n[X]] + x_offset;
         part.y = (const T *)p[n[Y]] + y_offset;
-        part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[M] * n[N];
+        part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[OUT_PRODUCT];
         if (n[BY_COLUMNS]) {
             part.column = place;
             part.columns = least(upto * n[UNIT], length) - place;

@@ -2,39 +2,9 @@
 #include "../plan.h"
 
 #include "elements.h"
+#include "vectors.h"
 
 #include <string.h>
-
-#if defined(__AVX512F__) || defined(__FMA__)
-#include <immintrin.h>
-#endif
-
-/* --- the registers: ROWS x 2 hold a tile of C, 2 a row of B and one an element of A --- */
-
-#define UPTO_6(X) X(1) X(2) X(3) X(4) X(5) X(6)
-#if defined(__AVX512F__)
-#define EACH_HEIGHT(X) UPTO_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
-enum { VECTOR_BYTES = 64, ROWS = 14, SQUARE_BYTES = 32 };
-#define FMA_f32(x, y, z) (Vector_f32) _mm512_fmadd_ps((__m512)(x), (__m512)(y), (__m512)(z))
-#define FMA_f64(x, y, z) (Vector_f64) _mm512_fmadd_pd((__m512d)(x), (__m512d)(y), (__m512d)(z))
-#define SPREAD_f32(x) (Vector_f32) _mm512_set1_ps(x)
-#define SPREAD_f64(x) (Vector_f64) _mm512_set1_pd(x)
-#elif defined(__FMA__)
-#define EACH_HEIGHT(X) UPTO_6(X)
-enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
-#define FMA_f32(x, y, z) (Vector_f32) _mm256_fmadd_ps((__m256)(x), (__m256)(y), (__m256)(z))
-#define FMA_f64(x, y, z) (Vector_f64) _mm256_fmadd_pd((__m256d)(x), (__m256d)(y), (__m256d)(z))
-#define SPREAD_f32(x) (Vector_f32) _mm256_set1_ps(x)
-#define SPREAD_f64(x) (Vector_f64) _mm256_set1_pd(x)
-#else
-#define EACH_HEIGHT(X) UPTO_6(X)
-enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
-#define FMA_f32(x, y, z) ((x) * (y) + (z))
-#define FMA_f64(x, y, z) ((x) * (y) + (z))
-#define SPREAD_f32(x) ((x) - (Vector_f32){0})
-#define SPREAD_f64(x) ((x) - (Vector_f64){0})
-#endif
-#define UNROLL _Pragma("GCC unroll 16")
 
 /* --- transposing a square in registers: what is 1, 2, 4 lanes off the diagonal is swapped --- */
 
@@ -115,14 +85,13 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 }
 
 /* For the dtype T: */
-#define V OF(Vector)
-#define LANES ((int)(VECTOR_BYTES / sizeof(T)))
 #define COLUMNS (2 * LANES)                             /* of a tile */
 #define HEIGHT ((ROWS + LANES - 1) / LANES * LANES)     /* ROWS as whole vectors */
 #define SQUARE ((int)(SQUARE_BYTES / sizeof(T)))
 
 #define T float
 #define OF(name) MLVM_JOIN(name, f32)
+#include "vector_of.h"
 #include "tile.h"
 #include "gemm.h"
 #undef T
@@ -130,6 +99,7 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 
 #define T double
 #define OF(name) MLVM_JOIN(name, f64)
+#include "vector_of.h"
 #include "tile.h"
 #include "gemm.h"
 #undef T

@@ -1,0 +1,14 @@
+/* A vector of the dtype T. Included once for each dtype. */
+
+typedef T OF(Vector) __attribute__((vector_size(VECTOR_BYTES)));
+typedef T OF(Loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(T)), may_alias));
+
+static inline V OF(load)(const T *from)
+{
+    return *(const OF(Loose) *)from;
+}
+
+static inline void OF(store)(T *to, V value)
+{
+    *(OF(Loose) *)to = value;
+}
