@@ -21,8 +21,9 @@ has no types that could be checked.
 from __future__ import annotations
 
 import importlib
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple
 
@@ -39,8 +40,7 @@ from mlvm.core.types import Shape
 from mlvm.machines import gpu_random
 from mlvm.machines.gpu_checks import Note, check
 
-Pair = tuple[int, int]
-Padding = tuple[Pair, Pair]
+Sides = tuple[tuple[int, int], ...]
 
 _TABLE: dict[str, Callable[..., Any]] = {}
 
@@ -820,76 +820,201 @@ def _layer_norm_scale_vjp(cp: Any, out: Any, g: Any, x: Any, *, eps: float) -> N
 # --- windows -------------------------------------------------------------------------
 
 
-def _padded(cp: Any, x: Any, padding: Padding, value: float = 0) -> Any:
+def _padded(cp: Any, x: Any, padding: Sides, value: float = 0) -> Any:
     """x inside a frame of `value`; x itself where the frame is empty."""
-    if padding == ((0, 0), (0, 0)):
+    if not any(map(any, padding)):
         return x
-    n, h, w, c = x.shape
-    (top, bottom), (left, right) = padding
-    padded = cp.full((n, top + h + bottom, left + w + right, c), value, x.dtype)
-    padded[:, top : top + h, left : left + w] = x
+    lengths = [n + sum(side) for n, side in zip(x.shape[1:-1], padding, strict=True)]
+    padded = cp.full((x.shape[0], *lengths, x.shape[-1]), value, x.dtype)
+    padded[_inside(x.shape, padding)] = x
     return padded
 
 
-def _windows(cp: Any, padded: Any, grid: Shape, window: Shape, stride: Pair) -> Any:
-    """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
-    n, row, column, channel = padded.strides
-    shape = (padded.shape[0], *grid, *window, padded.shape[3])
-    strides = (n, row * stride[0], column * stride[1], row, column, channel)
-    return cp.lib.stride_tricks.as_strided(padded, shape, strides)
+def _inside(shape: Shape, padding: Sides) -> tuple[slice, ...]:
+    """Where in its frame what has this shape lies."""
+    pairs = zip(shape[1:-1], padding, strict=True)
+    return (slice(None), *[slice(before, before + n) for n, (before, _) in pairs])
+
+
+def _windows(
+    cp: Any, padded: Any, grid: Shape, window: Shape, stride: Shape, dilation: Shape
+) -> Any:
+    """All windows, [N, *grid, *window, C], as a view of the padded images."""
+    n, *axes, channel = padded.strides
+    shape = (padded.shape[0], *grid, *window, padded.shape[-1])
+    steps = [many * each for many, each in zip((*stride, *dilation), (*axes, *axes), strict=True)]
+    return cp.lib.stride_tricks.as_strided(padded, shape, (n, *steps, channel))
+
+
+def _window_elements(
+    padded: Any, grid: Shape, window: Shape, stride: Shape, dilation: Shape
+) -> Iterator[tuple[Shape, Any]]:
+    """Each place in a window, and the elements of all windows there, a view."""
+    for place in itertools.product(*map(range, window)):
+        parts = [
+            slice(i * apart, i * apart + (n - 1) * step + 1, step)
+            for i, apart, n, step in zip(place, dilation, grid, stride, strict=True)
+        ]
+        yield place, padded[(slice(None), *parts)]
 
 
 @_kernel("patches")
 def _patches(
-    cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding, pad_value: float
+    cp: Any,
+    out: Any,
+    x: Any,
+    *,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    pad_value: float,
+    dilation: Shape,
 ) -> None:
     padded = _padded(cp, x, padding, pad_value)
-    cp.copyto(out, _windows(cp, padded, out.shape[1:3], window, stride))
+    cp.copyto(out, _windows(cp, padded, out.shape[1:3], window, stride, dilation))
 
 
 @_kernel("unpatches")
-def _unpatches(cp: Any, out: Any, x: Any, *, shape: Shape, stride: Pair, padding: Padding) -> None:
+def _unpatches(
+    cp: Any, out: Any, x: Any, *, shape: Shape, stride: Shape, padding: Sides, dilation: Shape
+) -> None:
     """Windows that do not overlap are written at once, others place by place."""
     out.fill(0)
     padded = _padded(cp, out, padding)
     grid, window = x.shape[1:3], x.shape[3:5]
-    if stride[0] >= window[0] and stride[1] >= window[1]:
-        _windows(cp, padded, grid, window, stride)[...] = x
+    span = [(n - 1) * apart for n, apart in zip(window, dilation, strict=True)]
+    if stride[0] > span[0] and stride[1] > span[1]:
+        _windows(cp, padded, grid, window, stride, dilation)[...] = x
     else:
-        rows, columns = (grid[0] - 1) * stride[0] + 1, (grid[1] - 1) * stride[1] + 1
-        for i in range(window[0]):
-            for j in range(window[1]):
-                part = padded[:, i : i + rows : stride[0], j : j + columns : stride[1]]
-                part += x[:, :, :, i, j]
+        for (i, j), elements in _window_elements(padded, grid, window, stride, dilation):
+            elements += x[:, :, :, i, j]
     if padded is not out:
-        top, left = padding[0][0], padding[1][0]
-        out[...] = padded[:, top : top + out.shape[1], left : left + out.shape[2]]
+        out[...] = padded[_inside(out.shape, padding)]
+
+
+def _by_groups(cp: Any, windows: Any, axes: int, groups: int) -> Any:
+    """[N, *grid, *window, C] -> [groups, places, elements of a window in a group]"""
+    *places, channels = windows.shape
+    apart = windows.reshape(*places, groups, channels // groups)
+    shape = groups, math.prod(places[: axes + 1]), math.prod(places[axes + 1 :]) * apart.shape[-1]
+    return cp.moveaxis(apart, -2, 0).reshape(shape)
+
+
+def _weights(kernel: Any, groups: int) -> Any:
+    """[*window, I / groups, O] -> [groups, elements of a window in a group, O / groups]"""
+    inner, outputs = math.prod(kernel.shape[:-1]), kernel.shape[-1]
+    return kernel.reshape(inner, groups, outputs // groups).transpose(1, 0, 2)
 
 
 @_kernel("conv2d")
-def _conv2d(cp: Any, out: Any, x: Any, kernel: Any, *, stride: Pair, padding: Padding) -> None:
+def _conv2d(
+    cp: Any,
+    out: Any,
+    x: Any,
+    kernel: Any,
+    *,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> None:
     """The windows as rows of a matrix, of so many images at a time as memory is well spent on."""
-    windows = _windows(cp, _padded(cp, x, padding), out.shape[1:3], kernel.shape[:2], stride)
-    inner = math.prod(kernel.shape[:3])
-    weights = kernel.reshape(inner, kernel.shape[3])
-    step = max(1, _MOST_COLUMNS // max(1, math.prod(out.shape[1:3]) * inner))
+    axes, weights = kernel.ndim - 2, _weights(kernel, groups)
+    grid, window = out.shape[1:-1], kernel.shape[:-2]
+    windows = _windows(cp, _padded(cp, x, padding), grid, window, stride, dilation)
+    inner = weights.shape[1] * groups
+    step = max(1, _MOST_COLUMNS // max(1, math.prod(grid) * inner))
     for i in range(0, len(out), step):
         part = out[i : i + step]
-        rows = math.prod(part.shape[:3])
-        columns = windows[i : i + step].reshape(rows, inner)
-        cp.matmul(columns, weights, out=part.reshape(rows, weights.shape[1]))
+        made = cp.matmul(_by_groups(cp, windows[i : i + step], axes, groups), weights)
+        part[...] = made.transpose(1, 0, 2).reshape(part.shape)
+
+
+@_kernel("conv_transpose2d")
+def _conv_transpose2d(
+    cp: Any,
+    out: Any,
+    x: Any,
+    kernel: Any,
+    *,
+    shape: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> None:
+    """One product for each group, whose columns are added place by place."""
+    *window, inputs, _ = kernel.shape
+    out.fill(0)
+    padded = _padded(cp, out, padding)
+    rows, weights = _by_groups(cp, x, len(window), groups), _weights(kernel, groups)
+    made = cp.matmul(rows, weights.transpose(0, 2, 1)).transpose(1, 0, 2)
+    every = made.reshape(rows.shape[1], groups, math.prod(window), inputs)
+    places = _window_elements(padded, x.shape[1:-1], tuple(window), stride, dilation)
+    for i, (_, elements) in enumerate(places):
+        elements += every[:, :, i].reshape(elements.shape)
+    if padded is not out:
+        out[...] = padded[_inside(out.shape, padding)]
+
+
+@_kernel("conv2d_kernel_vjp")
+def _conv2d_kernel_vjp(
+    cp: Any,
+    out: Any,
+    g: Any,
+    x: Any,
+    *,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> None:
+    padded = _padded(cp, x, padding)
+    windows = _windows(cp, padded, g.shape[1:-1], window, stride, dilation)
+    columns = _by_groups(cp, windows, len(window), groups).transpose(0, 2, 1)
+    made = cp.matmul(columns, _by_groups(cp, g, len(window), groups))
+    out[...] = made.transpose(1, 0, 2).reshape(out.shape)
 
 
 @_kernel("max_pool2d")
-def _max_pool2d(cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding) -> None:
+def _max_pool2d(
+    cp: Any, out: Any, x: Any, *, window: Shape, stride: Shape, padding: Sides, dilation: Shape
+) -> None:
     padded = _padded(cp, x, padding, -np.inf)
-    _windows(cp, padded, out.shape[1:3], window, stride).max(axis=(3, 4), out=out)
+    windows = _windows(cp, padded, out.shape[1:3], window, stride, dilation)
+    windows.max(axis=(3, 4), out=out)
+
+
+@_kernel("max_pool2d_vjp")
+def _max_pool2d_vjp(
+    cp: Any,
+    out: Any,
+    g: Any,
+    x: Any,
+    *,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+) -> None:
+    frame = _padded(cp, cp.zeros(x.shape, x.dtype), padding)
+    padded = _padded(cp, x, padding, -np.inf)
+    windows = _windows(cp, padded, g.shape[1:3], window, stride, dilation)
+    chosen = (windows == windows.max(axis=(3, 4), keepdims=True)).astype(g.dtype)
+    shares = g / chosen.sum(axis=(3, 4))
+    for (i, j), elements in _window_elements(frame, g.shape[1:3], window, stride, dilation):
+        elements += chosen[:, :, :, i, j] * shares
+    out[...] = frame[_inside(out.shape, padding)]
 
 
 @_kernel("avg_pool2d")
-def _avg_pool2d(cp: Any, out: Any, x: Any, *, window: Pair, stride: Pair, padding: Padding) -> None:
+def _avg_pool2d(
+    cp: Any, out: Any, x: Any, *, window: Shape, stride: Shape, padding: Sides, dilation: Shape
+) -> None:
     padded = _padded(cp, x, padding)
-    _windows(cp, padded, out.shape[1:3], window, stride).sum(axis=(3, 4), out=out)
+    windows = _windows(cp, padded, out.shape[1:3], window, stride, dilation)
+    windows.sum(axis=(3, 4), out=out)
     out /= math.prod(window)
 
 

@@ -27,14 +27,20 @@ OTHERWISE = frozenset(
     [
         *("erf", "gelu", "gelu_vjp"),  # CuPy has erf
         *("layer_norm", "layer_norm_normalize", "layer_norm_vjp", "layer_norm_scale_vjp"),
-        *("batch_contract", "avg_pool2d", "conv2d", "matmul"),
+        *("batch_contract", "avg_pool2d", "conv2d", "conv_transpose2d", "conv2d_kernel_vjp"),
+        "matmul",
         *("scatter_add", "scatter_add_along_axis", "index_add"),
         *("sum", "mean", "var", "logsumexp"),
     ]
 )
 """Ops whose sums are made in another order than on the processor. All others have its bits."""
 
-LIBRARIES = frozenset(["matmul", "batch_contract", "conv2d", "det", "slogdet", "qr"])
+LIBRARIES = frozenset(
+    [
+        *("matmul", "batch_contract", "conv2d", "conv_transpose2d", "conv2d_kernel_vjp"),
+        *("det", "slogdet", "qr"),
+    ]
+)
 """Ops by cuBLAS and cuSOLVER, which CuPy refuses to have recorded, though they wait for nothing."""
 
 STREAM = 12 + 19 * 10  # kernels of one stream of Philox
@@ -50,6 +56,9 @@ def most_launches(name: str, case: Case) -> float:
         return 220
     if name == "unpatches":
         return 6 + 4 * math.prod(case.inputs[0].shape[3:5])
+    if name in ("conv_transpose2d", "max_pool2d_vjp"):
+        window = case.attributes.get("window", case.inputs[1].shape[:-2])
+        return 15 + 4 * math.prod(window)
     return 25
 
 

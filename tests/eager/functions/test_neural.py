@@ -391,7 +391,7 @@ untyped: Any = ml
     (ml.errors.DTypeError, "relu6.*float", lambda: ml.relu6(ml.arange(3))),
     (
         ml.errors.ShapeError,
-        "conv2d.*a window spans 7 x 7, more than the padded input, which is 5 x 5",
+        "conv2d.*a window spans 7 x 7, larger than the padded image, which is 5 x 5",
         lambda: ml.conv2d(images, ml.ones((3, 3, 2, 1)), dilation=3),
     ),
     (

@@ -98,7 +98,8 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     windows = _gathered(x, tuple(window), inputs, g, attributes["stride"], dilation)
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
     windows |= _runs(window[-1], inputs, dilation[-1] == 1 and groups == 1)
-    return tiles(product, windows=windows | {"out_row": outputs, "out_product": each})
+    windows |= {"x": 2, "y": 1, "out_row": outputs, "out_product": each}
+    return tiles(product, windows=windows)
 
 
 def _is_depthwise(kernel: TensorType, attributes: Attributes) -> bool:

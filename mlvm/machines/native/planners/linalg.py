@@ -259,8 +259,8 @@ def tiles(
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
     scratch = product_scratch + (rows * n * itemsize if chain and chain.out is None else 0)
     unit = 64 if by_columns else 24
-    integers = product.integers | (windows or {"copy_x": copy_x})
-    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit, "copy_y": copy_y}
+    integers = product.integers | {"copy_x": copy_x, "copy_y": copy_y}
+    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit} | (windows or {})
     integers |= {"rows_at_once": rows, "columns_at_once": columns, "blocks_at_once": at_once}
     integers |= {"strip_length": strip, "child_scratch": child_scratch}
     integers |= {"product_scratch": product_scratch}

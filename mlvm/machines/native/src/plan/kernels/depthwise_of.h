@@ -26,7 +26,7 @@ static inline __attribute__((always_inline)) void
 OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int places,
            const int vectors, const int inside, const int some)
 {
-    V sum[8][2];
+    V sum[4][2];
     const int64_t channels = line->channels, step = line->stride * channels;
     const int64_t column = line->column + place * line->stride;
     UNROLL for (int i = 0; i < places; i++)
@@ -88,21 +88,18 @@ static void OF(line)(const OF(Line) *line)
     for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {
         int64_t end = least(channel + BLOCK, line->channels);
         for (int64_t place = 0; place < line->places;) {
-            int64_t left = line->places - place;
-            int places = line->places >= 8 ? 8 : line->places >= 4 ? 4 : 1;
+            int64_t left = line->places - place, places = line->places >= 4 ? 4 : 1;
             if (left < places) /* some of these once more */
                 place = line->places - places;
             int64_t first = line->column + place * line->stride;
             int64_t last = first + (places - 1) * line->stride;
             int inside = first + least(far, 0) >= 0 && last + (far > 0 ? far : 0) < line->width;
-            if (places == 8 && inside)
-                OF(channels)(line, place, channel, end, 8, 1, 1);
-            else if (places == 8)
-                OF(channels)(line, place, channel, end, 8, 1, 0);
-            else if (places == 4)
-                OF(channels)(line, place, channel, end, 4, 2, 0);
-            else
+            if (places == 1)
                 OF(channels)(line, place, channel, end, 1, 2, 0);
+            else if (inside)
+                OF(channels)(line, place, channel, end, 4, 2, 1);
+            else
+                OF(channels)(line, place, channel, end, 4, 2, 0);
             place += places;
         }
     }
