@@ -6,7 +6,7 @@ out.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.ops.windows import Pair, span_of
@@ -18,6 +18,10 @@ from mlvm.eager.functions.windows import Sides, Volume, Window, grid_of, require
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+
+_NARROW: Final = 16
+"""So many channels of a group are convolved by a kernel that turned ones have, too."""
 
 
 @public
@@ -267,9 +271,13 @@ def transpose(
 ) -> Tensor:
     """The transpose of a convolution of images of that shape. One with a stride is made of whole
     windows, unless it is depthwise: between the places that it skips nothing is to be read."""
-    *window, outputs, inputs = kernel.shape
+    *window, each, channels = kernel.shape
     places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
-    if max(stride) == 1 or (len(window) == 2 and outputs == 1 and inputs == groups):
+    span = span_of(tuple(window), dilation)
+    reaches = all(max(sides) < n for sides, n in zip(padding, span, strict=True))
+    if max(stride) == 1 and 1 < each <= _NARROW and channels == each * groups and reaches:
+        return _turned(x, kernel, padding, dilation, groups)
+    if max(stride) == 1 or (len(window) == 2 and each == 1 and channels == groups):
         return op.conv_transpose2d(x, kernel, shape=shape, groups=groups, **places)
     windows = _spread(x, kernel, groups)
     if len(window) == 2:
@@ -295,6 +303,25 @@ def transpose(
         dilation=(dilation[0], 1),
     )
     return reshape(y, shape)
+
+
+def _turned(
+    x: Tensor, kernel: Tensor, padding: tuple[Pair, ...], dilation: Shape, groups: int
+) -> Tensor:
+    """The convolution of x with the kernel turned round, whose groups give what they took."""
+    *window, inputs, outputs = kernel.shape
+    axes, each = len(window), outputs // groups
+    apart = reshape(kernel, (*window, inputs, groups, each))
+    swapped = permute_dims(apart, (*range(axes), axes + 2, axes + 1, axes))
+    turned = op.flip(
+        reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes))
+    )
+    span = span_of(tuple(window), dilation)
+    sides = tuple([(n - 1 - a, n - 1 - b) for n, (a, b) in zip(span, padding, strict=True)])
+    stride = (1,) * axes
+    return op.conv2d(
+        x, turned, stride=stride, padding=sides, dilation=dilation, groups=groups
+    )
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:

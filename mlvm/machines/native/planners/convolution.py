@@ -1,10 +1,11 @@
 """Convolution and its transposes. `kernels/linalg.c` makes products of windows, which it gathers
-row by row, or column by column; `kernels/depthwise.c` is for groups of one channel."""
+row by row, or column by column; `kernels/depthwise.c` is for narrow groups."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.types import Shape, TensorType
@@ -12,8 +13,12 @@ from mlvm.machines.native._native import GATHER, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, call, float_dtype, tiles
 
-_CHANNELS = 256
-"""Bytes of the channels that one unit of a depthwise gradient is for."""
+_NARROW: Final = (2, 4, 8, 16)
+"""Channels of groups that are convolved without products of matrices."""
+_VECTOR: Final = 64
+"""Bytes of the longest vector."""
+_CHANNELS: Final = 256
+"""Bytes of the channels that one unit of the gradient of a kernel is for."""
 
 
 @planner("conv2d")
@@ -22,8 +27,8 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype = float_dtype(x, kernel)
     if dtype is None:
         return None
-    if _is_depthwise(kernel, attributes):
-        return _depthwise("depthwise", out, x, out, kernel.shape[:2], attributes)
+    if _is_narrow(kernel, attributes):
+        return _narrow("grouped", out, x, out, kernel, attributes)
     groups, *_, inputs, outputs = attributes["groups"], *kernel.shape
     each, inner = outputs // groups, math.prod(kernel.shape[:-1])
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
@@ -52,8 +57,8 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     dtype = float_dtype(x, kernel)
     if dtype is None:
         return None
-    if _is_depthwise(kernel, attributes):
-        return _depthwise("depthwise_transpose", out, x, out, kernel.shape[:2], attributes)
+    if _is_narrow(kernel, attributes) and kernel.shape[2] == 1:
+        return _narrow("grouped_transpose", out, x, out, kernel, attributes)
     groups, *window, inputs, outputs = attributes["groups"], *kernel.shape
     each = outputs // groups
     inner, places = math.prod(window) * each, math.prod(out.shape[:-1])
@@ -85,8 +90,8 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     dtype = float_dtype(x, g)
     if dtype is None:
         return None
-    if _is_depthwise(out, attributes):
-        return _depthwise("depthwise_kernel_vjp", out, x, g, out.shape[:2], attributes)
+    if _is_narrow(out, attributes):
+        return _narrow("grouped_kernel_vjp", out, x, g, out, attributes)
     groups, *window, inputs, outputs = attributes["groups"], *out.shape
     each, inner = outputs // groups, math.prod(out.shape[:-1])
     places = math.prod(g.shape[:-1])
@@ -102,8 +107,12 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     return tiles(product, windows=windows)
 
 
-def _is_depthwise(kernel: TensorType, attributes: Attributes) -> bool:
-    return kernel.ndim == 4 and kernel.shape[2] == 1 and kernel.shape[3] == attributes["groups"]
+def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
+    """Whether groups are of one channel, or several fill vectors, and are as wide in x."""
+    *window, inputs, outputs = kernel.shape
+    if len(window) != 2 or inputs * attributes["groups"] != outputs:
+        return False
+    return inputs == 1 or (inputs in _NARROW and outputs * kernel.dtype.itemsize % _VECTOR == 0)
 
 
 def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
@@ -137,25 +146,27 @@ def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
     return {"run": across * channels, "runs": 1} if side_by_side else {"run": channels, "runs": across}
 
 
-def _depthwise(
+def _narrow(
     kernel: str,
     out: TensorType,
     read: TensorType,
     written: TensorType,
-    window: Shape,
+    weights: TensorType,
     attributes: Attributes,
 ) -> KernelCall | None:
     """A unit is a row of the result, or a row of the kernel for some channels."""
     (top, _), (left, _) = attributes["padding"]
     (n, height, width, channels), (_, down, across, _) = read.shape, written.shape
-    (tall, wide), (stride_y, stride_x) = window, attributes["stride"]
+    (tall, wide, each, _), (stride_y, stride_x) = weights.shape, attributes["stride"]
     apart_y, apart_x = attributes["dilation"]
     block = _CHANNELS // out.dtype.itemsize
     integers = {"images": n, "height": height, "width": width, "channels": channels}
     integers |= {"down": down, "across": across, "tall": tall, "wide": wide, "block": block}
     integers |= {"stride_y": stride_y, "stride_x": stride_x, "top": top, "left": left}
-    integers |= {"apart_y": apart_y, "apart_x": apart_x}
-    of_kernel = out is not written
-    units = -(-channels // block) * tall if of_kernel else n * down
-    products = n * tall * wide * channels * (down * across if kernel != "depthwise_transpose" else height * width)
-    return kernel_call(f"{kernel}_{out.dtype}", 3, units, 50 + products / 20, integers)
+    integers |= {"apart_y": apart_y, "apart_x": apart_x, "each_group": each}
+    units = -(-channels // block) * tall if out is weights else n * down
+    places = min(height * width, down * across)
+    work = 50 + n * places * weights.size / 20
+    if each == 1:
+        kernel = kernel.replace("grouped", "depthwise")
+    return kernel_call(f"{kernel}_{out.dtype}", 3, units, work, integers)

@@ -93,8 +93,8 @@
     EACH(WIDE) EACH(STRIDE_Y) EACH(STRIDE_X) EACH(APART_Y) EACH(APART_X) EACH(TOP)       \
     EACH(LEFT) EACH(BLOCK)
 /* The same; HEIGHT and WIDTH are those of what is read, DOWN and ACROSS of what is written, or of the
- * cotangent. */
-#define depthwise_integers(EACH) EACH(IMAGES) windows_integers(EACH)
+ * cotangent. EACH_GROUP: channels of one. */
+#define depthwise_integers(EACH) EACH(IMAGES) EACH(EACH_GROUP) windows_integers(EACH)
 
 /* X(name, number). Most: no more than a kernel has room for. */
 #define CONSTANTS(X)                                                                     \

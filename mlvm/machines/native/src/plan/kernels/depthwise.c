@@ -1,5 +1,5 @@
-/* Depthwise convolution of images, channels last, and its transposes: each channel by itself. What is
- * beyond an image is left out. */
+/* Convolution of images in narrow groups of channels, channels last, and its transposes; above all that of
+ * each channel by itself, the depthwise one. */
 #include "../plan.h"
 
 #include "elements.h"
@@ -8,11 +8,13 @@
 #include <string.h>
 
 enum { depthwise_integers(NAME) };
+enum { PART = 256 }; /* places whose terms are added before others are */
 
 #define T float
 #define OF(name) MLVM_JOIN(name, f32)
 #include "vector_of.h"
 #include "depthwise_of.h"
+#include "grouped_of.h"
 #undef T
 #undef OF
 
@@ -20,12 +22,15 @@ enum { depthwise_integers(NAME) };
 #define OF(name) MLVM_JOIN(name, f64)
 #include "vector_of.h"
 #include "depthwise_of.h"
+#include "grouped_of.h"
 #undef T
 #undef OF
 
 #define ENTRIES(dtype)                                                                   \
     {"depthwise_" #dtype, depthwise_##dtype, NULL},                                      \
         {"depthwise_transpose_" #dtype, depthwise_transpose_##dtype, NULL},              \
-        {"depthwise_kernel_vjp_" #dtype, depthwise_kernel_vjp_##dtype, NULL}
+        {"depthwise_kernel_vjp_" #dtype, depthwise_kernel_vjp_##dtype, NULL},            \
+        {"grouped_" #dtype, grouped_##dtype, NULL},                                      \
+        {"grouped_kernel_vjp_" #dtype, grouped_kernel_vjp_##dtype, NULL}
 
 const KernelEntry TARGETED(depthwise_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};

@@ -105,21 +105,33 @@ static void OF(line)(const OF(Line) *line)
     }
 }
 
+/* Lines of a convolution: a tap of the kernel has `each` rows of channels. */
+static inline OF(Line) OF(line_of)(const int64_t *n, const T *kernel, int64_t each)
+{
+    const int64_t channels = n[CHANNELS], tap = each * channels;
+    return (OF(Line)){.channels = channels, .height = n[HEIGHT], .width = n[WIDTH],
+                      .tall = n[TALL], .y_step = n[APART_Y], .kernel_y = n[WIDE] * tap,
+                      .wide = n[WIDE], .x_step = n[APART_X], .kernel_x = tap,
+                      .column = -n[LEFT], .stride = n[STRIDE_X], .places = n[ACROSS],
+                      .out_step = 1, .kernel = kernel};
+}
+
+/* The line of a row of windows of all images. */
+static inline void OF(begin_line)(OF(Line) *line, const int64_t *n, char *const *p, int64_t row)
+{
+    line->x = (const T *)p[1] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * n[CHANNELS];
+    line->y = row % n[DOWN] * n[STRIDE_Y] - n[TOP];
+    line->out = (T *)p[0] + row * n[ACROSS] * n[CHANNELS];
+}
+
 /* A unit is a row of windows. */
 static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                          char *scratch)
 {
-    const int64_t *n = call->n, channels = n[CHANNELS];
+    OF(Line) line = OF(line_of)(call->n, (const T *)p[2], 1);
     (void)scratch;
-    OF(Line) line = {.channels = channels, .height = n[HEIGHT], .width = n[WIDTH],
-                     .tall = n[TALL], .y_step = n[APART_Y], .kernel_y = n[WIDE] * channels,
-                     .wide = n[WIDE], .x_step = n[APART_X], .kernel_x = channels,
-                     .column = -n[LEFT], .stride = n[STRIDE_X], .places = n[ACROSS],
-                     .out_step = 1, .kernel = (const T *)p[2]};
     for (int64_t unit = begin; unit < end; unit++) {
-        line.x = (const T *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;
-        line.y = unit % n[DOWN] * n[STRIDE_Y] - n[TOP];
-        line.out = (T *)p[0] + unit * n[ACROSS] * channels;
+        OF(begin_line)(&line, call->n, p, unit);
         OF(line)(&line);
     }
     return 0;
@@ -219,7 +231,6 @@ static inline __attribute__((always_inline)) void
 OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                 const int taps, const int vectors, int64_t some, int64_t skip)
 {
-    enum { PART = 256 };
     const int64_t channels = n[CHANNELS];
     const V zero = {0};
     V sum[3][4], total[3][4];

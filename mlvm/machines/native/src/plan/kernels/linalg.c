@@ -21,8 +21,6 @@
         r[i] = PICK(x, y, Lanes, upper);                                                 \
         r[i + (apart)] = PICK(x, y, Lanes, lower);                                       \
     }
-typedef int32_t Lane_f32;
-typedef int64_t Lane_f64;
 typedef Lane_f32 Lanes_f32 __attribute__((vector_size(SQUARE_BYTES)));
 typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define TRANSPOSE_4(r, Lanes)                                                            \

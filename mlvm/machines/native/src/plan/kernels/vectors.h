@@ -33,6 +33,10 @@ enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
 #endif
 #define UNROLL _Pragma("GCC unroll 16")
 
+#include <stdint.h>
+typedef int32_t Lane_f32;
+typedef int64_t Lane_f64;
+
 /* For the dtype T: */
 #define V OF(Vector)
 #define LANES ((int)(VECTOR_BYTES / sizeof(T)))
