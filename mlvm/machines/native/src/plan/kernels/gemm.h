@@ -139,44 +139,44 @@ static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
 static void OF(gather_rows)(T *to, const T *x, const int64_t *w, int64_t row, int64_t rows,
                             int64_t first, int64_t k)
 {
-    const int64_t channels = w[CHANNELS], run = w[RUN], line = w[RUNS] * run;
-    const int64_t image_line = w[IMAGE_WIDTH] * channels, sparse = w[SPARSE_ACROSS];
+    const int64_t channels = w[CHANNELS], run = w[RUN], runs = w[RUNS], line = runs * run;
+    const int64_t height = w[IMAGE_HEIGHT], image_line = w[IMAGE_WIDTH] * channels;
+    const int64_t sparse = w[SPARSE_ACROSS], apart_down = w[APART_DOWN], tall = w[WINDOW_HEIGHT];
+    const int64_t apart_across = w[APART_ACROSS], dense_down = w[SPARSE_DOWN] == 1;
+    const int64_t first_z = first / line / tall, first_a = first / line % tall;
+    const int64_t first_b = first % line / run;
     int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH];
     int64_t behind = down / w[GRID_HEIGHT], image = behind / w[GRID_DEPTH];
     down %= w[GRID_HEIGHT];
     behind %= w[GRID_DEPTH];
     for (; rows > 0; rows--) {
         const int64_t left = across * w[STRIDE_ACROSS] - w[PAD_LEFT];
-        int64_t tap = first / line, a = tap % w[WINDOW_HEIGHT], z = tap / w[WINDOW_HEIGHT];
-        int64_t b = first % line / run, skip = first % run;
-        for (T *end = to + k; to < end; a++, b = 0) { /* from one line of the window to the next */
-            if (a == w[WINDOW_HEIGHT]) {
-                a = 0;
-                z++;
-            }
-            int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + a * w[APART_DOWN];
+        const int64_t top = down * w[STRIDE_DOWN] - w[PAD_TOP];
+        const T *const end = to + k;
+        int64_t b = first_b, skip = first % run;
+        for (int64_t z = first_z, a = first_a; to < end; z++, a = 0) {
             int64_t plane = behind * w[STRIDE_BEHIND] - w[PAD_FRONT] + z * w[APART_BEHIND];
-            y = OF(pixel)(y, w[SPARSE_DOWN], w[IMAGE_HEIGHT]);
             plane = OF(pixel)(plane, w[SPARSE_BEHIND], w[IMAGE_DEPTH]);
-            const int outside = y < 0 || plane < 0;
-            const T *pixels = x + ((image * w[IMAGE_DEPTH] + plane) * w[IMAGE_HEIGHT] + y) * image_line;
-            for (; b < w[RUNS] && to < end; b++, skip = 0) {
-                int64_t column = left + b * w[APART_ACROSS], count = least(run - skip, end - to);
-                if (sparse > 1)
-                    column = OF(pixel)(column, sparse, w[IMAGE_WIDTH]);
-                int64_t from = column * channels + skip, l = 0;
-                int64_t begin = from < 0 ? least(-from, count) : 0;
-                int64_t stop = outside ? begin : least(image_line - from, count);
-                for (; l < begin; l++)
-                    to[l] = 0;
-                if (l < stop) {
-                    copy_run((char *)(to + l), (const char *)(pixels + from + l),
-                             (stop - l) * (int64_t)sizeof(T));
-                    l = stop;
+            const T *planes = x + (image * w[IMAGE_DEPTH] + plane) * height * image_line;
+            for (; a < tall && to < end; a++, b = 0) { /* the lines of a window */
+                int64_t y = top + a * apart_down;
+                y = dense_down && y < height ? y : OF(pixel)(y, w[SPARSE_DOWN], height);
+                const T *pixels = planes + y * image_line;
+                const int outside = y < 0 || plane < 0;
+                for (; b < runs && to < end; b++, skip = 0) {
+                    int64_t column = left + b * apart_across, count = least(run - skip, end - to);
+                    if (sparse > 1)
+                        column = OF(pixel)(column, sparse, w[IMAGE_WIDTH]);
+                    const int64_t from = column * channels + skip;
+                    if (!outside && from >= 0 && from + count <= image_line) {
+                        copy_run((char *)to, (const char *)(pixels + from),
+                                 count * (int64_t)sizeof(T));
+                        to += count;
+                        continue;
+                    }
+                    for (int64_t l = from; l < from + count; l++)
+                        *to++ = outside || l < 0 || l >= image_line ? 0 : pixels[l];
                 }
-                for (; l < count; l++)
-                    to[l] = 0;
-                to += count;
             }
         }
         if (++across == w[GRID_WIDTH]) {
