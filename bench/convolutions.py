@@ -178,7 +178,9 @@ def torch(layer: Layer, back: bool, last: bool) -> tuple[Work, Read]:
     x, kernel, g = operands(layer)
     first, inner = (0, axes + 1, *range(1, axes + 1)), (axes + 1, axes, *range(axes))
     x, g = (np.ascontiguousarray(each.transpose(first)) for each in (x, g))
-    given = [torch.from_numpy(each) for each in (x, np.ascontiguousarray(kernel.transpose(inner)), g)]
+    given = [
+        torch.from_numpy(each) for each in (x, np.ascontiguousarray(kernel.transpose(inner)), g)
+    ]
     images, weights, cotangent = [each.contiguous(memory_format=memory) for each in given]
     places = [layer.stride] * axes, list(layer.padding), [layer.dilation] * axes
     rest = (False, [0] * axes, layer.groups)

@@ -493,6 +493,17 @@ def _take(cp: Any, call: _Call, out: Any, x: Any, indices: Any, *, axis: int) ->
         out.fill(0)
 
 
+@_checking("weighted_take")
+def _weighted_take(cp: Any, call: _Call, out: Any, x: Any, indices: Any, weights: Any) -> None:
+    call.notes_indices(indices, 0, x.shape[1])
+    out.fill(0)
+    rows = cp.arange(len(x))[:, None]
+    for k in range(indices.shape[2] if x.size else 0):
+        weight = weights[:, :, k, None]
+        term = weight * x[rows, indices[:, :, k]]
+        out += cp.where(weight == 0, x.dtype.type(0), term)
+
+
 @_checking("take_along_axis")
 def _take_along_axis(cp: Any, call: _Call, out: Any, x: Any, indices: Any, *, axis: int) -> None:
     n = x.shape[axis]

@@ -417,6 +417,34 @@ def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float
     return through_n - op.square(r) * n * (mean(c * h) - mean(c) * mean(h) - c_n * h_n)
 
 
+def _image_rows(indices: Tensor, length: int) -> Tensor:
+    """Indices into the rows of all images, which follow one another."""
+    first = op.arange(start=0, stop=indices.shape[0], step=1, dtype=i64) * length
+    return op.astype(indices, dtype=i64) + reshape(first, (indices.shape[0], 1, 1))
+
+
+def _weighted_take_x(g: Tensor, indices: Tensor, weights: Tensor, x_type: TensorType) -> Tensor:
+    (n, length, channels), (many, count, taps) = x_type.shape, indices.shape
+    parts = reshape(g, (n, count, 1, channels)) * reshape(weights, (many, count, taps, 1))
+    if many == 1:
+        merged = reshape(parts, (n, count * taps, channels))
+        return op.scatter_add(merged, reshape(indices, (count * taps,)), axis=1, length=length)
+    rows = reshape(_image_rows(indices, length), (n * count * taps,))
+    merged = reshape(parts, (n * count * taps, channels))
+    return reshape(op.scatter_add(merged, rows, axis=0, length=n * length), x_type.shape)
+
+
+def _weighted_take_weights(g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    (n, length, channels), (many, count, taps) = x.shape, indices.shape
+    if many == 1:
+        chosen = op.take(x, reshape(indices, (count, taps)), axis=1)
+    else:
+        flat = reshape(x, (n * length, channels))
+        chosen = op.take(flat, _image_rows(indices, length), axis=0)
+    each = op.sum(chosen * reshape(g, (n, count, 1, channels)), axis=3)
+    return op.sum(each, axis=0, keepdims=True) if many == 1 else each
+
+
 def _conv2d_kernel(g: Tensor, x: Tensor, kernel_type: TensorType, attributes: Attributes) -> Tensor:
     return op.conv2d_kernel_vjp(g, x, window=kernel_type.shape[:-2], **attributes)
 
@@ -626,6 +654,7 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("zeros arange linspace eye"),
     # --- indexing ---
     "take": linear(x=_take),
+    "weighted_take": multilinear(x=_weighted_take_x, weights=_weighted_take_weights),
     "scatter_add": linear(updates=lambda g, indices, axis: op.take(g, indices, axis=axis)),
     "index_add": linear(
         x=lambda g: g,

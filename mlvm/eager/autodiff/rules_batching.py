@@ -236,6 +236,16 @@ def _take(call: OneOp, n: int, x: Lanes, indices: Lanes) -> Tensor:
     return _moved(made, 1, indices.ndim, axis + 1)
 
 
+def _weighted_take(call: OneOp, n: int, x: Lanes, indices: Lanes, weights: Lanes) -> Tensor:
+    """The images of all lanes are those of one."""
+    images = _joined(whole(x, n))
+    if not (indices.batched or weights.batched) and indices.shape[0] == 1:
+        return _parted(apply(call, images, indices.x, weights.x), n)
+    each = (n, x.shape[0], *indices.shape[1:])
+    given = [_joined(broadcast_to(whole(v, n), each)) for v in (indices, weights)]
+    return _parted(apply(call, images, *given), n)
+
+
 def _scatter_add(call: OneOp, n: int, updates: Lanes, indices: Lanes) -> Tensor:
     axis = normalize_axis(call.attributes["axis"], updates.ndim - indices.ndim + 1)
     if not indices.batched:
@@ -420,6 +430,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "full": _rows,
     # --- indexing ---
     "take": _take,
+    "weighted_take": _weighted_take,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
     "index_set": _index_set,
@@ -445,8 +456,8 @@ BATCHING: Final[dict[str, Rule]] = {
 }
 
 _REFUSING: Final = (
-    "pow take scatter_add index_add index_set take_along_axis scatter_add_along_axis one_hot "
-    "dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
+    "pow take weighted_take scatter_add index_add index_set take_along_axis one_hot "
+    "scatter_add_along_axis dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
     "bernoulli gamma poisson binomial multinomial"
 )

@@ -14,11 +14,10 @@ from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
-from mlvm.eager.functions.windows import Sides, Volume, Window, grid_of, require_places, sides_of
+from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-
 
 _NARROW: Final = 16
 """So many channels of a group are convolved by a kernel that turned ones have, too."""
@@ -91,7 +90,8 @@ def conv3d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlation of volumes with a kernel: f[N, D, H, W, I] with f[KD, KH, KW, I / groups,
-    O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left, right)); otherwise as `conv2d`.
+    O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left,
+    right)); otherwise as `conv2d`.
 
     Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
     padded volume, `AttributeRefused` for a stride, a padding, a dilation or a number of groups that
@@ -210,9 +210,7 @@ def _conv(
 ) -> Tensor:
     """The op, of images or volumes, with arguments for each axis."""
     _require_groups(groups)
-    return op.conv2d(
-        x, kernel, stride=stride, padding=sides, dilation=dilation, groups=groups
-    )
+    return op.conv2d(x, kernel, stride=stride, padding=sides, dilation=dilation, groups=groups)
 
 
 def _require_groups(groups: object) -> None:
@@ -313,15 +311,11 @@ def _turned(
     axes, each = len(window), outputs // groups
     apart = reshape(kernel, (*window, inputs, groups, each))
     swapped = permute_dims(apart, (*range(axes), axes + 2, axes + 1, axes))
-    turned = op.flip(
-        reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes))
-    )
+    turned = op.flip(reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes)))
     span = span_of(tuple(window), dilation)
     sides = tuple([(n - 1 - a, n - 1 - b) for n, (a, b) in zip(span, padding, strict=True)])
     stride = (1,) * axes
-    return op.conv2d(
-        x, turned, stride=stride, padding=sides, dilation=dilation, groups=groups
-    )
+    return op.conv2d(x, turned, stride=stride, padding=sides, dilation=dilation, groups=groups)
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:

@@ -98,9 +98,7 @@ def unfold(
     shape, steps, apart = pair(window, "window"), pair(stride, "stride"), pair(dilation, "dilation")
     span = span_of(shape, apart)
     sides = sides_of(padding, span, steps, size)
-    return op.patches(
-        x, window=shape, stride=steps, padding=cast(Padding, sides), dilation=apart
-    )
+    return op.patches(x, window=shape, stride=steps, padding=cast(Padding, sides), dilation=apart)
 
 
 @public

@@ -33,12 +33,12 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     each, inner = outputs // groups, math.prod(kernel.shape[:-1])
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
     axes = [(groups, inputs, each)] if groups > 1 else []
-    product = Product(
-        dtype, Matrix(places, inner, inner, 1), Matrix(inner, each, outputs, 1), axes
-    )
+    product = Product(dtype, Matrix(places, inner, inner, 1), Matrix(inner, each, outputs, 1), axes)
     frame = (*attributes["stride"], *[n for side in attributes["padding"] for n in side])
-    if groups == 1 and {*kernel.shape[:-2], *attributes["stride"]} == {1} and not any(
-        frame[len(kernel.shape) - 2 :]
+    if (
+        groups == 1
+        and {*kernel.shape[:-2], *attributes["stride"]} == {1}
+        and not any(frame[len(kernel.shape) - 2 :])
     ):
         return call(product)
     dilation = attributes["dilation"]
@@ -143,7 +143,8 @@ def _gathered(
 
 def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
     """Whether pixels of a line of a window lie side by side, all channels of them."""
-    return {"run": across * channels, "runs": 1} if side_by_side else {"run": channels, "runs": across}
+    runs = 1 if side_by_side else across
+    return {"run": across * channels // runs, "runs": runs}
 
 
 def _narrow(
