@@ -352,7 +352,8 @@ def _conv2d_kernel_vjp(
 
 
 def _conv2d_kernel_vjp_flops(g: TensorType, x: TensorType, window: Shape, **how: Any) -> int:
-    return 2 * math.prod(window) * x.shape[-1] // how["groups"] * g.size
+    each: int = x.shape[-1] // how["groups"]
+    return 2 * math.prod(window) * each * g.size
 
 
 @op(infer=_conv2d_kernel_vjp, flops=_conv2d_kernel_vjp_flops, public=False)

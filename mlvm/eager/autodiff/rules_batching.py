@@ -457,7 +457,8 @@ BATCHING: Final[dict[str, Rule]] = {
 
 _REFUSING: Final = (
     "pow take weighted_take scatter_add index_add index_set take_along_axis one_hot "
-    "scatter_add_along_axis dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
+    "scatter_add_along_axis dynamic_update mask_scatter mask_set "
+    "softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
     "bernoulli gamma poisson binomial multinomial"
 )

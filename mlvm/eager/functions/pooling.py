@@ -35,11 +35,11 @@ def max_pool2d(
     dilation: Window = 1,
 ) -> Tensor:
     """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf.
+    padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
     other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
@@ -57,11 +57,11 @@ def avg_pool2d(
     dilation: Window = 1,
 ) -> Tensor:
     """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
-    `conv2d`, counts as zeros.
+    `conv2d`, counts as zeros; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
     other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
@@ -82,8 +82,8 @@ def max_pool1d(
     after), otherwise as `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
-    or padding that makes no sense.
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
+    padding or dilation that makes no sense.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[1.0], [3.0]]]
@@ -104,8 +104,8 @@ def avg_pool1d(
     otherwise as `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
-    or padding that makes no sense.
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
+    padding or dilation that makes no sense.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[0.5], [2.5]]]
@@ -127,7 +127,7 @@ def max_pool3d(
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
     `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
@@ -150,7 +150,7 @@ def avg_pool3d(
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
     `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]

@@ -34,15 +34,11 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
     axes = [(groups, inputs, each)] if groups > 1 else []
     product = Product(dtype, Matrix(places, inner, inner, 1), Matrix(inner, each, outputs, 1), axes)
-    frame = (*attributes["stride"], *[n for side in attributes["padding"] for n in side])
-    if (
-        groups == 1
-        and {*kernel.shape[:-2], *attributes["stride"]} == {1}
-        and not any(frame[len(kernel.shape) - 2 :])
-    ):
+    single = {*kernel.shape[:-2], *attributes["stride"]} == {1}
+    if groups == 1 and single and not any(map(any, attributes["padding"])):
         return call(product)
     dilation = attributes["dilation"]
-    windows = _gathered(x, kernel.shape[:-2], inputs, out, attributes["stride"], dilation)
+    windows = _gathered(x, kernel.shape[:-2], out, attributes["stride"], dilation)
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
     side_by_side = dilation[-1] == 1 and inputs == channels
     windows |= _runs(kernel.shape[-3], inputs, side_by_side)
@@ -68,7 +64,7 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     )
     dilation, padding = attributes["dilation"], attributes["padding"]
     ones = (1,) * len(window)
-    windows = _gathered(x, tuple(window), each, out, ones, dilation)
+    windows = _gathered(x, tuple(window), out, ones, dilation)
     windows |= _axes(
         "pad",
         [
@@ -100,7 +96,7 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
         dtype, Matrix(inner, places, 1, inner), Matrix(places, each, outputs, 1), axes
     )
     dilation = attributes["dilation"]
-    windows = _gathered(x, tuple(window), inputs, g, attributes["stride"], dilation)
+    windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
     windows |= _runs(window[-1], inputs, dilation[-1] == 1 and groups == 1)
     windows |= {"x": 2, "y": 1, "out_row": outputs, "out_product": each}
@@ -126,7 +122,7 @@ def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
 
 
 def _gathered(
-    x: TensorType, window: Shape, channels: int, grid: TensorType, stride: Shape, dilation: Shape
+    x: TensorType, window: Shape, grid: TensorType, stride: Shape, dilation: Shape
 ) -> dict[str, int]:
     """What a product knows of windows over x, as many as the grid has places."""
     return {
