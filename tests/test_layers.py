@@ -82,11 +82,11 @@ BUDGET = {
     "mlvm/eager/optim": 1_220,
     "mlvm/eager/files": 610,
     "mlvm/eager/interop": 1_050,
-    "mlvm/eager/capture": 1_860,
+    "mlvm/eager/capture": 1_880,
     "mlvm": 400,
     "models": 2_980,
     "bench": 3_530,
-    "tests": 63_700,
+    "tests": 63_710,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -373,7 +373,7 @@ def test_a_program_that_text_cannot_spell_is_shown_as_far_as_it_goes(
 def test_mutated_bytes_never_end_in_a_traceback(folder: Path) -> None:
     generator = random.Random(0)
     data = assemble((ROOT / "examples" / "newton.mlasm").read_text()).to_bytes()
-    for _ in range(200):
+    for _ in range(60):
         mutated = bytearray(data)
         for _ in range(generator.randint(1, 3)):
             mutated[generator.randrange(len(data))] = generator.randrange(256)
@@ -776,7 +776,7 @@ def test_mutated_steps_never_end_in_a_traceback(step: Any) -> None:
     np.save("x.npy", np.ones((2, 2), np.float32))
     generator = random.Random(0)
     data = Path("step.mlvm").read_bytes()
-    for _ in range(200):
+    for _ in range(60):
         mutated = bytearray(data)
         for _ in range(generator.randint(1, 3)):
             mutated[generator.randrange(len(data))] = generator.randrange(256)

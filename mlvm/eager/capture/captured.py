@@ -91,6 +91,12 @@ class _Result(NamedTuple):
     given: int | None
     reached: Tensor | None
 
+    @property
+    def whole_output(self) -> int | None:
+        """The number of the output that it is, if it is one."""
+        known = self.reached is not None or self.given is not None or self.view
+        return None if known or self.home.role != "output" else self.home.index
+
     def made(self, given: Sequence[Tensor], places: Mapping[str, Sequence[Allocation]]) -> Any:
         """The tensor of a call with these arguments. `places` has its other tensors, by role."""
         if self.reached is not None:
@@ -119,9 +125,10 @@ class _Output(NamedTuple):
     field: Field | None
 
     def alloc(self, current: Arena) -> Tensor:
-        old = self.field.value if self.field is not None else None
-        beside = old.arena if isinstance(old, Tensor) else current
-        arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
+        arena, field = current, self.field
+        if field is not None and isinstance(field.value, Tensor):
+            beside = field.value.arena
+            arena = beside if beside.__class__ is Arena and beside.vm is current.vm else current
         out = arena.alloc(self.type, Tensor)
         out.tape = None
         return out
@@ -192,6 +199,8 @@ class _KnownProgram:
         self.states = record.states
         self.seen_as = record.seen_as
         given = planned.arguments
+        leaf = self.results[self.tree.number] if type(self.tree) is _Leaf else None
+        self.single = None if leaf is None or self.rebound else leaf.whole_output
         self.uses = [
             (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
         ]
@@ -218,6 +227,10 @@ class _KnownProgram:
         types = [tuple([x.root.type for x in each]) for each in (inputs, outputs)]
         step = SavedStep(self.planned, types[0], types[1], (), tuple(map(values_of, states)))
         return step, [values_of(x.root) for x in inputs]
+
+    def given(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Any:
+        """What a launch is given, by role."""
+        return inputs, outputs, self.states  # as _ROLES
 
     def taken(self) -> list[Tensor]:
         """The elements of queues that are taken ahead of a launch, and are inputs of it."""
@@ -647,6 +660,8 @@ class Captured(Generic[P, R]):
                 while True:
                     self._launch(known, feed, arena.vm, programs, inputs, outputs)
 
+        if known.single is not None:  # as below, sooner
+            return outputs[known.single].root
         if known.rebound:
             arena.vm.synchronize()  # what raises has rebound nothing
         places: dict[str, Sequence[Allocation]]
@@ -654,9 +669,6 @@ class Captured(Generic[P, R]):
         results = [result.made(tensors, places) for result in known.results]
         for field, number in known.rebound:
             field.set(results[number])
-
-        if type(known.tree) is _Leaf:  # as `replace` below, sooner
-            return results[known.tree.number]
 
         def made(part: Any) -> Any:
             if isinstance(part, _Computed):
@@ -679,22 +691,24 @@ class Captured(Generic[P, R]):
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
-        taken = known.taken() if known.ahead else ()
-        given = [*inputs, *taken], outputs, known.states  # as _ROLES
+        if known.ahead:
+            inputs = [*inputs, *known.taken()]
         used: Sequence[Allocation] = ()
         token = explaining.set(known.explain)
         try:
             with scratch.lock:
-                of_scratch = scratch.reserve(vm, known)
+                of_scratch = scratch.reserve(vm, known) if known.in_scratch else ()
                 handles = None
                 if pattern is not None:
                     handles = pattern.handles(inputs, outputs, of_scratch)
                 if handles is None:
+                    given = known.given(inputs, outputs)
                     used = [_as_type(given[role][i], type) for role, i, type in known.uses]
                     handles = (*[x.handle for x in used], *of_scratch)
                 for x, array in feed.arrays:  # another thread's may be there
                     vm.write(x.handle, array)
                 if debug.is_watched(vm):
+                    given = known.given(inputs, outputs)
                     updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
                     saved = partial(known.saved, *given)
                     try:
@@ -709,6 +723,7 @@ class Captured(Generic[P, R]):
             if getattr(error, "late", False):
                 raise
             if isinstance(error, HandleError):
+                given = known.given(inputs, outputs)
                 used = used or [given[role][i] for role, i, _ in known.uses]
                 raise explain(error, vm, used) from None
             known.explain(error)
