@@ -26,11 +26,8 @@ enum { PART = 256 }; /* places whose terms are added before others are */
 #undef T
 #undef OF
 
+#define ENTRY(name) KERNEL(name, name, NULL)
 #define ENTRIES(dtype)                                                                   \
-    {"depthwise_" #dtype, depthwise_##dtype, NULL},                                      \
-        {"depthwise_transpose_" #dtype, depthwise_transpose_##dtype, NULL},              \
-        {"depthwise_kernel_vjp_" #dtype, depthwise_kernel_vjp_##dtype, NULL},            \
-        {"grouped_" #dtype, grouped_##dtype, NULL},                                      \
-        {"grouped_kernel_vjp_" #dtype, grouped_kernel_vjp_##dtype, NULL}
-
-const KernelEntry TARGETED(depthwise_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
+    ENTRY(depthwise_##dtype) ENTRY(depthwise_transpose_##dtype)                          \
+    ENTRY(depthwise_kernel_vjp_##dtype) ENTRY(grouped_##dtype) ENTRY(grouped_kernel_vjp_##dtype)
+KERNEL_TABLE(depthwise, ENTRIES(f32) ENTRIES(f64))

@@ -79,7 +79,7 @@ static inline void *begin_rows(Next *next, void *out, int64_t row)
 static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 {
     int64_t first = next->first_row + row;
-    return next->child->run(next->child, next->p, first, first + rows, next->scratch);
+    return next->child->kernel->run(next->child, next->p, first, first + rows, next->scratch);
 }
 
 /* For the dtype T: */
@@ -103,8 +103,6 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 #undef T
 #undef OF
 
-#define ENTRIES(dtype)                                                                   \
-    {"matmul_" #dtype, matmul_##dtype, NULL}, {"gemv_" #dtype, gemv_##dtype, NULL},      \
-        {"matmul_chain_" #dtype, matmul_chain_##dtype, NULL}
-
-const KernelEntry TARGETED(linalg_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
+#define ENTRY(name) KERNEL(name, name, NULL)
+#define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
+KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64))

@@ -232,9 +232,6 @@ POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
 POOL_VJP(float, max_pool2d_vjp_f32)
 POOL_VJP(double, max_pool2d_vjp_f64)
 
-#define BOTH(name)                                                                       \
-    {#name "_f32", name##_f32, NULL}, {#name "_f64", name##_f64, NULL}
-
-const KernelEntry TARGETED(windows_kernels)[] = {
-    BOTH(patches), BOTH(unpatches), BOTH(max_pool2d), BOTH(max_pool2d_vjp), BOTH(avg_pool2d),
-    {NULL, NULL, NULL}};
+#define BOTH(name) KERNEL(name##_f32, name##_f32, NULL) KERNEL(name##_f64, name##_f64, NULL)
+KERNEL_TABLE(windows, BOTH(patches) BOTH(unpatches) BOTH(max_pool2d)
+                          BOTH(max_pool2d_vjp) BOTH(avg_pool2d))
