@@ -16,6 +16,7 @@ from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
 SUITES = {
     "batches": "bench.batches",
     "calls": "bench.calls",
+    "convolutions": "bench.convolutions",
     "dispatch": "bench.dispatch",
     "dynamic": "bench.dynamic",
     "generate": "bench.generate",

@@ -42,6 +42,14 @@ def require(allowed: str, *operands: TensorType) -> None:
             )
 
 
+def require_one_float_dtype(*operands: TensorType) -> None:
+    """Raise `DTypeError` unless all operands are floats of one dtype."""
+    require("float", *operands)
+    dtypes = [operand.dtype for operand in operands]
+    if len(set(dtypes)) > 1:
+        raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
+
+
 def common_dtype(operands: Sequence[TensorType]) -> DType:
     """The promoted dtype of all operands."""
     return reduce(promote, [operand.dtype for operand in operands])

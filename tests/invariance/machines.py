@@ -52,7 +52,7 @@ def outside(machine: Machine, sample: Sample) -> bool:
     """Whether the contract does not hold there: numpy leaves products to BLAS, which goes another
     way for each number of rows. It makes the native machine's too where they are complex, or of
     integers by floats."""
-    if sample.op not in ("matmul", "batch_contract", "conv2d"):
+    if sample.op not in ("matmul", "batch_contract", "conv2d", "conv_transpose2d"):
         return False
     kinds = {"f" if half.is_half(x) else x.dtype.kind for x in sample.inputs}
     if isinstance(machine, Native) and "c" not in kinds:

@@ -95,6 +95,10 @@ def _images() -> Iterator[Sample]:
         for window in ((1, 1), (3, 2)):
             for channels in (1, 5, 40):
                 yield _of("conv2d", (3, 7, 6, 5), (*window, 5, channels), **how)
+            for channels in (5, 40):
+                yield _of(
+                    "conv2d", (3, 7, 6, channels), (*window, 1, channels), groups=channels, **how
+                )
             for op in ("max_pool2d", "avg_pool2d", "patches"):
                 yield _of(op, (3, 7, 6, 5), window=window, **how)
 

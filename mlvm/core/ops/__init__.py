@@ -13,3 +13,4 @@ from mlvm.core.ops import quantized as quantized
 from mlvm.core.ops import random as random
 from mlvm.core.ops import reduction as reduction
 from mlvm.core.ops import special as special
+from mlvm.core.ops import windows as windows

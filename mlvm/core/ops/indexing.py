@@ -22,9 +22,9 @@ from mlvm.core.errors import (
     PositionRefused,
     ShapeError,
 )
-from mlvm.core.op import movement
+from mlvm.core.op import movement, op
 from mlvm.core.ops.layout import begin_as, require_updates, require_values
-from mlvm.core.rules import normalize_axis, require
+from mlvm.core.rules import normalize_axis, require, require_one_float_dtype
 from mlvm.core.types import Array, DType, Shape, TensorType
 
 # --- type rules ----------------------------------------------------------------------
@@ -57,6 +57,20 @@ def _scatter_add(updates: TensorType, indices: TensorType, axis: int, length: in
             f"not {updates.shape[axis:end]}"
         )
     return updates.with_shape((*updates.shape[:axis], _length(length), *updates.shape[end:]))
+
+
+def _weighted_take(x: TensorType, indices: TensorType, weights: TensorType) -> TensorType:
+    require_one_float_dtype(x, weights)
+    require("integer", indices)
+    if x.ndim != 3 or indices.ndim != 3 or indices.shape[0] not in (1, x.shape[0]):
+        raise ShapeError(f"x is [N, M, C] and indices are [N or 1, P, K], not {x} and {indices}")
+    if weights.shape != indices.shape:
+        raise ShapeError(f"weights have the shape of indices, {indices.shape}, not {weights.shape}")
+    return x.with_shape((x.shape[0], indices.shape[1], x.shape[2]))
+
+
+def _weighted_take_flops(x: TensorType, indices: TensorType, weights: TensorType) -> int:
+    return 2 * x.shape[0] * math.prod(indices.shape[1:]) * x.shape[2]
 
 
 def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: int) -> TensorType:
@@ -165,6 +179,21 @@ def take(out: Array, x: Array, indices: Array, *, axis: int) -> None:
     """
     # The indices are in range by now. Mode "raise" would need a buffer beside `out`.
     np.take(x, _positions(indices, x.shape[axis]), axis, out, "clip")
+
+
+@op(infer=_weighted_take, flops=_weighted_take_flops, public=False)
+def weighted_take(out: Array, x: Array, indices: Array, weights: Array) -> None:
+    """Sums of some rows of x, with weights: out[n, p] is the sum over k of weights[b, p, k]
+    x[n, indices[b, p, k]], where b is n, or 0 if there is one b. Where a weight is 0, the row does
+    not count, whatever it holds: [N, M, C] with [B, P, K] twice -> [N, P, C]."""
+    places = _positions(indices, x.shape[1], negative=False)
+    rows = np.arange(len(x))[:, None]
+    out[...] = 0
+    for k in range(places.shape[2]):
+        weight = weights[:, :, k, None]
+        with np.errstate(invalid="ignore"):
+            term = weight * x[rows, places[:, :, k]]
+        out += np.where(weight == 0, x.dtype.type(0), term)
 
 
 @movement(infer=_scatter_add, public=False)

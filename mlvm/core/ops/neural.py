@@ -1,7 +1,5 @@
-"""What neural networks are made of: activations, losses, normalisation, convolution.
-
-Images are NHWC (batch, height, width, channels), convolution kernels HWIO. An `x_vjp` op is
-the gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
+"""What neural networks are made of: activations, losses, normalisation. An `x_vjp` op is the
+gradient of op `x` in one kernel: it takes the cotangent g of x's result before x's own
 operands. Where several operands are floats, they have one dtype, which the result keeps.
 `out` must not be an operand: kernels use it as workspace.
 """
@@ -14,26 +12,15 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
+from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
 from mlvm.core.ops.rows import row_sums, sum_rows
-from mlvm.core.rules import normalize_axis, require
-from mlvm.core.types import Array, Shape, TensorType
-
-Pair = tuple[int, int]  # (vertical, horizontal)
-Padding = tuple[Pair, Pair]  # ((top, bottom), (left, right))
-
-
-def _require_one_float_dtype(*operands: TensorType) -> None:
-    require("float", *operands)
-    dtypes = [operand.dtype for operand in operands]
-    if len(set(dtypes)) > 1:
-        raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
+from mlvm.core.rules import normalize_axis, require, require_one_float_dtype
+from mlvm.core.types import Array, TensorType
 
 
 def _activation(x: TensorType, **_: object) -> TensorType:
@@ -43,7 +30,7 @@ def _activation(x: TensorType, **_: object) -> TensorType:
 
 def _vjp(g: TensorType, result: TensorType, x: TensorType) -> TensorType:
     """The type of x, for which `g`, the cotangent of a result of that type, has a gradient."""
-    _require_one_float_dtype(g, x)
+    require_one_float_dtype(g, x)
     if g is not result:
         raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {result}")
     return x
@@ -297,7 +284,7 @@ def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
 
 def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
     _layer_norm_normalize(x, eps)
-    _require_one_float_dtype(x, *vectors)
+    require_one_float_dtype(x, *vectors)
     for vector in vectors:
         if vector.shape != x.shape[-1:]:
             raise ShapeError(
@@ -394,181 +381,3 @@ def _repeated(vector: Array, rows: Array) -> Array:
     takes twice as long where it broadcasts, so a copy pays off if several blocks use it."""
     height = block_length(*rows.shape)
     return vector[None] if height == len(rows) else np.tile(vector, (height, 1))
-
-
-# --- windows -------------------------------------------------------------------------
-
-
-def resolve_padding(
-    padding: str | tuple[Pair, ...], window: Shape, stride: Shape, size: Shape
-) -> tuple[Pair, ...]:
-    """Padding in zeros per side, (before, after) for each axis of images of that size.
-
-    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the end,
-    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `AttributeRefused` for
-    any other word, and for a stride below 1.
-    """
-    if not isinstance(padding, str):
-        return padding
-    if padding == "VALID":
-        return ((0, 0),) * len(window)
-    if padding != "SAME":
-        raise AttributeRefused(
-            f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
-        )
-    _require_stride(stride)
-    missing = [
-        max((-(-n // step) - 1) * step + length - n, 0)
-        for n, step, length in zip(size, stride, window, strict=True)
-    ]
-    return tuple((n // 2, n - n // 2) for n in missing)
-
-
-def _require_stride(stride: Shape) -> None:
-    if min(stride) < 1:
-        raise AttributeRefused(f"stride must be >= 1 both ways, not {stride}")
-
-
-def _grid(image: Shape, window: Pair, stride: Pair, padding: Padding) -> Pair:
-    """How many windows the padded NHWC image has: (vertically, horizontally)."""
-    if len(image) != 4:
-        raise ShapeError(f"an image has 4 axes (batch, height, width, channels), not {len(image)}")
-    if min(window) < 1:
-        raise ShapeError(f"the window must be at least 1 x 1, not {window[0]} x {window[1]}")
-    _require_stride(stride)
-    if min(*padding[0], *padding[1]) < 0:
-        raise AttributeRefused(f"padding must be >= 0 on every side, not {padding}")
-    height, width = image[1] + sum(padding[0]), image[2] + sum(padding[1])
-    if window[0] > height or window[1] > width:
-        raise ShapeError(
-            f"the window is {window[0]} x {window[1]}, larger than the padded image,"
-            f" which is {height} x {width}"
-        )
-    return (height - window[0]) // stride[0] + 1, (width - window[1]) // stride[1] + 1
-
-
-def _pad(x: Array, padding: Padding, value: float = 0) -> Array:
-    """x inside a frame of `value`; x itself where the frame is empty."""
-    if padding == ((0, 0), (0, 0)):
-        return x
-    n, h, w, c = x.shape
-    (top, bottom), (left, right) = padding
-    padded: Array = np.full((n, top + h + bottom, left + w + right, c), value, x.dtype)
-    padded[:, top : top + h, left : left + w] = x
-    return padded
-
-
-def _windows(padded: Array, window: Pair, stride: Pair) -> Array:
-    """All windows, [N, OH, OW, KH, KW, C], as a view of the padded image."""
-    every: Array = sliding_window_view(padded, window, (1, 2))  # [N, H, W, C, KH, KW]
-    return every[:, :: stride[0], :: stride[1]].transpose(0, 1, 2, 4, 5, 3)
-
-
-def _window_elements(
-    padded: Array, grid: Pair, window: Pair, stride: Pair
-) -> Iterator[tuple[int, int, Array]]:
-    """(i, j, elements) for each place (i, j) in a window: `elements` are those of all windows at
-    that place, a view [N, OH, OW, C] of the padded image."""
-    rows, columns = (grid[0] - 1) * stride[0] + 1, (grid[1] - 1) * stride[1] + 1
-    for i in range(window[0]):
-        for j in range(window[1]):
-            yield i, j, padded[:, i : i + rows : stride[0], j : j + columns : stride[1]]
-
-
-def _patches(
-    x: TensorType, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0
-) -> TensorType:
-    require("float", x)
-    grid = _grid(x.shape, window, stride, padding)
-    return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
-
-
-@op(infer=_patches, public=False)
-def patches(
-    out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding, pad_value: float = 0.0
-) -> None:
-    """Sliding windows over the padded image: [N,H,W,C] -> [N,OH,OW,KH,KW,C]."""
-    out[...] = _windows(_pad(x, padding, pad_value), window, stride)
-
-
-def _unpatches(x: TensorType, shape: Shape, stride: Pair, padding: Padding) -> TensorType:
-    if x.ndim != 6:
-        raise ShapeError(f"patches have 6 axes (N, OH, OW, KH, KW, C), not {x.ndim}")
-    window = (x.shape[3], x.shape[4])
-    image = x.with_shape(shape)
-    expected = _patches(image, window, stride, padding)
-    if x is not expected:
-        raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
-    return image
-
-
-@op(infer=_unpatches, public=False)
-def unpatches(
-    out: Array, x: Array, *, shape: tuple[int, ...], stride: Pair, padding: Padding
-) -> None:
-    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C]. Every window is added in its
-    place to an image of that shape. What falls on the padding is dropped."""
-    out[...] = 0
-    padded = _pad(out, padding)
-    grid, window = x.shape[1:3], x.shape[3:5]
-    for i, j, elements in _window_elements(padded, grid, window, stride):
-        elements += x[:, :, :, i, j]
-    if padded is not out:
-        top, left = padding[0][0], padding[1][0]
-        out[...] = padded[:, top : top + out.shape[1], left : left + out.shape[2]]
-
-
-def _conv2d(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -> TensorType:
-    _require_one_float_dtype(x, kernel)
-    if kernel.ndim != 4:
-        raise ShapeError(
-            f"a kernel has 4 axes (height, width, channels in, channels out), not {kernel.ndim}"
-        )
-    grid = _grid(x.shape, (kernel.shape[0], kernel.shape[1]), stride, padding)
-    if x.shape[3] != kernel.shape[2]:
-        text = f"x has {x.shape[3]} channels, but the kernel takes {kernel.shape[2]}"
-        if x.shape[1] == kernel.shape[2]:
-            text += "; the axis of channels is the last: moveaxis(x, 1, -1)"
-        raise ShapeError(text)
-    return x.with_shape((x.shape[0], *grid, kernel.shape[3]))
-
-
-def _conv2d_flops(x: TensorType, kernel: TensorType, stride: Pair, padding: Padding) -> int:
-    return 2 * math.prod(kernel.shape[:3]) * _conv2d(x, kernel, stride, padding).size
-
-
-@op(infer=_conv2d, flops=_conv2d_flops)
-def conv2d(out: Array, x: Array, kernel: Array, *, stride: Pair = (1, 1), padding: Padding) -> None:
-    """The cross-correlation of images with a kernel, which deep learning calls convolution:
-    [N,H,W,I] with [KH,KW,I,O] -> [N,OH,OW,O]. The images are padded with zeros."""
-    windows = _windows(_pad(x, padding), kernel.shape[:2], stride)
-    weights = kernel.reshape(math.prod(kernel.shape[:3]), kernel.shape[3])
-    for images in blocks(out.shape[0], math.prod(out.shape[1:3]) * weights.shape[0]):
-        part = out[images]
-        columns = windows[images].reshape(math.prod(part.shape[:3]), weights.shape[0])
-        np.matmul(columns, weights, _rows(part))
-
-
-def _pool(x: TensorType, window: Pair, stride: Pair, padding: Padding) -> TensorType:
-    require("float", x)
-    grid = _grid(x.shape, window, stride, padding)
-    return x.with_shape((x.shape[0], *grid, x.shape[3]))
-
-
-@op(infer=_pool)
-def max_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding) -> None:
-    """The largest element of each window, channel by channel. Padding counts as -inf."""
-    out[...] = -np.inf
-    padded = _pad(x, padding, -np.inf)
-    for _, _, elements in _window_elements(padded, out.shape[1:3], window, stride):
-        np.maximum(out, elements, out=out)
-
-
-@op(infer=_pool)
-def avg_pool2d(out: Array, x: Array, *, window: Pair, stride: Pair, padding: Padding) -> None:
-    """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
-    the divisor is the size of the window."""
-    out[...] = 0
-    for _, _, elements in _window_elements(_pad(x, padding), out.shape[1:3], window, stride):
-        out += elements
-    out /= math.prod(window)

@@ -33,7 +33,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from mlvm.core.ops.neural import Padding, Pair
+from mlvm.core.op import Attributes
+from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis, normalize_axes, normalize_axis, reduced_shape
 from mlvm.core.types import Shape, TensorType, i64, u8
 from mlvm.eager.autodiff.rows import (
@@ -47,6 +48,7 @@ from mlvm.eager.autodiff.rows import (
     symmetric,
 )
 from mlvm.eager.autodiff.rules_linalg import DECOMPOSITIONS, TRANSFORMS
+from mlvm.eager.functions.convolution import transpose
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import reshape
@@ -419,27 +421,50 @@ def _layer_norm_vjp_x(c: Tensor, g: Tensor, x: Tensor, scale: Tensor, eps: float
     return through_n - op.square(r) * n * (mean(c * h) - mean(c) * mean(h) - c_n * h_n)
 
 
-def _conv2d_x(
-    g: Tensor, kernel: Tensor, x_type: TensorType, stride: Pair, padding: Padding
-) -> Tensor:
-    """Every window's g times the kernel, added up where the window was."""
-    height, width, inputs, outputs = kernel.shape
-    weights = reshape(kernel, (height * width * inputs, outputs))
-    windows = op.matmul(g, weights, transpose_y=True)
-    windows = reshape(windows, (*g.shape[:3], height, width, inputs))
-    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+def _image_rows(indices: Tensor, length: int) -> Tensor:
+    """Indices into the rows of all images, which follow one another."""
+    first = op.arange(start=0, stop=indices.shape[0], step=1, dtype=i64) * length
+    return op.astype(indices, dtype=i64) + reshape(first, (indices.shape[0], 1, 1))
 
 
-def _conv2d_kernel(
-    g: Tensor, x: Tensor, kernel_type: TensorType, stride: Pair, padding: Padding
+def _weighted_take_x(g: Tensor, indices: Tensor, weights: Tensor, x_type: TensorType) -> Tensor:
+    (n, length, channels), (many, count, taps) = x_type.shape, indices.shape
+    parts = reshape(g, (n, count, 1, channels)) * reshape(weights, (many, count, taps, 1))
+    if many == 1:
+        merged = reshape(parts, (n, count * taps, channels))
+        return op.scatter_add(merged, reshape(indices, (count * taps,)), axis=1, length=length)
+    rows = reshape(_image_rows(indices, length), (n * count * taps,))
+    merged = reshape(parts, (n * count * taps, channels))
+    return reshape(op.scatter_add(merged, rows, axis=0, length=n * length), x_type.shape)
+
+
+def _weighted_take_weights(g: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+    (n, length, channels), (many, count, taps) = x.shape, indices.shape
+    if many == 1:
+        chosen = op.take(x, reshape(indices, (count, taps)), axis=1)
+    else:
+        flat = reshape(x, (n * length, channels))
+        chosen = op.take(flat, _image_rows(indices, length), axis=0)
+    each = op.sum(chosen * reshape(g, (n, count, 1, channels)), axis=3)
+    return op.sum(each, axis=0, keepdims=True) if many == 1 else each
+
+
+def _conv2d_kernel(g: Tensor, x: Tensor, kernel_type: TensorType, attributes: Attributes) -> Tensor:
+    return op.conv2d_kernel_vjp(g, x, window=kernel_type.shape[:-2], **attributes)
+
+
+def _conv_transpose2d_x(g: Tensor, kernel: Tensor, attributes: Attributes) -> Tensor:
+    return op.conv2d(g, kernel, **_without("shape", attributes))
+
+
+def _conv_transpose2d_kernel(
+    g: Tensor, x: Tensor, kernel_type: TensorType, attributes: Attributes
 ) -> Tensor:
-    """The sum over all windows of the window times its g."""
-    height, width, inputs, outputs = kernel_type.shape
-    windows = op.patches(x, window=(height, width), stride=stride, padding=padding)
-    places = math.prod(g.shape[:3])
-    columns = reshape(windows, (places, height * width * inputs))
-    product = op.matmul(columns, reshape(g, (places, outputs)), transpose_x=True)
-    return reshape(product, kernel_type.shape)
+    return _conv2d_kernel(x, g, kernel_type, _without("shape", attributes))
+
+
+def _without(name: str, attributes: Attributes) -> Attributes:
+    return {key: value for key, value in attributes.items() if key != name}
 
 
 def _beside_patches(x: Tensor) -> Tensor:
@@ -447,31 +472,17 @@ def _beside_patches(x: Tensor) -> Tensor:
     return reshape(x, (*x.shape[:3], 1, 1, x.shape[3]))
 
 
-def _max_pool2d(
-    g: Tensor, x: Tensor, out: Tensor, window: Pair, stride: Pair, padding: Padding
-) -> Tensor:
-    windows = op.patches(x, window=window, stride=stride, padding=padding, pad_value=-math.inf)
-    chosen = op.equal(windows, _beside_patches(out))
-    parts = _divided(_beside_patches(g), chosen, (3, 4))
-    return op.unpatches(parts, shape=x.shape, stride=stride, padding=padding)
-
-
-def _max_pool2d_forward(
-    t: Tensor, x: Tensor, out: Tensor, window: Pair, stride: Pair, padding: Padding
-) -> Tensor:
-    windows = op.patches(x, window=window, stride=stride, padding=padding, pad_value=-math.inf)
+def _max_pool2d_forward(t: Tensor, x: Tensor, out: Tensor, attributes: Attributes) -> Tensor:
+    windows = op.patches(x, pad_value=-math.inf, **attributes)
     chosen = op.equal(windows, _beside_patches(out))
     parts = _divided(_beside_patches(_ones_like(out)), chosen, (3, 4))
-    moved = op.patches(t, window=window, stride=stride, padding=padding)
-    return op.sum(parts * moved, axis=(3, 4))
+    return op.sum(parts * op.patches(t, **attributes), axis=(3, 4))
 
 
-def _avg_pool2d(
-    g: Tensor, x_type: TensorType, window: Pair, stride: Pair, padding: Padding
-) -> Tensor:
+def _avg_pool2d(g: Tensor, x_type: TensorType, window: Pair, attributes: Attributes) -> Tensor:
     shape = (*g.shape[:3], *window, g.shape[3])
     windows = op.broadcast_to(_beside_patches(g / math.prod(window)), shape=shape)
-    return op.unpatches(windows, shape=x_type.shape, stride=stride, padding=padding)
+    return op.unpatches(windows, shape=x_type.shape, **_without("window", attributes))
 
 
 # --- the table -------------------------------------------------------------------------
@@ -650,6 +661,7 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("zeros arange linspace eye"),
     # --- indexing ---
     "take": linear(x=_take),
+    "weighted_take": multilinear(x=_weighted_take_x, weights=_weighted_take_weights),
     "scatter_add": linear(updates=lambda g, indices, axis: op.take(g, indices, axis=axis)),
     "index_add": linear(
         x=lambda g: g,
@@ -737,23 +749,42 @@ VJPS: Final[dict[str, Rules]] = {
         g=in_its_place,
         x=lambda t, g, x, eps: op.sum(g * _normalize(t, x, eps), axis=tuple(range(x.ndim - 1))),
     ),
+    # --- windows ---
     "patches": forward(
         {
-            "x": lambda g, x_type, stride, padding: op.unpatches(
-                g, shape=x_type.shape, stride=stride, padding=padding
+            "x": lambda g, x_type, stride, padding, dilation: op.unpatches(
+                g, shape=x_type.shape, stride=stride, padding=padding, dilation=dilation
             )
         },
-        x=lambda t, window, stride, padding: op.patches(
-            t, window=window, stride=stride, padding=padding
-        ),
+        x=lambda t, attributes: op.patches(t, **{**attributes, "pad_value": 0.0}),
     ),
     "unpatches": linear(
-        x=lambda g, x_type, stride, padding: op.patches(
-            g, window=x_type.shape[3:5], stride=stride, padding=padding
+        x=lambda g, x_type, attributes: op.patches(
+            g, window=x_type.shape[3:5], **_without("shape", attributes)
         )
     ),
-    "conv2d": multilinear(x=_conv2d_x, kernel=_conv2d_kernel),
-    "max_pool2d": forward({"x": _max_pool2d}, x=_max_pool2d_forward),
+    "conv2d": multilinear(
+        x=lambda g, kernel, x_type, attributes: transpose(g, kernel, x_type.shape, **attributes),
+        kernel=_conv2d_kernel,
+    ),
+    "conv_transpose2d": multilinear(x=_conv_transpose2d_x, kernel=_conv_transpose2d_kernel),
+    "conv2d_kernel_vjp": multilinear(
+        g=lambda c, x, attributes: op.conv2d(x, c, **_without("window", attributes)),
+        x=lambda c, g, x_type, attributes: transpose(
+            g, c, x_type.shape, **_without("window", attributes)
+        ),
+    ),
+    "max_pool2d": forward(
+        {
+            "x": lambda g, x, attributes: op.max_pool2d_vjp(g, stop_gradient(x), **attributes),
+        },
+        x=_max_pool2d_forward,
+    ),
+    "max_pool2d_vjp": linear(
+        g=lambda c, x, attributes: _max_pool2d_forward(
+            c, x, op.max_pool2d(stop_gradient(x), **attributes), attributes
+        )
+    ),
     "avg_pool2d": linear(x=_avg_pool2d),
     # --- random ---
     **_none("split_key fold_in normal uniform bernoulli randint permutation"),

@@ -144,6 +144,10 @@ def _images(call: OneOp, n: int, x: Lanes) -> Tensor:
     return _parted(_called(call, [_joined(x.x)], **others), n)
 
 
+def _images_of_two(call: OneOp, n: int, x: Lanes, y: Lanes) -> Tensor:
+    return _parted(apply(call, _joined(whole(x, n)), _joined(whole(y, n))), n)
+
+
 # --- products ------------------------------------------------------------------------
 
 
@@ -230,6 +234,16 @@ def _take(call: OneOp, n: int, x: Lanes, indices: Lanes) -> Tensor:
     rows = _joined(_moved(x.x, axis + 1, 1, 1))
     made = op.take(rows, _counted(n, indices.x, x.shape[axis]), axis=0)
     return _moved(made, 1, indices.ndim, axis + 1)
+
+
+def _weighted_take(call: OneOp, n: int, x: Lanes, indices: Lanes, weights: Lanes) -> Tensor:
+    """The images of all lanes are those of one."""
+    images = _joined(whole(x, n))
+    if not (indices.batched or weights.batched) and indices.shape[0] == 1:
+        return _parted(apply(call, images, indices.x, weights.x), n)
+    each = (n, x.shape[0], *indices.shape[1:])
+    given = [_joined(broadcast_to(whole(v, n), each)) for v in (indices, weights)]
+    return _parted(apply(call, images, *given), n)
 
 
 def _scatter_add(call: OneOp, n: int, updates: Lanes, indices: Lanes) -> Tensor:
@@ -354,23 +368,24 @@ def _layer_norm_scale_vjp(call: OneOp, n: int, g: Lanes, x: Lanes) -> Tensor:
     return op.sum(whole(g, n) * normal.x, axis=tuple(range(1, g.ndim)))
 
 
-def _conv2d(call: OneOp, n: int, x: Lanes, kernel: Lanes) -> Tensor:
-    """Kernels that all lanes' images meet are one; kernels on the same images have their results
-    side by side; else windows and kernels make one product a lane."""
-    height, width, inputs, outputs = kernel.shape
-    if not kernel.batched:
-        return _parted(apply(call, _joined(x.x), kernel.x), n)
-    if not x.batched:
-        beside = reshape(_moved(kernel.x, 0, 1, 3), (height, width, inputs, n * outputs))
-        made = apply(call, x.x, beside)
-        return moveaxis(reshape(made, (*made.shape[:3], n, outputs)), 3, 0)
-    stride, padding = call.attributes["stride"], call.attributes["padding"]
-    windows = op.patches(_joined(x.x), window=(height, width), stride=stride, padding=padding)
-    grid = windows.shape[1:3]
-    inner = height * width * inputs
-    rows = reshape(windows, (n, x.shape[0] * math.prod(grid), inner))
-    made = op.matmul(rows, reshape(kernel.x, (n, inner, outputs)))
-    return reshape(made, (n, x.shape[0], *grid, outputs))
+def _convolution(call: OneOp, n: int, x: Lanes, y: Lanes) -> Tensor:
+    """A kernel that all lanes' images meet is one. Else lanes are groups of channels: those of
+    images, and of results."""
+    how = dict(call.attributes)
+    if call.op.name != "conv2d_kernel_vjp" and not y.batched:
+        if "shape" in how:
+            how["shape"] = (n * how["shape"][0], *how["shape"][1:])
+        return _parted(_called(call, [_joined(x.x), y.x], **how), n)
+
+    def in_groups(v: Lanes) -> Tensor:
+        lanes = moveaxis(whole(v, n), 0, -2)
+        return reshape(lanes, (*lanes.shape[:-2], n * lanes.shape[-1]))
+
+    how["groups"] = n * how["groups"]
+    if "shape" in how:
+        how["shape"] = (*how["shape"][:-1], n * how["shape"][-1])
+    made = _called(call, [in_groups(x), in_groups(y)], **how)
+    return moveaxis(reshape(made, (*made.shape[:-1], n, made.shape[-1] // n)), -2, 0)
 
 
 def looped(call: OneOp, n: int, *xs: Lanes) -> Tensor:
@@ -429,6 +444,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "full": _rows,
     # --- indexing ---
     "take": _take,
+    "weighted_take": _weighted_take,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
     "index_set": _index_set,
@@ -444,16 +460,19 @@ BATCHING: Final[dict[str, Rule]] = {
     "layer_norm": _layer_norm,
     "layer_norm_vjp": _layer_norm_vjp,
     "layer_norm_scale_vjp": _layer_norm_scale_vjp,
+    # --- windows ---
     **_each("patches unpatches max_pool2d avg_pool2d", _images),
-    "conv2d": _conv2d,
+    "max_pool2d_vjp": _images_of_two,
+    **_each("conv2d conv_transpose2d conv2d_kernel_vjp", _convolution),
     # --- random ---
     **_each("split_key fold_in normal uniform bernoulli randint permutation", looped),
     **_each("gamma poisson binomial multinomial", looped),
 }
 
 _REFUSING: Final = (
-    "pow take scatter_add index_add index_set take_along_axis scatter_add_along_axis one_hot "
-    "dynamic_update mask_scatter mask_set softmax_cross_entropy softmax_cross_entropy_vjp "
+    "pow take weighted_take scatter_add index_add index_set take_along_axis one_hot "
+    "scatter_add_along_axis dynamic_update mask_scatter mask_set "
+    "softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "
     "bernoulli gamma poisson binomial multinomial dequantize_rows"
 )

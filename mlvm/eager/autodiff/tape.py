@@ -372,6 +372,7 @@ def bound_rule(call: OneOp, types: Types, rule: Rule, position: int) -> tuple[Ru
     known: dict[str, Any] = {
         **call.attributes,
         **{f"{name}_type": type for name, type in zip(inputs, types, strict=False)},
+        "attributes": call.attributes,
         "types": types,
         "position": position,
     }

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, DTypeError, brief
-from mlvm.core.ops.neural import Pair
+from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.apply import OneOp

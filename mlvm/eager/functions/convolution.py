@@ -6,37 +6,21 @@ out.
 from __future__ import annotations
 
 import math
-from typing import cast
+from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, ShapeError
-from mlvm.core.ops.neural import Padding, Pair
-from mlvm.core.types import Shape, TensorType
+from mlvm.core.ops.windows import Pair, span_of
+from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
-from mlvm.eager.functions.creation import zeros
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.shapes import (
-    expand_dims,
-    pad,
-    permute_dims,
-    reshape,
-    squeeze,
-    unstack,
-)
-from mlvm.eager.functions.windows import (
-    Sides,
-    Volume,
-    Window,
-    by_lattices,
-    folded,
-    grid_of,
-    require_places,
-    sides_of,
-    span_of,
-)
+from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
+from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import one_op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+
+_NARROW: Final = 16
+"""So many channels of a group are convolved by a kernel that turned ones have, too."""
 
 
 @public
@@ -96,7 +80,6 @@ def conv1d(
 
 
 @public
-@in_f32
 def conv3d(
     x: Tensor,
     kernel: Tensor,
@@ -107,8 +90,8 @@ def conv3d(
     groups: int = 1,
 ) -> Tensor:
     """Cross-correlation of volumes with a kernel: f[N, D, H, W, I] with f[KD, KH, KW, I / groups,
-    O] -> f[N, OD, OH, OW, O]; the sum of the `conv2d` of the layers of a window. `padding` is
-    "VALID", "SAME" or ((front, back), (top, bottom), (left, right)); otherwise as `conv2d`.
+    O] -> f[N, OD, OH, OW, O]. `padding` is "VALID", "SAME" or ((front, back), (top, bottom), (left,
+    right)); otherwise as `conv2d`.
 
     Raises `ShapeError` for channels that do not fit the kernel, and for a kernel larger than the
     padded volume, `AttributeRefused` for a stride, a padding, a dilation or a number of groups that
@@ -118,21 +101,7 @@ def conv3d(
         f32[1,2,2,2,8]
     """
     steps, apart, sides = _arguments(x, kernel, 3, stride, padding, dilation)
-    span = span_of(kernel.shape[:3], apart)
-    layers = grid_of(x.shape[1:4], span, steps, sides)[0]
-    x = op.pad(x, widths=((0, 0), sides[0], (0, 0), (0, 0), (0, 0)))
-    n, _, *image = x.shape
-    parts = []
-    for i, window in enumerate(unstack(kernel)):
-        start, length, step = (
-            (0, i * apart[0], 0, 0, 0),
-            (n, layers, *image),
-            (1, steps[0], 1, 1, 1),
-        )
-        part = reshape(op.slice(x, start=start, length=length, step=step), (n * layers, *image))
-        parts.append(_conv(part, window, steps[1:], sides[1:], apart[1:], groups))
-    y = sum(parts[1:], parts[0])
-    return reshape(y, (n, layers, *y.shape[1:]))
+    return _conv(x, kernel, steps, sides, apart, groups)
 
 
 @public
@@ -239,78 +208,14 @@ def _require_kernel(kernel: Tensor, axes: int) -> None:
 def _conv(
     x: Tensor, kernel: Tensor, stride: Shape, sides: tuple[Pair, ...], dilation: Shape, groups: int
 ) -> Tensor:
-    """`conv2d`, of images, with arguments for each axis."""
-    if dilation == (1, 1):
-        return _conv2d(x, kernel, groups, stride, sides)
-    return by_lattices(
-        x,
-        lambda x: _conv2d(x, kernel, groups, (1, 1), ((0, 0), (0, 0))),
-        (span_of(kernel.shape[:2], dilation), stride, sides, dilation),
-    )
-
-
-def _conv2d(
-    x: Tensor, kernel: Tensor, groups: int, stride: Shape, sides: tuple[Pair, ...]
-) -> Tensor:
-    steps, padding = cast(Pair, stride), cast(Padding, sides)
-    if groups == 1:
-        return op.conv2d(x, kernel, stride=steps, padding=padding)
-    grid = _grouped_grid(x, kernel, groups, steps, padding)
-    if kernel.shape[2] == 1:
-        return _depthwise(x, kernel, steps, padding, grid)
-    return _group_by_group(x, kernel, groups, steps, padding)
-
-
-def _grouped_grid(x: Tensor, kernel: Tensor, groups: int, stride: Pair, padding: Padding) -> Pair:
-    """How many windows there are, vertically and horizontally. Raises for what does not fit."""
+    """The op, of images or volumes, with arguments for each axis."""
     _require_groups(groups)
-    inputs, outputs = x.shape[3], kernel.shape[-1]
-    if kernel.ndim != 4 or kernel.shape[2] * groups != inputs or outputs % groups:
-        raise ShapeError(
-            f"a kernel for {groups} groups of {inputs} channels is [height, width, "
-            f"{inputs} / {groups}, a multiple of {groups}], not {list(kernel.shape)}"
-        )
-    one = x.type.with_shape((*x.shape[:3], kernel.shape[2]))
-    result = one_op("conv2d", stride=stride, padding=padding).infer((one, kernel.type))
-    _, height, width, _ = cast(TensorType, result).shape
-    return height, width
+    return op.conv2d(x, kernel, stride=stride, padding=sides, dilation=dilation, groups=groups)
 
 
 def _require_groups(groups: object) -> None:
     if not isinstance(groups, int) or groups < 1:
         raise AttributeRefused(f"groups must be an integer >= 1, given {groups!r}")
-
-
-def _group_by_group(
-    x: Tensor, kernel: Tensor, groups: int, stride: Pair, padding: Padding
-) -> Tensor:
-    """One product for each group, of its windows and its part of the kernel."""
-    n, height, width, _ = x.shape
-    rows, columns, inputs, outputs = kernel.shape
-    apart = reshape(x, (n, height, width, groups, inputs))
-    images = reshape(permute_dims(apart, (3, 0, 1, 2, 4)), (groups * n, height, width, inputs))
-    windows = op.patches(images, window=(rows, columns), stride=stride, padding=padding)
-    places, inner = n * windows.shape[1] * windows.shape[2], rows * columns * inputs
-    weights = permute_dims(reshape(kernel, (inner, groups, outputs // groups)), (1, 0, 2))
-    y = op.matmul(reshape(windows, (groups, places, inner)), weights)
-    return reshape(permute_dims(y, (1, 0, 2)), (n, *windows.shape[1:3], outputs))
-
-
-@in_f32
-def _depthwise(x: Tensor, kernel: Tensor, stride: Pair, padding: Padding, grid: Pair) -> Tensor:
-    """The sum over the places of a window: what lies there in all windows, times the kernel there.
-    No window is copied: for 8 images of 32 x 32 x 64 it takes three quarters of the time that
-    `patches` take, and a third of the memory."""
-    rows, columns, _, outputs = kernel.shape
-    n, channels = x.shape[0], x.shape[3]
-    image = pad(x, ((0, 0), *padding, (0, 0)))
-    weights = reshape(kernel, (rows * columns, channels, outputs // channels))
-    y = zeros((n, *grid, *weights.shape[1:]), dtype=x.dtype)
-    for place, weight in enumerate(unstack(weights)):
-        start, step = (0, *divmod(place, columns), 0), (1, *stride, 1)
-        part = op.slice(image, start=start, length=(n, *grid, channels), step=step)
-        y = op.multiply_add(reshape(part, (*part.shape, 1)), weight, y)
-    return reshape(y, (n, *grid, outputs))
 
 
 def _transposed(
@@ -344,25 +249,73 @@ def _transposed(
         )
     if min(size) < 1:
         raise ShapeError(f"a padding of {padding} leaves nothing of the result")
-    windows = _spread(x, kernel, groups)  # [N, *places, *window, O]
-    if axes < 3:
-        one, none = (1,) * (2 - axes), ((0, 0),) * (2 - axes)
-        shape = (x.shape[0], *one, *places, *one, *window, outputs * groups)
-        steps, apart, sides = (*one, *steps), (*one, *apart), (*none, *sides)
-        y = folded(reshape(windows, shape), (*one, *size), steps, apart, sides)
-        return reshape(y, (x.shape[0], *size, outputs * groups))
+    shape = (x.shape[0], *size, outputs * groups)
+    if axes > 1:
+        return transpose(x, kernel, shape, steps, sides, apart, groups)
+    image, columns = expand_dims(x, axis=1), expand_dims(kernel, axis=0)
+    shape = (shape[0], 1, *shape[1:])
+    y = transpose(image, columns, shape, (1, *steps), ((0, 0), *sides), (1, *apart), groups)
+    return squeeze(y, axis=1)
+
+
+def transpose(
+    x: Tensor,
+    kernel: Tensor,
+    shape: Shape,
+    stride: Shape,
+    padding: tuple[Pair, ...],
+    dilation: Shape,
+    groups: int,
+) -> Tensor:
+    """The transpose of a convolution of images of that shape. One with a stride is made of whole
+    windows, unless it is depthwise: between the places that it skips nothing is to be read."""
+    *window, each, channels = kernel.shape
+    places: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": dilation}
+    span = span_of(tuple(window), dilation)
+    reaches = all(max(sides) < n for sides, n in zip(padding, span, strict=True))
+    if max(stride) == 1 and 1 < each <= _NARROW and channels == each * groups and reaches:
+        return _turned(x, kernel, padding, dilation, groups)
+    if max(stride) == 1 or (len(window) == 2 and each == 1 and channels == groups):
+        return op.conv_transpose2d(x, kernel, shape=shape, groups=groups, **places)
+    windows = _spread(x, kernel, groups)
+    if len(window) == 2:
+        return op.unpatches(windows, shape=shape, **places)
     # the layers of a volume are images, whose depths are channels until these are put together
-    n, (depth, *image), channels = x.shape[0], places, outputs * groups
-    windows = reshape(windows, (n * depth, *image, window[0], *window[1:], channels))
+    (n, depth, *image, _), (_, *size, channels) = x.shape, shape
+    windows = reshape(windows, (n * depth, *image, *window, channels))
     windows = permute_dims(windows, (0, 1, 2, 4, 5, 3, 6))
     windows = reshape(windows, (*windows.shape[:5], window[0] * channels))
-    layers = folded(windows, size[1:], steps[1:], apart[1:], sides[1:])
+    layers = op.unpatches(
+        windows,
+        shape=(n * depth, *size[1:], window[0] * channels),
+        **{name: each[1:] for name, each in places.items()},
+    )
     layers = reshape(layers, (n, depth, *size[1:], window[0], channels))
     layers = permute_dims(layers, (0, 1, 4, 2, 3, 5))
     inner = size[1] * size[2] * channels
-    layers = reshape(layers, (n, depth, 1, window[0], 1, inner))
-    y = folded(layers, (size[0], 1), (steps[0], 1), (apart[0], 1), (sides[0], (0, 0)))
-    return reshape(y, (n, *size, channels))
+    y = op.unpatches(
+        reshape(layers, (n, depth, 1, window[0], 1, inner)),
+        shape=(n, size[0], 1, inner),
+        stride=(stride[0], 1),
+        padding=(padding[0], (0, 0)),
+        dilation=(dilation[0], 1),
+    )
+    return reshape(y, shape)
+
+
+def _turned(
+    x: Tensor, kernel: Tensor, padding: tuple[Pair, ...], dilation: Shape, groups: int
+) -> Tensor:
+    """The convolution of x with the kernel turned round, whose groups give what they took."""
+    *window, inputs, outputs = kernel.shape
+    axes, each = len(window), outputs // groups
+    apart = reshape(kernel, (*window, inputs, groups, each))
+    swapped = permute_dims(apart, (*range(axes), axes + 2, axes + 1, axes))
+    turned = op.flip(reshape(swapped, (*window, each, groups * inputs)), axis=tuple(range(axes)))
+    span = span_of(tuple(window), dilation)
+    sides = tuple([(n - 1 - a, n - 1 - b) for n, (a, b) in zip(span, padding, strict=True)])
+    stride = (1,) * axes
+    return op.conv2d(x, turned, stride=stride, padding=sides, dilation=dilation, groups=groups)
 
 
 def _spread(x: Tensor, kernel: Tensor, groups: int) -> Tensor:

@@ -6,15 +6,17 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.rules import is_real, require
-from mlvm.core.types import f64, i64
+from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import Ints, each_of, integer, type_of
-from mlvm.eager.functions.creation import arange
+from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype, stop_gradient, where
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.pooling import adaptive_avg_pool
-from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, unstack
+from mlvm.eager.functions.shapes import permute_dims, reshape, stack, unstack
 from mlvm.eager.functions.windows import require_places
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -68,29 +70,29 @@ def interpolate(
     if mode == "area":
         return adaptive_avg_pool(x, counts)
     for axis, (n, count, ratio) in enumerate(zip(x.shape[1:-1], counts, ratios, strict=True), 1):
-        place = arange(count)
-        if mode == "nearest" and scale is None:
-            x = op.take(x, place * n // count, axis=axis)
-            continue
-        at = astype(place, f64)
+        place = np.arange(count)
         if mode == "nearest":
-            at = at * ratio
-        elif mode == "nearest-exact":
-            at = (at + 0.5) * ratio
-        elif align_corners:
-            at = at * ((n - 1) / max(count - 1, 1))
+            at = place * n // count if scale is None else np.minimum(place * ratio, n - 1)
+            x = op.take(x, asarray(at.astype(np.int64)), axis=axis)
+            continue
+        if mode == "nearest-exact" or not align_corners:
+            at = (place + 0.5) * ratio
         else:
-            at = (at + 0.5) * ratio - 0.5
+            at = place * ((n - 1) / max(count - 1, 1))
+        if mode == "nearest-exact":
+            x = op.take(x, asarray(np.minimum(at, n - 1).astype(np.int64)), axis=axis)
+            continue
+        at = at if align_corners else at - 0.5
         if mode in _LINEAR:
-            at = op.clip(at, 0.0, float(n - 1))
-        taps = []
-        for each, weight in _taps(at, mode):
-            tap = op.take(x, _index(each, n), axis=axis)
-            if weight is not None:
-                shape = (count,) + (1,) * (x.ndim - 1 - axis)
-                tap = tap * reshape(astype(weight, x.dtype), shape)
-            taps.append(tap)
-        x = sum(taps[1:], taps[0])
+            at = np.clip(at, 0, n - 1)
+        first = np.floor(at)
+        taps = _taps(first, at - first, mode)
+        indices = np.stack([np.clip(each, 0, n - 1) for each, _ in taps], -1).astype(np.int64)
+        weights = np.stack([weight for _, weight in taps], -1)
+        shape = (*x.shape[:axis], count, *x.shape[axis + 1 :])
+        rows = reshape(x, (math.prod(x.shape[:axis]), n, math.prod(x.shape[axis + 1 :])))
+        x = op.weighted_take(rows, asarray(indices[None]), asarray(weights[None], dtype=x.dtype))
+        x = reshape(x, shape)
     return x
 
 
@@ -113,24 +115,20 @@ def _counts(
     return counts, [1 / each for each in scales]
 
 
-def _taps(at: Tensor, mode: str) -> list[tuple[Tensor, Tensor | None]]:
-    """The places, whole numbers, that a place between them is made of, and their weights."""
-    first = op.floor(stop_gradient(at))
-    if mode.startswith("nearest"):
-        return [(first, None)]
-    t = at - first
+def _taps(first: Any, t: Any, mode: str) -> list[tuple[Any, Any]]:
+    """The places that one is made of which lies t behind the `first`, and their weights."""
     if mode in _LINEAR:
         return [(first, 1.0 - t), (first + 1.0, t)]
     weights = _far(t + 1.0), _near(t), _near(1.0 - t), _far(2.0 - t)
     return [(first + float(k), weight) for k, weight in enumerate(weights, -1)]
 
 
-def _near(d: Tensor) -> Tensor:
+def _near(d: Any) -> Any:
     """The cubic weight of a place at a distance up to 1."""
     return (1.25 * d - 2.25) * d * d + 1.0
 
 
-def _far(d: Tensor) -> Tensor:
+def _far(d: Any) -> Any:
     """The cubic weight of a place at a distance of 1 to 2."""
     return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
 
@@ -182,8 +180,6 @@ def grid_sample(
     if padding not in get_args(Outside):
         raise AttributeRefused(f"padding is one of {get_args(Outside)}, not {padding!r}")
     n, height, width, channels = x.shape
-    pixels = reshape(x, (n * height * width, channels))
-    image = reshape(arange(n), (n, 1, 1)) * height
 
     def inside(at: Tensor, length: int) -> Tensor:
         """The place, or one in the image that stands for it."""
@@ -198,20 +194,22 @@ def grid_sample(
         else:
             at = ((place + 1.0) * float(length) - 1.0) / 2.0
         if mode == "bicubic":
-            taps = [(inside(each, length), weight) for each, weight in _taps(at, mode)]
+            first = op.floor(stop_gradient(at))
+            taps = [
+                (inside(each, length), weight) for each, weight in _taps(first, at - first, mode)
+            ]
         else:
             at = inside(at, length)
-            taps = [(op.round(at), None)] if mode == "nearest" else _taps(at, mode)
+            first = op.floor(stop_gradient(at))
+            taps = [(op.round(at), None)] if mode == "nearest" else _taps(first, at - first, mode)
         sides.append([_tap(each, weight, length) for each, weight in taps])
-    read = []
-    for row, down in sides[1]:
-        for column, right in sides[0]:
-            part = op.take(pixels, (image + row) * width + column, axis=0)
-            weight = expand_dims(down * right, axis=-1)
-            if padding == "zeros":  # also where the pixel at the border is no number
-                part = where(op.equal(weight, 0.0), 0.0, part)
-            read.append(part * weight)
-    return sum(read[1:], read[0])
+    pairs = [(down, across) for down in sides[1] for across in sides[0]]
+    indices = stack([row * width + column for (row, _), (column, _) in pairs], axis=-1)
+    weights = stack([down * right for (_, down), (_, right) in pairs], axis=-1)
+    shape = (n, grid.shape[1] * grid.shape[2], len(pairs))
+    pixels = reshape(x, (n, height * width, channels))
+    y = op.weighted_take(pixels, reshape(indices, shape), reshape(weights, shape))
+    return reshape(y, (*grid.shape[:3], channels))
 
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:

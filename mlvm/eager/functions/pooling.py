@@ -7,8 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from mlvm.core.errors import ShapeError
-from mlvm.core.ops.neural import Pair
+from mlvm.core.ops.windows import Pair, span_of
 from mlvm.core.rules import require
+from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import in_f32
 from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
@@ -26,105 +27,135 @@ from mlvm.eager.tensor.wrapper import public
 
 @public
 def max_pool2d(
-    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
+    x: Tensor,
+    window: Window,
+    *,
+    stride: Window | None = None,
+    padding: Sides = "VALID",
+    dilation: Window = 1,
 ) -> Tensor:
     """The largest element of each window of NHWC images. The stride is the window unless given;
-    padding, as in `conv2d`, counts as -inf.
+    padding, as in `conv2d`, counts as -inf; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
     other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.max_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[3.0]]]]
     """
-    return _pooled(op.max_pool2d, x, 2, window, stride, padding)
+    return _pooled(op.max_pool2d, x, 2, window, stride, padding, dilation)
 
 
 @public
 def avg_pool2d(
-    x: Tensor, window: Window, *, stride: Window | None = None, padding: Sides = "VALID"
+    x: Tensor,
+    window: Window,
+    *,
+    stride: Window | None = None,
+    padding: Sides = "VALID",
+    dilation: Window = 1,
 ) -> Tensor:
     """The mean of each window of NHWC images. The stride is the window unless given; padding, as in
-    `conv2d`, counts as zeros.
+    `conv2d`, counts as zeros; `dilation` is that of `conv2d`, too.
 
     x: f[N, H, W, C] -> f[N, OH, OW, C]. Raises `DTypeError` for other than floats, `ShapeError` for
     other axes, and for a window larger than the padded image, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.avg_pool2d(ml.reshape(ml.arange(4.0), (1, 2, 2, 1)), window=2).tolist()
         [[[[1.5]]]]
     """
-    return _pooled(op.avg_pool2d, x, 2, window, stride, padding)
+    return _pooled(op.avg_pool2d, x, 2, window, stride, padding, dilation)
 
 
 @public
 def max_pool1d(
-    x: Tensor, window: int, *, stride: int | None = None, padding: str | Pair = "VALID"
+    x: Tensor,
+    window: int,
+    *,
+    stride: int | None = None,
+    padding: str | Pair = "VALID",
+    dilation: int = 1,
 ) -> Tensor:
     """The largest element of each window of sequences; `padding` is "VALID", "SAME" or (before,
     after), otherwise as `max_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
-    or padding that makes no sense.
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
+    padding or dilation that makes no sense.
 
         >>> ml.max_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[1.0], [3.0]]]
     """
-    return _pooled(op.max_pool2d, x, 1, window, stride, padding)
+    return _pooled(op.max_pool2d, x, 1, window, stride, padding, dilation)
 
 
 @public
 def avg_pool1d(
-    x: Tensor, window: int, *, stride: int | None = None, padding: str | Pair = "VALID"
+    x: Tensor,
+    window: int,
+    *,
+    stride: int | None = None,
+    padding: str | Pair = "VALID",
+    dilation: int = 1,
 ) -> Tensor:
     """The mean of each window of sequences; `padding` is "VALID", "SAME" or (before, after),
     otherwise as `avg_pool2d`.
 
     x: f[N, L, C] -> f[N, OL, C]. Raises `DTypeError` for other than floats, `ShapeError` for other
-    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride
-    or padding that makes no sense.
+    axes, and for a window larger than the padded sequence, `AttributeRefused` for a window, stride,
+    padding or dilation that makes no sense.
 
         >>> ml.avg_pool1d(ml.reshape(ml.arange(4.0), (1, 4, 1)), window=2).tolist()
         [[[0.5], [2.5]]]
     """
-    return _pooled(op.avg_pool2d, x, 1, window, stride, padding)
+    return _pooled(op.avg_pool2d, x, 1, window, stride, padding, dilation)
 
 
 @public
 def max_pool3d(
-    x: Tensor, window: Volume, *, stride: Volume | None = None, padding: Sides = "VALID"
+    x: Tensor,
+    window: Volume,
+    *,
+    stride: Volume | None = None,
+    padding: Sides = "VALID",
+    dilation: Volume = 1,
 ) -> Tensor:
     """The largest element of each window of volumes; `padding` is "VALID", "SAME" or ((front,
     back), (top, bottom), (left, right)), otherwise as `max_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
     `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.max_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[7.0]]]]]
     """
-    return _pooled(op.max_pool2d, x, 3, window, stride, padding)
+    return _pooled(op.max_pool2d, x, 3, window, stride, padding, dilation)
 
 
 @public
 @in_f32
 def avg_pool3d(
-    x: Tensor, window: Volume, *, stride: Volume | None = None, padding: Sides = "VALID"
+    x: Tensor,
+    window: Volume,
+    *,
+    stride: Volume | None = None,
+    padding: Sides = "VALID",
+    dilation: Volume = 1,
 ) -> Tensor:
     """The mean of each window of volumes; `padding` is "VALID", "SAME" or ((front, back), (top,
     bottom), (left, right)), otherwise as `avg_pool2d`.
 
     x: f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `DTypeError` for other than floats,
     `ShapeError` for other axes, and for a window larger than the padded volume, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.avg_pool3d(ml.reshape(ml.arange(8.0), (1, 2, 2, 2, 1)), window=2).tolist()
         [[[[[3.5]]]]]
     """
-    return _pooled(op.avg_pool2d, x, 3, window, stride, padding)
+    return _pooled(op.avg_pool2d, x, 3, window, stride, padding, dilation)
 
 
 @public
@@ -160,27 +191,41 @@ def adaptive_max_pool(x: Tensor, size: Ints) -> Tensor:
 
 
 def _pooled(
-    pool: Any, x: Tensor, axes: int, window: Ints, stride: Ints | None, padding: Sides | Pair
+    pool: Any,
+    x: Tensor,
+    axes: int,
+    window: Ints,
+    stride: Ints | None,
+    padding: Sides | Pair,
+    dilation: Ints,
 ) -> Tensor:
     """x pooled in windows of so many axes by a function of images."""
     size = require_places(x, axes)
-    shape = each_of(window, axes, "window")
+    shape, apart = each_of(window, axes, "window"), each_of(dilation, axes, "dilation")
     steps = shape if stride is None else each_of(stride, axes, "stride")
-    sides = sides_of(padding, shape, steps, size)
-    if axes == 1:
-        image = expand_dims(x, axis=1)
-        y = pool(image, window=(1, *shape), stride=(1, *steps), padding=((0, 0), *sides))
-        return squeeze(y, axis=1)
+    sides = sides_of(padding, span_of(shape, apart), steps, size)
     if axes == 2:
-        return pool(x, window=shape, stride=steps, padding=sides)  # type: ignore[no-any-return]
+        return _of_images(pool, x, shape, steps, sides, apart)
+    if axes == 1:
+        image, ahead = expand_dims(x, axis=1), ((0, 0), *sides)
+        y = _of_images(pool, image, (1, *shape), (1, *steps), ahead, (1, *apart))
+        return squeeze(y, axis=1)
     # in each layer, and then from layer to layer: neither a mean nor a largest element cares
     n, depth = x.shape[0], size[0]
     layers = reshape(x, (n * depth, *x.shape[2:]))
-    layers = pool(layers, window=shape[1:], stride=steps[1:], padding=sides[1:])
+    layers = _of_images(pool, layers, shape[1:], steps[1:], sides[1:], apart[1:])
     _, *places, channels = layers.shape
     columns = reshape(layers, (n, depth, 1, places[0] * places[1] * channels))
-    y = pool(columns, window=(shape[0], 1), stride=(steps[0], 1), padding=(sides[0], (0, 0)))
+    down = (shape[0], 1), (steps[0], 1), (sides[0], (0, 0)), (apart[0], 1)
+    y = _of_images(pool, columns, *down)
     return reshape(y, (n, y.shape[1], *places, channels))
+
+
+def _of_images(
+    pool: Any, x: Tensor, window: Shape, stride: Shape, padding: Any, dilation: Shape
+) -> Tensor:
+    y: Tensor = pool(x, window=window, stride=stride, padding=padding, dilation=dilation)
+    return y
 
 
 def _adapted(reduce: Any, x: Tensor, size: Ints) -> Tensor:

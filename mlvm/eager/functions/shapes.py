@@ -13,7 +13,7 @@ import numpy as np
 
 from mlvm.core import rules
 from mlvm.core.errors import AttributeRefused, DTypeError, NoTranspose, ShapeError, brief
-from mlvm.core.ops.neural import Pair
+from mlvm.core.ops.windows import Pair
 from mlvm.core.rules import Axis
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import (

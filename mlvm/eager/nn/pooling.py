@@ -26,15 +26,18 @@ class _Pool(Module):
         *,
         stride: Ints | None = None,
         padding: Sides | tuple[int, int] = "VALID",
+        dilation: Ints = 1,
     ) -> None:
         name, axes = type(self).__name__, self._axes
         self.window = window_of(name, "window", window, axes)
         self.stride = self.window if stride is None else window_of(name, "stride", stride, axes)
         self.padding = checked_padding(name, padding, axes)
+        self.dilation = window_of(name, "dilation", dilation, axes)
 
     def __call__(self, x: Tensor) -> Tensor:
         function = type(self)._function
-        return function(x, self.window, stride=self.stride, padding=self.padding)
+        places = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return function(x, self.window, **places)
 
 
 class MaxPool1d(_Pool):
@@ -42,7 +45,7 @@ class MaxPool1d(_Pool):
 
     f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
     the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.nn.MaxPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
@@ -57,7 +60,7 @@ class MaxPool2d(_Pool):
 
     f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
     larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
-    window, stride or padding that makes no sense.
+    window, stride, padding or dilation that makes no sense.
 
         >>> ml.nn.MaxPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -72,7 +75,7 @@ class MaxPool3d(_Pool):
 
     f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
     window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.nn.MaxPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]
@@ -87,7 +90,7 @@ class AvgPool1d(_Pool):
 
     f[N, L, C] -> f[N, OL, C]. Raises `ShapeError` for other axes, and for a window larger than
     the padded sequence, `DTypeError` for other than floats, `AttributeRefused` for a window,
-    stride or padding that makes no sense.
+    stride, padding or dilation that makes no sense.
 
         >>> ml.nn.AvgPool1d(2)(ml.ones((1, 4, 3))).type
         f32[1,2,3]
@@ -102,7 +105,7 @@ class AvgPool2d(_Pool):
 
     f[N, H, W, C] -> f[N, OH, OW, C]. Raises `ShapeError` for other axes, and for a window
     larger than the padded image, `DTypeError` for other than floats, `AttributeRefused` for a
-    window, stride or padding that makes no sense.
+    window, stride, padding or dilation that makes no sense.
 
         >>> ml.nn.AvgPool2d(2)(ml.ones((1, 4, 4, 3))).type
         f32[1,2,2,3]
@@ -117,7 +120,7 @@ class AvgPool3d(_Pool):
 
     f[N, D, H, W, C] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other axes, and for a
     window larger than the padded volume, `DTypeError` for other than floats, `AttributeRefused`
-    for a window, stride or padding that makes no sense.
+    for a window, stride, padding or dilation that makes no sense.
 
         >>> ml.nn.AvgPool3d(2)(ml.ones((1, 4, 4, 4, 3))).type
         f32[1,2,2,2,3]

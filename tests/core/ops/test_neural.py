@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from mlvm.core.ops.blocks import BLOCK_SIZE
 from mlvm.core.ops.erf import write_erf
-from mlvm.core.ops.neural import Padding, Pair, resolve_padding
+from mlvm.core.ops.windows import Padding, Pair, resolve_padding
 from mlvm.core.types import Array
 from tests.brief import refuses
 from tests.core.ops.cases.case import Case

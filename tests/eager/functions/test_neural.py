@@ -51,10 +51,16 @@ def placed(x: Array, window: Any, stride: Any, dilation: Any, padding: Any, valu
 
 
 def pool(
-    x: Array, window: Any, reduce: Any, stride: Any = None, padding: Any = "VALID", value: Any = 0.0
+    x: Array,
+    window: Any,
+    reduce: Any,
+    stride: Any = None,
+    padding: Any = "VALID",
+    value: Any = 0.0,
+    dilation: int = 1,
 ) -> Array:
-    ones = [1] * len(window)
-    x, grid, found = placed(x, window, stride or window, ones, padding, value)
+    apart = [dilation] * len(window)
+    x, grid, found = placed(x, window, stride or window, apart, padding, value)
     y = np.zeros((len(x), *grid, x.shape[-1]))
     for place, at in found:
         y[(slice(None), *place)] = reduce(x[(slice(None), *at)], axis=tuple(range(1, x.ndim - 1)))
@@ -307,6 +313,16 @@ for axes, (size, window, stride) in {
         lambda x, w=window: pool(x, w, np.mean, None, "SAME"),
     )
     for kind, reduce in (("avg", np.mean), ("max", np.max)):
+        ROWS[f"{kind}_pool{axes}d, apart"] = Row(
+            lambda x, k=kind, n=axes: getattr(ml, f"{k}_pool{n}d")(x, 2, stride=1, dilation=2),
+            (normal(2, *size, 2),),
+            lambda x, r=reduce, n=axes: pool(x, [2] * n, r, [1] * n, dilation=2),
+            channels_first(
+                lambda F, x, n=axes: getattr(F, f"max_pool{n}d")(x, 2, stride=1, dilation=2)
+            )
+            if kind == "max"
+            else None,
+        )
         ROWS[f"adaptive_{kind}_pool {axes}"] = Row(
             lambda x, k=kind, w=window: getattr(ml, f"adaptive_{k}_pool")(x, w),
             (normal(2, *size, 2),),
@@ -391,7 +407,7 @@ untyped: Any = ml
     (ml.errors.DTypeError, "relu6.*float", lambda: ml.relu6(ml.arange(3))),
     (
         ml.errors.ShapeError,
-        "conv2d.*a window spans 7 x 7, more than the padded input, which is 5 x 5",
+        "conv2d.*a window spans 7 x 7, larger than the padded image, which is 5 x 5",
         lambda: ml.conv2d(images, ml.ones((3, 3, 2, 1)), dilation=3),
     ),
     (

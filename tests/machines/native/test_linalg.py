@@ -234,6 +234,7 @@ def _rows_times(m: int, k: int, n: int, x: int, y: int, nparams: int, dtype: str
     integers = {"m": m, "n": n, "k": k, "groups": 1, "block": max(k, 1), "x": x, "y": y}
     integers |= {"x_row": k, "x_k": 1, "y_k": n, "y_column": 1, "unit": 1, "copy_y": 1}
     integers |= {"rows_at_once": 12, "columns_at_once": 32, "blocks_at_once": 1}
+    integers |= {"out_row": n, "out_product": m * n}
     scratch = 32 * max(k, 1) * 8
     call = kernel_call(f"matmul_{suffix}", nparams, m, 0, integers, scratch=scratch)
     assert call is not None

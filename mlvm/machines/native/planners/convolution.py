@@ -1,13 +1,24 @@
-"""Convolution as a product: `kernels/linalg.c` gathers the windows, row by row of it."""
+"""Convolution and its transposes. `kernels/linalg.c` makes products of windows, which it gathers
+row by row, or column by column; `kernels/depthwise.c` is for narrow groups."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from typing import Final
 
 from mlvm.core.op import Attributes
+from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import GATHER, KernelCall
-from mlvm.machines.native.planner import Types, planner
+from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import Matrix, Product, call, float_dtype, tiles
+
+_NARROW: Final = (2, 4, 8, 16)
+"""Channels of groups that are convolved without products of matrices."""
+_VECTOR: Final = 64
+"""Bytes of the longest vector."""
+_CHANNELS: Final = 256
+"""Bytes of the channels that one unit of the gradient of a kernel is for."""
 
 
 @planner("conv2d")
@@ -16,16 +27,143 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     dtype = float_dtype(x, kernel)
     if dtype is None:
         return None
-    _, height, width, channels = x.shape
-    window, (down, across) = kernel.shape[:2], attributes["stride"]
-    (top, bottom), (left, right) = attributes["padding"]
-    inner, outputs = math.prod(kernel.shape[:3]), kernel.shape[3]
-    places = Matrix(math.prod(out.shape[:3]), inner, inner, 1)
-    product = Product(dtype, places, Matrix(inner, outputs, outputs, 1))
-    if (*window, down, across, top, bottom, left, right) == (1, 1, 1, 1, 0, 0, 0, 0):
+    if _is_narrow(kernel, attributes):
+        return _narrow("grouped", out, x, out, kernel, attributes)
+    groups, *_, inputs, outputs = attributes["groups"], *kernel.shape
+    each, inner = outputs // groups, math.prod(kernel.shape[:-1])
+    places, channels = math.prod(out.shape[:-1]), x.shape[-1]
+    axes = [(groups, inputs, each)] if groups > 1 else []
+    product = Product(dtype, Matrix(places, inner, inner, 1), Matrix(inner, each, outputs, 1), axes)
+    single = {*kernel.shape[:-2], *attributes["stride"]} == {1}
+    if groups == 1 and single and not any(map(any, attributes["padding"])):
         return call(product)
-    image = {"image_height": height, "image_width": width, "channels": channels}
-    strides = {"window_width": window[1], "stride_down": down, "stride_across": across}
-    grid = {"grid_height": out.shape[1], "grid_width": out.shape[2]}
-    pads = {"pad_top": top, "pad_left": left, "copy_x": GATHER}
-    return tiles(product, windows={**image, **strides, **grid, **pads})
+    dilation = attributes["dilation"]
+    windows = _gathered(x, kernel.shape[:-2], out, attributes["stride"], dilation)
+    windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
+    side_by_side = dilation[-1] == 1 and inputs == channels
+    windows |= _runs(kernel.shape[-3], inputs, side_by_side)
+    return tiles(product, windows=windows | {"out_row": outputs, "out_product": each})
+
+
+@planner("conv_transpose2d")
+def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """A convolution with the kernel turned round, of x with zeros between its places if there is a
+    stride."""
+    out, x, kernel = types
+    dtype = float_dtype(x, kernel)
+    if dtype is None:
+        return None
+    if _is_narrow(kernel, attributes) and kernel.shape[2] == 1:
+        return _narrow("grouped_transpose", out, x, out, kernel, attributes)
+    groups, *window, inputs, outputs = attributes["groups"], *kernel.shape
+    each = outputs // groups
+    inner, places = math.prod(window) * each, math.prod(out.shape[:-1])
+    axes = [(groups, each, each)] if groups > 1 else []
+    product = Product(
+        dtype, Matrix(places, inner, inner, 1), Matrix(inner, inputs, 1, outputs), axes
+    )
+    dilation, padding = attributes["dilation"], attributes["padding"]
+    ones = (1,) * len(window)
+    windows = _gathered(x, tuple(window), out, ones, dilation)
+    windows |= _axes(
+        "pad",
+        [
+            (n - 1) * apart - before
+            for n, apart, (before, _) in zip(window, dilation, padding, strict=True)
+        ],
+        0,
+    )
+    windows |= _axes("sparse", attributes["stride"], 1)
+    side_by_side = dilation[-1] == attributes["stride"][-1] == groups == 1
+    windows |= _runs(window[-1], each, side_by_side)
+    windows |= {"run_y": each, "run_step": inputs * outputs}
+    return tiles(product, windows=windows | {"out_row": out.shape[-1], "out_product": inputs})
+
+
+@planner("conv2d_kernel_vjp")
+def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, g, x = types
+    dtype = float_dtype(x, g)
+    if dtype is None:
+        return None
+    if _is_narrow(out, attributes):
+        return _narrow("grouped_kernel_vjp", out, x, g, out, attributes)
+    groups, *window, inputs, outputs = attributes["groups"], *out.shape
+    each, inner = outputs // groups, math.prod(out.shape[:-1])
+    places = math.prod(g.shape[:-1])
+    axes = [(groups, inputs, each)] if groups > 1 else []
+    product = Product(
+        dtype, Matrix(inner, places, 1, inner), Matrix(places, each, outputs, 1), axes
+    )
+    dilation = attributes["dilation"]
+    windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)
+    windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
+    windows |= _runs(window[-1], inputs, dilation[-1] == 1 and groups == 1)
+    windows |= {"x": 2, "y": 1, "out_row": outputs, "out_product": each}
+    return tiles(product, windows=windows)
+
+
+def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
+    """Whether groups are of one channel, or several fill vectors, and are as wide in x."""
+    *window, inputs, outputs = kernel.shape
+    if len(window) != 2 or inputs * attributes["groups"] != outputs:
+        return False
+    return inputs == 1 or (inputs in _NARROW and outputs * kernel.dtype.itemsize % _VECTOR == 0)
+
+
+def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
+    """Integers of that name for each axis; those of images have no axis behind."""
+    behind = ("front", "top", "left") if name == "pad" else ("behind", "down", "across")
+    if name in ("image", "grid"):
+        behind = ("depth", "height", "width")
+    given = tuple(numbers)
+    filled = (otherwise,) * (3 - len(given)) + given
+    return {f"{name}_{end}": n for end, n in zip(behind, filled, strict=True)}
+
+
+def _gathered(
+    x: TensorType, window: Shape, grid: TensorType, stride: Shape, dilation: Shape
+) -> dict[str, int]:
+    """What a product knows of windows over x, as many as the grid has places."""
+    return {
+        "copy_x": GATHER,
+        "channels": x.shape[-1],
+        "window_height": window[-2],
+        **_axes("image", x.shape[1:-1], 1),
+        **_axes("grid", grid.shape[1:-1], 1),
+        **_axes("stride", stride, 1),
+        **_axes("apart", dilation, 1),
+        **_axes("sparse", (), 1),
+    }
+
+
+def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
+    """Whether pixels of a line of a window lie side by side, all channels of them."""
+    runs = 1 if side_by_side else across
+    return {"run": across * channels // runs, "runs": runs}
+
+
+def _narrow(
+    kernel: str,
+    out: TensorType,
+    read: TensorType,
+    written: TensorType,
+    weights: TensorType,
+    attributes: Attributes,
+) -> KernelCall | None:
+    """A unit is a row of the result, or a row of the kernel for some channels."""
+    (top, _), (left, _) = attributes["padding"]
+    (n, height, width, channels), (_, down, across, _) = read.shape, written.shape
+    (tall, wide, each, _), (stride_y, stride_x) = weights.shape, attributes["stride"]
+    apart_y, apart_x = attributes["dilation"]
+    block = _CHANNELS // out.dtype.itemsize
+    integers = {"images": n, "height": height, "width": width, "channels": channels}
+    integers |= {"down": down, "across": across, "tall": tall, "wide": wide, "block": block}
+    integers |= {"stride_y": stride_y, "stride_x": stride_x, "top": top, "left": left}
+    integers |= {"apart_y": apart_y, "apart_x": apart_x, "each_group": each}
+    units = -(-channels // block) * tall if out is weights else n * down
+    places = min(height * width, down * across)
+    work = 50 + n * places * weights.size / 20
+    if each == 1:
+        kernel = kernel.replace("grouped", "depthwise")
+    return kernel_call(f"{kernel}_{out.dtype}", 3, units, work, integers)

@@ -32,6 +32,21 @@ def take_along_axis(op: str, types: Types, attributes: Attributes) -> KernelCall
     return _rows(kernel, indices, count, out.size * 15, sizes)
 
 
+@planner("weighted_take")
+def weighted_take(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """A unit is some rows of the result."""
+    _, x, indices, _ = types
+    if x.dtype.name not in ("f32", "f64"):
+        return None
+    (many, count, taps), (n, length, behind) = indices.shape, x.shape
+    piece = max(1, 4096 // max(1, taps * behind))
+    sizes = {"kind": integer_kind(indices.dtype), "before": n, "count": count, "length": length}
+    sizes |= {"behind": behind, "piece": piece, "updates": taps, "one": int(many == 1)}
+    units = max(1, n * -(-count // piece))
+    work = n * count * taps * (behind * 0.3 + 3)
+    return kernel_call(f"weighted_take_{x.dtype}", 4, units, work, sizes)
+
+
 def _rows(
     kernel: str, indices: TensorType, count: int, work: int, sizes: dict[str, int]
 ) -> KernelCall | None:

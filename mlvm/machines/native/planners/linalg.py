@@ -60,7 +60,9 @@ class Product(NamedTuple):
         lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
         of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group}
-        return {**lengths, "block": _block(x.columns), **of_x, **of_y, "axes": len(self.axes)}
+        of_out = {"out_row": y.columns, "out_product": x.rows * y.columns}
+        block = {"block": _block(x.columns), "axes": len(self.axes)}
+        return {**lengths, **block, **of_x, **of_y, **of_out}
 
     @property
     def rest(self) -> list[int]:
@@ -298,8 +300,8 @@ def tiles(
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
     scratch = product_scratch + (rows * n * unit_size if chain and chain.out is None else 0)
     unit = 64 if by_columns else 24
-    integers = product.integers | (windows or {"copy_x": copy_x})
-    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit, "copy_y": copy_y}
+    integers = product.integers | {"copy_x": copy_x, "copy_y": copy_y}
+    integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit} | (windows or {})
     integers |= {"rows_at_once": rows, "columns_at_once": columns, "blocks_at_once": at_once}
     integers |= {"strip_length": strip, "child_scratch": child_scratch}
     integers |= {"product_scratch": product_scratch}

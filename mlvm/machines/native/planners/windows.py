@@ -9,6 +9,8 @@ from mlvm.machines.native.boxes import Boxes, strides
 from mlvm.machines.native.planner import Types, kernel_call, planner
 
 _NO_PADDING = ((0, 0), (0, 0))
+_BLOCK = 64
+"""Channels of an image that a unit is for, no more than the kernel has room for."""
 
 
 @planner("patches")
@@ -17,10 +19,10 @@ def patches(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     if attributes["padding"] != _NO_PADDING:
         value = (float(attributes["pad_value"]),)
         return _call(f"patches_{out.dtype}", out, x, attributes, out.shape[3:5], value)
-    down, across = attributes["stride"]
+    (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
     n, row, column, channel = strides(x)
     boxes = Boxes(x.dtype.itemsize)
-    into = (n, row * down, column * across, row, column, channel)
+    into = (n, row * down, column * across, row * apart_y, column * apart_x, channel)
     boxes.copy(out.shape, strides(out), into)
     return boxes.call()
 
@@ -37,6 +39,12 @@ def pool(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return _call(f"{op}_{out.dtype}", out, x, attributes, attributes["window"])
 
 
+@planner("max_pool2d_vjp")
+def max_pool_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    _, g, x = types
+    return _call(f"{op}_{x.dtype}", g, x, attributes, attributes["window"], by_blocks=True)
+
+
 def _call(
     kernel: str,
     windows: TensorType,
@@ -45,16 +53,20 @@ def _call(
     window: tuple[int, ...],
     floats: tuple[float, ...] = (),
     by_rows: bool = False,
+    by_blocks: bool = False,
 ) -> KernelCall | None:
-    """A unit is a row of windows, or of the image if it is what is written."""
+    """A unit is a row of windows, or of the image if it is what is written, or some channels."""
     (top, _), (left, _) = attributes["padding"]
     n, height, width, channels = image.shape
     down, across = windows.shape[1:3]
     (tall, wide), (stride_y, stride_x) = window, attributes["stride"]
     of_image = {"height": height, "width": width, "channels": channels, "top": top, "left": left}
     of_windows = {"down": down, "across": across, "tall": tall, "wide": wide}
-    strides = {"stride_y": stride_y, "stride_x": stride_x}
-    integers = {**of_image, **of_windows, **strides}
+    apart_y, apart_x = attributes["dilation"]
+    strides = {"stride_y": stride_y, "stride_x": stride_x, "apart_y": apart_y, "apart_x": apart_x}
+    integers = {**of_image, **of_windows, **strides, "block": _BLOCK}
     units, count = n * (height if by_rows else down), n * down * across * tall
+    if by_blocks:
+        units, count = n * -(-channels // _BLOCK), 3 * count
     work = count * (wide * channels * 0.5 + 5)
-    return kernel_call(kernel, 2, units, work, integers, floats)
+    return kernel_call(kernel, 2 + by_blocks, units, work, integers, floats)

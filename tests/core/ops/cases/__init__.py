@@ -21,12 +21,13 @@ from tests.core.ops.cases import (
     random,
     reduction,
     special,
+    windows,
 )
 from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(lanes, layout, linalg, neural, quantized, random, reduction, special),
+    *(lanes, layout, linalg, neural, quantized, random, reduction, special, windows),
 )
 
 _MOVES = (

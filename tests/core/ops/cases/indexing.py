@@ -26,6 +26,14 @@ def _take(x: Array, indices: Array, axis: int) -> Array:
     return np.moveaxis(rows, range(indices.ndim), range(axis, axis + indices.ndim))
 
 
+def _weighted_take(x: Array, indices: Array, weights: Array) -> Array:
+    out = np.zeros((len(x), indices.shape[1], x.shape[2]))
+    for n, p, k in np.ndindex(len(x), *indices.shape[1:]):
+        b = n % len(indices)
+        out[n, p] += weights[b, p, k] * x[n, indices[b, p, k]].astype("d")
+    return out
+
+
 def _scatter_add(updates: Array, indices: Array, axis: int, length: int) -> Array:
     axis %= updates.ndim - indices.ndim + 1
     front = np.moveaxis(updates, range(axis, axis + indices.ndim), range(indices.ndim))
@@ -117,6 +125,22 @@ CASES: dict[str, list[Case]] = {
         Case((_X, _MATRIX), _take, {"axis": -1}),
         Case((_X, np.array(1, np.uint64)), _take, {"axis": 0}),
         Case((np.arange(200), np.array([5, -100, -3], np.int8)), _take, {"axis": 0}),
+    ],
+    "weighted_take": [
+        Case((_X, _rng.integers(0, 3, (2, 2, 3)), _rng.random((2, 2, 3)) + 0.1), _weighted_take),
+        Case((_X, _rng.integers(0, 3, (1, 5, 2)), _rng.random((1, 5, 2)) + 0.1), _weighted_take),
+        Case(
+            (
+                _F32,
+                _rng.integers(0, 3, (1, 2, 9)),
+                np.arange(18.0).reshape(1, 2, 9).astype("f") - 4,
+            ),
+            _weighted_take,
+        ),
+        Case(
+            (_F32, np.array([[[0, 2]], [[1, 1]]], np.uint8), np.array([[[0, 1]], [[2, 0]]], "f")),
+            _weighted_take,
+        ),
     ],
     "scatter_add": [
         Case((_X, np.array([5, 0, 5])), _scatter_add, {"axis": 1, "length": 7}),

@@ -1,4 +1,4 @@
-"""Cases of the neural ops; windows and convolutions are spelt out as loops."""
+"""Cases of the neural ops."""
 
 from __future__ import annotations
 
@@ -97,53 +97,10 @@ def _dropout(x: Array, key: Array, rate: float) -> Any:
     return np.where(draws >= rate, x / (1 - rate), 0)
 
 
-def _padded(x: Array, padding: Any, value: float = 0.0) -> Any:
-    return np.pad(x, ((0, 0), *padding, (0, 0)), constant_values=value)
-
-
-def _patches(x: Array, window: Any, stride: Any, padding: Any, pad_value: float = 0.0) -> Any:
-    padded = _padded(x, padding, pad_value)
-    rows = range(0, padded.shape[1] - window[0] + 1, stride[0])
-    columns = range(0, padded.shape[2] - window[1] + 1, stride[1])
-    grid = [[padded[:, r : r + window[0], c : c + window[1]] for c in columns] for r in rows]
-    return np.moveaxis(np.array(grid), 2, 0)
-
-
-def _unpatches(x: Array, shape: Any, stride: Any, padding: Any) -> Any:
-    padded = _padded(np.zeros(shape), padding)
-    for r in range(x.shape[1]):
-        for c in range(x.shape[2]):
-            for i in range(x.shape[3]):
-                for j in range(x.shape[4]):
-                    padded[:, r * stride[0] + i, c * stride[1] + j] += x[:, r, c, i, j]
-    (top, _), (left, _) = padding
-    return padded[:, top : top + shape[1], left : left + shape[2]]
-
-
-def _conv2d(x: Array, kernel: Array, padding: Any, stride: Any = (1, 1)) -> Any:
-    windows = _patches(x, kernel.shape[:2], stride, padding)
-    out = np.zeros((*windows.shape[:3], kernel.shape[3]))
-    for n, r, c, o in np.ndindex(out.shape):
-        out[n, r, c, o] = np.sum(windows[n, r, c] * kernel[..., o])
-    return out
-
-
-def _max_pool(x: Array, window: Any, stride: Any, padding: Any) -> Any:
-    return _patches(x, window, stride, padding, -np.inf).max((3, 4))
-
-
-def _avg_pool(x: Array, window: Any, stride: Any, padding: Any) -> Any:
-    return _patches(x, window, stride, padding).sum((3, 4)) / (window[0] * window[1])
-
-
 # --- the cases ------------------------------------------------------------------------
 
 _KEY = np.array([7, 1], np.uint64)
 _LABELS = np.array([[0, 4, 2], [1, 1, 3]])
-_NONE = ((0, 0), (0, 0))
-_UNEVEN = ((1, 0), (2, 1))
-_SLIDING = {"window": (3, 2), "stride": (2, 1), "padding": _UNEVEN}
-_TILES = {"window": (2, 2), "stride": (2, 2), "padding": _NONE}
 
 CASES: dict[str, list[Case]] = {
     "relu": [
@@ -203,36 +160,5 @@ CASES: dict[str, list[Case]] = {
         Case((_f64(3, 6), _f64(3, 6)), _layer_norm_scale_vjp, {"eps": 1e-5}),
         Case((_f64(5), _f64(5)), _layer_norm_scale_vjp, {"eps": 0.1}),
         Case((_f32(2, 2, 6), _f32(2, 2, 6)), _layer_norm_scale_vjp, {"eps": 1e-6}),
-    ],
-    "patches": [
-        Case((_f64(2, 5, 4, 3),), _patches, _SLIDING),
-        Case((_f64(2, 5, 4, 3),), _patches, {**_SLIDING, "pad_value": -2.5}),
-        Case((_f32(1, 4, 6, 2),), _patches, _TILES),
-    ],
-    "unpatches": [
-        Case(
-            (_f64(2, 2, 6, 3, 2, 3),),
-            _unpatches,
-            {"shape": (2, 5, 4, 3), "stride": (2, 1), "padding": _UNEVEN},
-        ),
-        Case(
-            (_f32(1, 2, 3, 2, 2, 2),),
-            _unpatches,
-            {"shape": (1, 4, 7, 2), "stride": (2, 2), "padding": _NONE},
-        ),
-    ],
-    "conv2d": [
-        Case((_f64(2, 5, 4, 3), _f64(3, 2, 3, 4)), _conv2d, {"padding": _UNEVEN}),
-        Case((_f64(2, 5, 4, 3), _f64(3, 3, 3, 2)), _conv2d, {"stride": (2, 1), "padding": _NONE}),
-        Case((_f32(2, 4, 6, 3), _f32(2, 2, 3, 5)), _conv2d, {"stride": (2, 2), "padding": _NONE}),
-        Case((_f32(2, 3, 3, 4), _f32(1, 1, 4, 2)), _conv2d, {"padding": _NONE}),
-    ],
-    "max_pool2d": [
-        Case((_distinct(2, 5, 4, 3),), _max_pool, _SLIDING),
-        Case((_f32(1, 4, 6, 2),), _max_pool, _TILES),
-    ],
-    "avg_pool2d": [
-        Case((_f64(2, 5, 4, 3),), _avg_pool, _SLIDING),
-        Case((_f32(1, 4, 6, 2),), _avg_pool, _TILES),
     ],
 }

@@ -9,6 +9,7 @@
 #define KERNEL_FILES(X, target, products)                                                \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
+    X(depthwise, target)                                                                 \
     X(halves, target)                                                                    \
     X(indexing, target)                                                                  \
     X(layout, target)                                                                    \

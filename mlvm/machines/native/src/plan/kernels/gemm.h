@@ -96,6 +96,19 @@ static void OF(transpose_panel)(T *to, const S *y, int64_t y_column, int64_t col
     }
 }
 
+/* Rows of y that come from the last RUN_Y of them to the first, RUN_STEP elements apart. */
+static void OF(copy_runs)(T *to, const S *y, const int64_t *n, int64_t column, int64_t columns,
+                          int64_t first, int64_t k)
+{
+    const int64_t last = n[K] / n[RUN_Y] - 1;
+    for (int64_t l = 0; l < k;) {
+        int64_t at = (first + l) % n[RUN_Y], some = least(n[RUN_Y] - at, k - l);
+        const S *from = y + (last - (first + l) / n[RUN_Y]) * n[RUN_STEP] + at;
+        OF(transpose_panel)(to + l * COLUMNS, from + column * n[Y_COLUMN], n[Y_COLUMN], columns, some);
+        l += some;
+    }
+}
+
 /* --- the loops --- */
 
 /* A tile with fewer columns than its vectors hold goes by way of memory. */
@@ -114,36 +127,70 @@ static void OF(narrow_tile)(OF(TileFn) fn, const OF(Tile) *t, int64_t rows, int6
         }
 }
 
-/* Rows of windows over images; beyond the images are zeros. */
+/* Where a pixel lies of those that are `sparse` apart; -1 where none is. */
+static inline int64_t OF(pixel)(int64_t at, int64_t sparse, int64_t length)
+{
+    if (sparse > 1) {
+        if (at < 0 || at % sparse)
+            return -1;
+        at /= sparse;
+    }
+    return at < 0 || at >= length ? -1 : at;
+}
+
+/* The elements first .. first + k - 1 of some windows over images; beyond the images are zeros. */
 static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows,
                             int64_t first, int64_t k)
 {
-    int64_t line = w[WINDOW_WIDTH] * w[CHANNELS], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
-    int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH] % w[GRID_HEIGHT];
-    const S *image = x + row / w[GRID_WIDTH] / w[GRID_HEIGHT] * w[IMAGE_HEIGHT] * image_line;
-    for (; rows > 0; rows--, to += k) {
-        int64_t left = (across * w[STRIDE_ACROSS] - w[PAD_LEFT]) * w[CHANNELS];
-        for (int64_t l = first; l < first + k;) { /* from one line of the window to the next */
-            int64_t y = down * w[STRIDE_DOWN] - w[PAD_TOP] + l / line;
-            int64_t from = left + l % line, end = from + least(line - l % line, first + k - l);
-            const S *pixels = image + y * image_line;
-            int outside = y < 0 || y >= w[IMAGE_HEIGHT];
-            T *place = to + (l - first) - from;
-            int64_t begin = least(from < 0 ? 0 : from, end);
-            int64_t stop = outside ? begin : least(end, image_line);
-            l += end - from;
-            for (; from < begin; from++)
-                place[from] = 0;
-            for (; from < stop; from++)
-                place[from] = OF(unit)(pixels + from, 1);
-            for (; from < end; from++)
-                place[from] = 0;
+    const int64_t channels = w[CHANNELS], run = w[RUN], runs = w[RUNS], line = runs * run;
+    const int64_t height = w[IMAGE_HEIGHT], image_line = w[IMAGE_WIDTH] * channels;
+    const int64_t sparse = w[SPARSE_ACROSS], apart_down = w[APART_DOWN], tall = w[WINDOW_HEIGHT];
+    const int64_t apart_across = w[APART_ACROSS], dense_down = w[SPARSE_DOWN] == 1;
+    const int64_t first_z = first / line / tall, first_a = first / line % tall;
+    const int64_t first_b = first % line / run;
+    int64_t across = row % w[GRID_WIDTH], down = row / w[GRID_WIDTH];
+    int64_t behind = down / w[GRID_HEIGHT], image = behind / w[GRID_DEPTH];
+    down %= w[GRID_HEIGHT];
+    behind %= w[GRID_DEPTH];
+    for (; rows > 0; rows--) {
+        const int64_t left = across * w[STRIDE_ACROSS] - w[PAD_LEFT];
+        const int64_t top = down * w[STRIDE_DOWN] - w[PAD_TOP];
+        const T *const end = to + k;
+        int64_t b = first_b, skip = first % run;
+        for (int64_t z = first_z, a = first_a; to < end; z++, a = 0) {
+            int64_t plane = behind * w[STRIDE_BEHIND] - w[PAD_FRONT] + z * w[APART_BEHIND];
+            plane = OF(pixel)(plane, w[SPARSE_BEHIND], w[IMAGE_DEPTH]);
+            const S *planes = x + (image * w[IMAGE_DEPTH] + plane) * height * image_line;
+            for (; a < tall && to < end; a++, b = 0) { /* the lines of a window */
+                int64_t y = top + a * apart_down;
+                y = dense_down && y < height ? y : OF(pixel)(y, w[SPARSE_DOWN], height);
+                const S *pixels = planes + y * image_line;
+                const int outside = y < 0 || plane < 0;
+                for (; b < runs && to < end; b++, skip = 0) {
+                    int64_t column = left + b * apart_across, count = least(run - skip, end - to);
+                    if (sparse > 1)
+                        column = OF(pixel)(column, sparse, w[IMAGE_WIDTH]);
+                    const int64_t from = column * channels + skip;
+                    if (sizeof(S) == sizeof(T) && !outside && from >= 0 &&
+                        from + count <= image_line) {
+                        copy_run((char *)to, (const char *)(pixels + from),
+                                 count * (int64_t)sizeof(T));
+                        to += count;
+                        continue;
+                    }
+                    for (int64_t l = from; l < from + count; l++)
+                        *to++ = outside || l < 0 || l >= image_line ? 0 : OF(unit)(pixels + l, 1);
+                }
+            }
         }
         if (++across == w[GRID_WIDTH]) {
             across = 0;
             if (++down == w[GRID_HEIGHT]) {
                 down = 0;
-                image += w[IMAGE_HEIGHT] * image_line;
+                if (++behind == w[GRID_DEPTH]) {
+                    behind = 0;
+                    image++;
+                }
             }
         }
     }
@@ -162,8 +209,13 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
     int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
     const T *from = (const T *)x;
-    OF(Tile) t = {.k = k, .a_row = row_step, .a_k = n[X_K], .c_row = n[N], .add = block > 0};
-    if (n[COPY_X]) {
+    OF(Tile) t = {.k = k, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
+    const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
+    if (by_columns) {
+        OF(gather_rows)(part->strip, part->x, n, first, k, row, rows);
+        from = part->strip;
+        t.a_k = rows;
+    } else if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
             OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
         else if (n[X_K] == 1)
@@ -183,7 +235,9 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
         t.b_k = n[Y_K];
         if (n[COPY_Y] || !whole) {
             T *panel = panels + jr / COLUMNS * panel_length;
-            if (copy && n[Y_COLUMN] == 1)
+            if (copy && n[RUN_Y])
+                OF(copy_runs)(panel, part->y, n, column + jr, width, first, k);
+            else if (copy && n[Y_COLUMN] == 1)
                 OF(copy_panel)(panel, panel_of, n[Y_K], width, k);
             else if (copy)
                 OF(transpose_panel)(panel, panel_of, n[Y_COLUMN], width, k);
@@ -194,9 +248,9 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
             OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
             t.a = from + ir * row_step;
-            if (n[COPY_X] && n[X_K] != 1)
+            if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                 t.a_k = height;
-            t.c = part->out + (row + ir) * n[N] + column + jr;
+            t.c = part->out + (row + ir) * n[OUT_ROW] + column + jr;
             if (whole)
                 fn(&t);
             else
@@ -228,7 +282,7 @@ static int OF(product)(OF(Part) *part)
                               part->panels + (once ? 0 : (block - pc) * all),
                               once ? 0 : panel_length, once || ic == part->row);
                 for (int64_t i = ic; !blocks && i < ic + rows; i++)
-                    memset(part->out + i * n[N] + jc, 0, (size_t)columns * sizeof(T));
+                    memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
                     return 1;
             }
@@ -251,7 +305,7 @@ static int OF(units)(const KernelCall *call, char *const *p, int64_t begin, int6
         offsets(n, product, &x_offset, &y_offset);
         part.x = (const S *)p[n[X]] + x_offset;
         part.y = (const S *)p[n[Y]] + y_offset;
-        part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[M] * n[N];
+        part.out = n[OUT] < 0 ? NULL : (T *)p[n[OUT]] + product * n[OUT_PRODUCT];
         if (n[BY_COLUMNS]) {
             part.column = place;
             part.columns = least(upto * n[UNIT], length) - place;

@@ -78,6 +78,65 @@ static int take_rows(const KernelCall *call, char *const *p, int64_t begin, int6
     return 0;
 }
 
+/* --- weighted_take: out[b, i] is the sum of x[b, indices[b, i, k]] with weights; a unit is PIECE rows
+ * of one b. ONE: the indices are the same for each b; UPDATES: how many are summed --- */
+
+#define ADD_ROWS                                                                         \
+    switch (many) {                                                                      \
+    case 4:                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c] +   \
+                     w[3] * row[3][c];                                                   \
+        break;                                                                           \
+    case 3:                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c] + w[2] * row[2][c];    \
+        break;                                                                           \
+    case 2:                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                             \
+            out[c] = out[c] + w[0] * row[0][c] + w[1] * row[1][c];                       \
+        break;                                                                           \
+    case 1:                                                                              \
+        for (int64_t c = 0; c < behind; c++)                                             \
+            out[c] = out[c] + w[0] * row[0][c];                                          \
+    }
+#define WEIGHTED_TAKE(T, name)                                                           \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        const int64_t *n = call->n, count = n[COUNT], length = n[LENGTH];                \
+        const int64_t behind = n[BEHIND], taps = n[UPDATES], kind = n[KIND];             \
+        const int64_t pieces = (count + n[PIECE] - 1) / n[PIECE];                        \
+        if (!in_range(p[2], kind, (n[ONE] ? 1 : n[BEFORE]) * count * taps, 0, length))   \
+            return 1;                                                                    \
+        for (int64_t unit = begin; unit < end && pieces && n[BEFORE]; unit++) {          \
+            const int64_t b = unit / pieces, first = unit % pieces * n[PIECE];           \
+            const int64_t at = n[ONE] ? 0 : b * count;                                   \
+            const T *x = (const T *)p[1] + b * length * behind;                          \
+            for (int64_t i = first; i < least(first + n[PIECE], count); i++) {           \
+                T *restrict out = (T *)p[0] + (b * count + i) * behind;                  \
+                const T *weight = (const T *)p[3] + (at + i) * taps;                     \
+                int64_t k = 0;                                                           \
+                memset(out, 0, (size_t)behind * sizeof(T));                              \
+                while (k < taps) { /* some rows at once */                               \
+                    const T *row[4];                                                     \
+                    T w[4];                                                              \
+                    int many = 0;                                                        \
+                    for (; k < taps && many < 4; k++)                                    \
+                        if (weight[k] != 0) {                                            \
+                            row[many] = x + place(p[2], kind, (at + i) * taps + k, length) * behind; \
+                            w[many++] = weight[k];                                       \
+                        }                                                                \
+                    ADD_ROWS                                                             \
+                }                                                                        \
+            }                                                                            \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+WEIGHTED_TAKE(float, weighted_take_f32)
+WEIGHTED_TAKE(double, weighted_take_f64)
+
 /* The places of some indices, many at a time: a loop over one dtype is several times as fast. */
 enum { CHUNK = 256 };
 
@@ -393,6 +452,7 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
 #define SIZED(size) ENTRY(take_##size) ENTRY(take_along_##size)
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
-KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
+KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
+                           ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
                                ENTRY(mask_scatter))

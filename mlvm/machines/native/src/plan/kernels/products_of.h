@@ -1,5 +1,7 @@
 /* Includes what products of the dtype DT are made of. */
 #define OF(name) MLVM_JOIN(name, DT)
+#include "vector_of.h"
+
 #include "tile.h"
 
 #include "take.h"

@@ -4,19 +4,6 @@
  * BLIS (Van Zee and van de Geijn, TOMS 2015) calls this the micro-kernel. Each element is summed in
  * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
 
-typedef T OF(Vector) __attribute__((vector_size(VECTOR_BYTES)));
-typedef T OF(Loose) __attribute__((vector_size(VECTOR_BYTES), aligned(sizeof(S)), may_alias));
-
-static inline V OF(load)(const T *from)
-{
-    return *(const OF(Loose) *)from;
-}
-
-static inline void OF(store)(T *to, V value)
-{
-    *(OF(Loose) *)to = value;
-}
-
 /* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of
  * B beside each other, B[k, j] at b[k * b_k + j]. */
 typedef struct {

@@ -11,8 +11,16 @@ static inline int64_t largest(int64_t x, int64_t y)
 
 /* For the window at x (its first column in the image, which may be padding), the first column
  * that is in the image, counted in the window, and the one behind the last. */
-#define FIRST_COLUMN(n, x) largest(0, -(x))
-#define END_COLUMN(n, x) largest(FIRST_COLUMN(n, x), least((n)[WIDE], (n)[WIDTH] - (x)))
+static inline int64_t first_column(const int64_t *n, int64_t x)
+{
+    return x < 0 ? least((n[APART_X] - 1 - x) / n[APART_X], n[WIDE]) : 0;
+}
+
+static inline int64_t end_column(const int64_t *n, int64_t x)
+{
+    int64_t room = n[WIDTH] - x, end = room > 0 ? (room - 1) / n[APART_X] + 1 : 0;
+    return largest(first_column(n, x), least(n[WIDE], end));
+}
 
 /* --- patches of padded images; n: see above; a: the padding. A unit is a row of windows --- */
 
@@ -33,18 +41,21 @@ static inline int64_t largest(int64_t x, int64_t y)
             int64_t top = unit % n[DOWN] * n[STRIDE_Y] - n[TOP];                         \
             for (int64_t i = 0; i < n[ACROSS]; i++) {                                    \
                 int64_t left = i * n[STRIDE_X] - n[LEFT];                                \
-                int64_t first = FIRST_COLUMN(n, left) * channels;                        \
-                int64_t stop = END_COLUMN(n, left) * channels;                           \
-                for (int64_t y = top; y < top + n[TALL]; y++, out += run) {              \
+                int64_t first = first_column(n, left), stop = end_column(n, left);       \
+                int64_t many = n[APART_X] == 1 ? stop - first : 1; /* at once */         \
+                for (int64_t a = 0, y = top; a < n[TALL]; a++, y += n[APART_Y], out += run) { \
                     if (y < 0 || y >= n[HEIGHT] || first >= stop) {                      \
                         fill_##size(out, pad.element, run);                              \
                         continue;                                                        \
                     }                                                                    \
-                    fill_##size(out, pad.element, first);                                \
-                    copy_run((char *)(out + first),                                      \
-                             (const char *)(image + (y * n[WIDTH] + left) * channels + first), \
-                             (stop - first) * size);                                     \
-                    fill_##size(out + stop, pad.element, run - stop);                    \
+                    fill_##size(out, pad.element, first * channels);                     \
+                    for (int64_t b = first; b < stop; b += many) {                       \
+                        int64_t pixel = y * n[WIDTH] + left + b * n[APART_X];            \
+                        copy_run((char *)(out + b * channels),                           \
+                                 (const char *)(image + pixel * channels),               \
+                                 many * channels * size);                                \
+                    }                                                                    \
+                    fill_##size(out + stop * channels, pad.element, run - stop * channels); \
                 }                                                                        \
             }                                                                            \
         }                                                                                \
@@ -69,18 +80,21 @@ PATCHES(double, 8, patches_f64)
                                unit / n[HEIGHT] * n[DOWN] * n[ACROSS] * n[TALL] * run;   \
             int64_t y = unit % n[HEIGHT] + n[TOP];                                       \
             memset(out, 0, (size_t)(n[WIDTH] * channels) * sizeof(T));                   \
-            for (int64_t i = 0; i < n[TALL] && i <= y; i++) {                            \
-                int64_t row = (y - i) / n[STRIDE_Y];                                     \
-                if (row * n[STRIDE_Y] != y - i || row >= n[DOWN])                        \
+            for (int64_t i = 0; i < n[TALL] && i * n[APART_Y] <= y; i++) {               \
+                int64_t row = (y - i * n[APART_Y]) / n[STRIDE_Y];                        \
+                if (row * n[STRIDE_Y] != y - i * n[APART_Y] || row >= n[DOWN])           \
                     continue;                                                            \
                 for (int64_t j = n[ACROSS] - 1; j >= 0; j--) {                           \
                     int64_t left = j * n[STRIDE_X] - n[LEFT];                            \
-                    int64_t first = FIRST_COLUMN(n, left), stop = END_COLUMN(n, left);   \
+                    int64_t first = first_column(n, left), stop = end_column(n, left);   \
+                    int64_t many = n[APART_X] == 1 ? stop - first : 1; /* at once */     \
                     const T *in = windows + ((row * n[ACROSS] + j) * n[TALL] + i) * run; \
-                    T *to = out + left * channels;                                       \
-                    INDEPENDENT                                                          \
-                    for (int64_t c = first * channels; c < stop * channels; c++)         \
-                        to[c] += in[c];                                                  \
+                    for (int64_t b = first; b < stop; b += many) {                       \
+                        T *to = out + (left + b * n[APART_X]) * channels;                \
+                        INDEPENDENT                                                      \
+                        for (int64_t c = 0; c < many * channels; c++)                    \
+                            to[c] += in[b * channels + c];                               \
+                    }                                                                    \
                 }                                                                        \
             }                                                                            \
         }                                                                                \
@@ -135,10 +149,10 @@ UNPATCHES(double, unpatches_f64)
             int64_t top = unit % n[DOWN] * n[STRIDE_Y] - n[TOP];                         \
             for (int64_t c = 0; c < width; c++)                                          \
                 out[c] = start;                                                          \
-            for (int64_t y = largest(0, top); y < least(top + n[TALL], n[HEIGHT]); y++)  \
-                for (int64_t j = 0; j < n[WIDE]; j++) {                                  \
+            for (int64_t a = 0, y = top; a < n[TALL]; a++, y += n[APART_Y])              \
+                for (int64_t j = 0; j < n[WIDE] && y >= 0 && y < n[HEIGHT]; j++) {       \
                     /* The windows first .. stop - 1 have this place in the image. */    \
-                    int64_t x = j - n[LEFT], first = x < 0 ? (step - 1 - x) / step : 0;  \
+                    int64_t x = j * n[APART_X] - n[LEFT], first = x < 0 ? (step - 1 - x) / step : 0;  \
                     int64_t room = n[WIDTH] - x;                                         \
                     int64_t stop = room > 0 ? least(n[ACROSS], (room - 1) / step + 1) : 0; \
                     run_##name(out + first * channels,                                   \
@@ -157,5 +171,67 @@ POOL(double, max_pool2d_f64, -__builtin_inf(), LARGER, AS_IT_IS)
 POOL(float, avg_pool2d_f32, 0, SUM, MEAN)
 POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
 
+/* --- the gradient of the largest; a unit is BLOCK channels of an image --- */
+
+#define POOL_VJP(T, name)                                                                \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        enum { MOST = 64 };                                                              \
+        const int64_t *n = call->n, channels = n[CHANNELS];                              \
+        const int64_t blocks = (channels + n[BLOCK] - 1) / n[BLOCK];                     \
+        for (int64_t unit = begin; unit < end; unit++) {                                 \
+            const int64_t channel = unit % blocks * n[BLOCK], image = unit / blocks;     \
+            const int64_t count = least(n[BLOCK], channels - channel);                   \
+            const int64_t pixels = n[HEIGHT] * n[WIDTH], windows = n[DOWN] * n[ACROSS];  \
+            T *out = (T *)p[0] + image * pixels * channels + channel;                    \
+            const T *g = (const T *)p[1] + image * windows * channels + channel;         \
+            const T *x = (const T *)p[2] + image * pixels * channels + channel;          \
+            for (int64_t i = 0; i < pixels; i++)                                         \
+                memset(out + i * channels, 0, (size_t)count * sizeof(T));                \
+            for (int64_t i = 0; i < windows; i++) {                                      \
+                const int64_t top = i / n[ACROSS] * n[STRIDE_Y] - n[TOP];                \
+                const int64_t left = i % n[ACROSS] * n[STRIDE_X] - n[LEFT];              \
+                const int64_t first = first_column(n, left), stop = end_column(n, left); \
+                T most[MOST], ties[MOST];                                                \
+                int64_t padding = n[TALL] * n[WIDE];                                     \
+                for (int64_t c = 0; c < count; c++) {                                    \
+                    most[c] = -(T)__builtin_inf();                                       \
+                    ties[c] = 0;                                                         \
+                }                                                                        \
+                EACH_PLACE                                                               \
+                {                                                                        \
+                    padding--;                                                           \
+                    INDEPENDENT                                                          \
+                    for (int64_t c = 0; c < count; c++)                                  \
+                        most[c] = LARGER(most[c], x[at + c]);                            \
+                }                                                                        \
+                EACH_PLACE                                                               \
+                INDEPENDENT                                                              \
+                for (int64_t c = 0; c < count; c++)                                      \
+                    ties[c] += x[at + c] == most[c] ? 1 : 0;                             \
+                INDEPENDENT                                                              \
+                for (int64_t c = 0; c < count; c++) {                                    \
+                    ties[c] += most[c] == -(T)__builtin_inf() ? (T)padding : 0;          \
+                    ties[c] = g[i * channels + c] / ties[c];                             \
+                }                                                                        \
+                EACH_PLACE                                                               \
+                INDEPENDENT                                                              \
+                for (int64_t c = 0; c < count; c++)                                      \
+                    out[at + c] += (x[at + c] == most[c] ? 1 : 0) * ties[c];             \
+            }                                                                            \
+        }                                                                                \
+        return 0;                                                                        \
+    }
+/* Where the places of a window lie that are in the image. */
+#define EACH_PLACE                                                                       \
+    for (int64_t a = 0, y = top; a < n[TALL]; a++, y += n[APART_Y])                      \
+        for (int64_t b = first, at = (y * n[WIDTH] + left + b * n[APART_X]) * channels;  \
+             b < stop && y >= 0 && y < n[HEIGHT]; b++, at += n[APART_X] * channels)
+POOL_VJP(float, max_pool2d_vjp_f32)
+POOL_VJP(double, max_pool2d_vjp_f64)
+
 #define BOTH(name) KERNEL(name##_f32, name##_f32, NULL) KERNEL(name##_f64, name##_f64, NULL)
-KERNEL_TABLE(windows, BOTH(patches) BOTH(unpatches) BOTH(max_pool2d) BOTH(avg_pool2d))
+KERNEL_TABLE(windows, BOTH(patches) BOTH(unpatches) BOTH(max_pool2d)
+                          BOTH(max_pool2d_vjp) BOTH(avg_pool2d))

@@ -1,0 +1,453 @@
+"""Sliding windows: convolution, its transposes, and pooling.
+
+Images are NHWC (batch, height, width, channels), volumes have an axis of depth before these;
+convolution kernels are a window of matrices, channels in by channels out (HWIO). Places of a window
+that are neighbours in it are `dilation` apart in the image (Yu and Koltun, arXiv 1511.07122). An
+`x_vjp` op is as in `neural`. `out` must not be an operand: kernels use it as workspace.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from mlvm.core.errors import AttributeRefused, ShapeError
+from mlvm.core.op import op
+from mlvm.core.ops.blocks import blocks
+from mlvm.core.rules import require, require_one_float_dtype
+from mlvm.core.types import Array, Shape, TensorType
+
+Pair: TypeAlias = tuple[int, int]
+"""(vertical, horizontal)"""
+Padding: TypeAlias = tuple[Pair, Pair]
+"""((top, bottom), (left, right))"""
+Sides: TypeAlias = tuple[tuple[int, int], ...]
+"""A padding, (before, after) for each axis."""
+
+
+def resolve_padding(
+    padding: str | Sides, window: Shape, stride: Shape, size: Shape
+) -> tuple[Pair, ...]:
+    """Padding in zeros per side, (before, after) for each axis of images of that size.
+
+    "VALID" is no padding. "SAME" gives ceil(size / stride) windows; an odd zero goes to the end,
+    as in TensorFlow and JAX. Explicit padding is returned unchanged. Raises `AttributeRefused` for
+    any other word, and for a stride below 1.
+    """
+    if not isinstance(padding, str):
+        return padding
+    if padding == "VALID":
+        return ((0, 0),) * len(window)
+    if padding != "SAME":
+        raise AttributeRefused(
+            f'padding {padding!r} is not "SAME", "VALID" or ((top, bottom), (left, right))'
+        )
+    _require_stride(stride)
+    missing = [
+        max((-(-n // step) - 1) * step + length - n, 0)
+        for n, step, length in zip(size, stride, window, strict=True)
+    ]
+    return tuple((n // 2, n - n // 2) for n in missing)
+
+
+def span_of(window: Shape, dilation: Shape) -> Shape:
+    """How many places lie between the ends of a window, these too."""
+    return tuple((n - 1) * apart + 1 for n, apart in zip(window, dilation, strict=True))
+
+
+def _require_stride(stride: Shape) -> None:
+    if min(stride) < 1:
+        raise AttributeRefused(f"stride must be >= 1 both ways, not {stride}")
+
+
+def _times(lengths: Shape) -> str:
+    return " x ".join(map(str, lengths))
+
+
+def _grid(image: Shape, window: Shape, stride: Shape, padding: Sides, dilation: Shape) -> Shape:
+    """How many windows the padded images have on each axis."""
+    axes = len(window)
+    if len(image) != axes + 2:
+        kind, names = ("an image", "") if axes == 2 else ("a volume", "depth, ")
+        raise ShapeError(
+            f"{kind} has {axes + 2} axes (batch, {names}height, width, channels), not {len(image)}"
+        )
+    if not len(stride) == len(padding) == len(dilation) == axes:
+        raise AttributeRefused(
+            f"stride, padding and dilation are for {axes} axes, not {stride}, {padding}, {dilation}"
+        )
+    if min(window) < 1:
+        raise ShapeError(f"the window must be at least {_times((1,) * axes)}, not {_times(window)}")
+    _require_stride(stride)
+    if min(dilation) < 1:
+        raise AttributeRefused(f"dilation must be >= 1 both ways, not {dilation}")
+    if min(min(side) for side in padding) < 0:
+        raise AttributeRefused(f"padding must be >= 0 on every side, not {padding}")
+    padded = tuple(n + sum(side) for n, side in zip(image[1:-1], padding, strict=True))
+    span = span_of(window, dilation)
+    if any(length > n for length, n in zip(span, padded, strict=True)):
+        given = f"the window is {_times(window)}"
+        if span != window:
+            given = f"a window spans {_times(span)}"
+        raise ShapeError(f"{given}, larger than the padded image, which is {_times(padded)}")
+    return tuple((n - k) // step + 1 for n, k, step in zip(padded, span, stride, strict=True))
+
+
+def _pad(x: Array, padding: Sides, value: float = 0) -> Array:
+    """x inside a frame of `value`; x itself where the frame is empty."""
+    if not any(map(any, padding)):
+        return x
+    lengths = [n + sum(side) for n, side in zip(x.shape[1:-1], padding, strict=True)]
+    padded: Array = np.full((x.shape[0], *lengths, x.shape[-1]), value, x.dtype)
+    padded[_inside(x.shape, padding)] = x
+    return padded
+
+
+def _inside(shape: Shape, padding: Sides) -> tuple[slice, ...]:
+    """Where in its frame what has this shape lies."""
+    pairs = zip(shape[1:-1], padding, strict=True)
+    return (slice(None), *[slice(before, before + n) for n, (before, _) in pairs])
+
+
+def _windows(padded: Array, window: Shape, stride: Shape, dilation: Shape) -> Array:
+    """All windows, [N, *grid, *window, C], as a view of the padded images."""
+    axes = len(window)
+    every: Array = sliding_window_view(padded, span_of(window, dilation), tuple(range(1, axes + 1)))
+    steps = [slice(None, None, step) for step in (*stride, 1, *dilation)]
+    chosen = every[(slice(None), *steps)]  # [N, *grid, C, *window]
+    return np.moveaxis(chosen, axes + 1, -1)
+
+
+def _window_elements(
+    padded: Array, grid: Shape, window: Shape, stride: Shape, dilation: Shape
+) -> Iterator[tuple[Shape, Array]]:
+    """(place, elements) for each place in a window: `elements` are those of all windows at that
+    place, a view [N, *grid, C] of the padded images."""
+    for place in itertools.product(*map(range, window)):
+        parts = [
+            slice(i * apart, i * apart + (n - 1) * step + 1, step)
+            for i, apart, n, step in zip(place, dilation, grid, stride, strict=True)
+        ]
+        yield place, padded[(slice(None), *parts)]
+
+
+# --- patches -------------------------------------------------------------------------
+
+
+def _patches(
+    x: TensorType,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    pad_value: float = 0,
+    dilation: Pair = (1, 1),
+) -> TensorType:
+    require("float", x)
+    grid = _grid(x.shape, window, stride, padding, dilation)
+    return x.with_shape((x.shape[0], *grid, *window, x.shape[3]))
+
+
+@op(infer=_patches, public=False)
+def patches(
+    out: Array,
+    x: Array,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    pad_value: float = 0.0,
+    dilation: Pair = (1, 1),
+) -> None:
+    """Sliding windows over the padded image: [N,H,W,C] -> [N,OH,OW,KH,KW,C]."""
+    out[...] = _windows(_pad(x, padding, pad_value), window, stride, dilation)
+
+
+def _unpatches(
+    x: TensorType, shape: Shape, stride: Pair, padding: Padding, dilation: Pair
+) -> TensorType:
+    if x.ndim != 6:
+        raise ShapeError(f"patches have 6 axes (N, OH, OW, KH, KW, C), not {x.ndim}")
+    window = (x.shape[3], x.shape[4])
+    image = x.with_shape(shape)
+    expected = _patches(image, window, stride, padding, dilation=dilation)
+    if x is not expected:
+        raise ShapeError(f"patches of an image {image} are {expected}, not {x}")
+    return image
+
+
+@op(infer=_unpatches, public=False)
+def unpatches(
+    out: Array,
+    x: Array,
+    *,
+    shape: tuple[int, ...],
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair = (1, 1),
+) -> None:
+    """The transpose of `patches`: [N,OH,OW,KH,KW,C] -> [N,H,W,C]. Every window is added in its
+    place to an image of that shape. What falls on the padding is dropped."""
+    out[...] = 0
+    padded = _pad(out, padding)
+    grid, window = x.shape[1:3], x.shape[3:5]
+    for (i, j), elements in _window_elements(padded, grid, window, stride, dilation):
+        elements += x[:, :, :, i, j]
+    if padded is not out:
+        out[...] = padded[_inside(out.shape, padding)]
+
+
+# --- convolution ---------------------------------------------------------------------
+
+
+def _conv2d(
+    x: TensorType, kernel: TensorType, stride: Shape, padding: Sides, dilation: Shape, groups: int
+) -> TensorType:
+    require_one_float_dtype(x, kernel)
+    axes = 3 if x.ndim == 5 else 2
+    if kernel.ndim != axes + 2:
+        names = "depth, " if axes == 3 else ""
+        raise ShapeError(
+            f"a kernel has {axes + 2} axes ({names}height, width, channels in, channels out), "
+            f"not {kernel.ndim}"
+        )
+    grid = _grid(x.shape, kernel.shape[:-2], stride, padding, dilation)
+    _require_channels(x, kernel, groups)
+    return x.with_shape((x.shape[0], *grid, kernel.shape[-1]))
+
+
+def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
+    """Raise unless the kernel is one for as many channels as x has."""
+    if groups < 1:
+        raise AttributeRefused(f"groups must be an integer >= 1, given {groups}")
+    channels, (inputs, outputs) = x.shape[-1], kernel.shape[-2:]
+    if inputs * groups == channels and outputs % groups == 0:
+        return
+    if groups > 1:
+        window = "height, width" if x.ndim == 4 else "depth, height, width"
+        raise ShapeError(
+            f"a kernel for {groups} groups of {channels} channels is [{window}, "
+            f"{channels} / {groups}, a multiple of {groups}], not {list(kernel.shape)}"
+        )
+    text = f"x has {channels} channels, but the kernel takes {inputs}"
+    if x.shape[1] == inputs:
+        text += "; the axis of channels is the last: moveaxis(x, 1, -1)"
+    raise ShapeError(text)
+
+
+def _conv2d_flops(x: TensorType, kernel: TensorType, **attributes: Any) -> int:
+    return 2 * math.prod(kernel.shape[:-1]) * _conv2d(x, kernel, **attributes).size
+
+
+@op(infer=_conv2d, flops=_conv2d_flops)
+def conv2d(
+    out: Array,
+    x: Array,
+    kernel: Array,
+    *,
+    stride: tuple[int, ...] = (1, 1),
+    padding: Sides,
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+) -> None:
+    """The cross-correlation of images with a kernel, which deep learning calls convolution:
+    [N,H,W,I] with [KH,KW,I/groups,O] -> [N,OH,OW,O]. The images are padded with zeros. Each group
+    of results sees only its group of x. Volumes are convolved likewise."""
+    window = kernel.shape[:-2]
+    every = _windows(_pad(x, padding), window, stride, dilation)
+    weights = _weights(kernel, groups)
+    for images in blocks(out.shape[0], math.prod(out.shape[1:-1]) * weights.shape[1] * groups):
+        part = out[images]
+        made = _by_groups(every[images], len(window), groups) @ weights
+        part[...] = made.transpose(1, 0, 2).reshape(part.shape)
+
+
+def _by_groups(windows: Array, axes: int, groups: int) -> Array:
+    """[N, *grid, *window, C] -> [groups, places, elements of a window in a group]."""
+    *places, channels = windows.shape
+    apart = windows.reshape(*places, groups, channels // groups)
+    rows, inner = math.prod(places[: axes + 1]), math.prod(places[axes + 1 :])
+    moved: Array = np.moveaxis(apart, -2, 0)
+    return moved.reshape(groups, rows, inner * (channels // groups))
+
+
+def _weights(kernel: Array, groups: int) -> Array:
+    """[*window, I / groups, O] -> [groups, elements of a window in a group, O / groups]"""
+    *_, outputs = kernel.shape
+    matrix = kernel.reshape(math.prod(kernel.shape[:-1]), groups, outputs // groups)
+    return matrix.transpose(1, 0, 2)
+
+
+def _conv_transpose2d(
+    x: TensorType,
+    kernel: TensorType,
+    shape: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> TensorType:
+    images = x.with_shape(shape)
+    expected = _conv2d(images, kernel, stride, padding, dilation, groups)
+    if x is not expected:
+        raise ShapeError(f"a convolution of {images} makes {expected} of them, not {x}")
+    return images
+
+
+def _conv_transpose2d_flops(x: TensorType, kernel: TensorType, **_: Any) -> int:
+    return 2 * math.prod(kernel.shape[:-1]) * x.size
+
+
+@op(infer=_conv_transpose2d, flops=_conv_transpose2d_flops)
+def conv_transpose2d(
+    out: Array,
+    x: Array,
+    kernel: Array,
+    *,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...] = (1, 1),
+    padding: Sides,
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+) -> None:
+    """The transpose of `conv2d` as a linear map, which is its gradient for images:
+    [N,OH,OW,O] with [KH,KW,I/groups,O] -> images of that shape, [N,H,W,I]. Each element of x adds
+    the kernel, times itself, to its window. What falls on the padding is dropped."""
+    window = kernel.shape[:-2]
+    out[...] = 0
+    padded = _pad(out, padding)
+    rows = _by_groups(x, len(window), groups)
+    weights = _weights(kernel, groups).reshape(
+        groups, math.prod(window), kernel.shape[-2], rows.shape[2]
+    )
+    every = _window_elements(padded, x.shape[1:-1], window, stride, dilation)
+    for i, (_, elements) in enumerate(every):
+        made = rows @ weights[:, i].transpose(0, 2, 1)
+        elements += made.transpose(1, 0, 2).reshape(elements.shape)
+    if padded is not out:
+        out[...] = padded[_inside(out.shape, padding)]
+
+
+def _conv2d_kernel_vjp(
+    g: TensorType,
+    x: TensorType,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> TensorType:
+    if groups < 1 or x.ndim < 1 or x.shape[-1] % groups:
+        raise AttributeRefused(f"groups must divide the channels of {x}, given {groups}")
+    outputs = g.shape[-1] if g.ndim else 0
+    kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
+    expected = _conv2d(x, kernel, stride, padding, dilation, groups)
+    if g is not expected:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {expected}")
+    return kernel
+
+
+def _conv2d_kernel_vjp_flops(g: TensorType, x: TensorType, window: Shape, **how: Any) -> int:
+    each: int = x.shape[-1] // how["groups"]
+    return 2 * math.prod(window) * each * g.size
+
+
+@op(infer=_conv2d_kernel_vjp, flops=_conv2d_kernel_vjp_flops, public=False)
+def conv2d_kernel_vjp(
+    out: Array,
+    g: Array,
+    x: Array,
+    *,
+    window: tuple[int, ...],
+    stride: tuple[int, ...] = (1, 1),
+    padding: Sides,
+    dilation: tuple[int, ...] = (1, 1),
+    groups: int = 1,
+) -> None:
+    """The gradient of `conv2d` for its kernel: the sum over all windows of the window times its g,
+    [N,OH,OW,O] with [N,H,W,I] -> [KH,KW,I/groups,O]."""
+    every = _windows(_pad(x, padding), window, stride, dilation)
+    columns = _by_groups(every, len(window), groups)
+    made = columns.transpose(0, 2, 1) @ _by_groups(g, len(window), groups)
+    out[...] = made.transpose(1, 0, 2).reshape(out.shape)
+
+
+# --- pooling -------------------------------------------------------------------------
+
+
+def _pool(
+    x: TensorType, window: Pair, stride: Pair, padding: Padding, dilation: Pair
+) -> TensorType:
+    require("float", x)
+    grid = _grid(x.shape, window, stride, padding, dilation)
+    return x.with_shape((x.shape[0], *grid, x.shape[3]))
+
+
+@op(infer=_pool)
+def max_pool2d(
+    out: Array,
+    x: Array,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair = (1, 1),
+) -> None:
+    """The largest element of each window, channel by channel. Padding counts as -inf."""
+    out[...] = -np.inf
+    padded = _pad(x, padding, -np.inf)
+    for _, elements in _window_elements(padded, out.shape[1:3], window, stride, dilation):
+        np.maximum(out, elements, out=out)
+
+
+def _max_pool2d_vjp(g: TensorType, x: TensorType, **attributes: Any) -> TensorType:
+    require_one_float_dtype(g, x)
+    expected = _pool(x, **attributes)
+    if g is not expected:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {expected}")
+    return x
+
+
+@op(infer=_max_pool2d_vjp, public=False)
+def max_pool2d_vjp(
+    out: Array,
+    g: Array,
+    x: Array,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair = (1, 1),
+) -> None:
+    """The gradient of `max_pool2d`: g of each window, in equal parts for its largest elements."""
+    framed, frame = _pad(x, padding, -np.inf), _pad(np.zeros_like(x), padding)
+    every = _windows(framed, window, stride, dilation)
+    chosen = every == every.max((3, 4), keepdims=True)
+    shares = g / np.add.reduce(chosen, (3, 4), g.dtype)
+    sums = _window_elements(frame, g.shape[1:3], window, stride, dilation)
+    for (i, j), elements in sums:
+        elements += chosen[:, :, :, i, j] * shares
+    out[...] = frame[_inside(out.shape, padding)]
+
+
+@op(infer=_pool)
+def avg_pool2d(
+    out: Array,
+    x: Array,
+    *,
+    window: Pair,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair = (1, 1),
+) -> None:
+    """The mean of each window, channel by channel. Padding counts as zeros: at the border, too,
+    the divisor is the size of the window."""
+    out[...] = 0
+    padded = _pad(x, padding)
+    for _, elements in _window_elements(padded, out.shape[1:3], window, stride, dilation):
+        out += elements
+    out /= math.prod(window)

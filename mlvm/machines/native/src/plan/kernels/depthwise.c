@@ -1,0 +1,33 @@
+/* Convolution of images in narrow groups of channels, channels last, and its transposes; above all that of
+ * each channel by itself, the depthwise one. */
+#include "../plan.h"
+
+#include "elements.h"
+#include "vectors.h"
+
+#include <string.h>
+
+enum { depthwise_integers(NAME) };
+enum { PART = 256 }; /* places whose terms are added before others are */
+
+#define T float
+#define OF(name) MLVM_JOIN(name, f32)
+#include "vector_of.h"
+#include "depthwise_of.h"
+#include "grouped_of.h"
+#undef T
+#undef OF
+
+#define T double
+#define OF(name) MLVM_JOIN(name, f64)
+#include "vector_of.h"
+#include "depthwise_of.h"
+#include "grouped_of.h"
+#undef T
+#undef OF
+
+#define ENTRY(name) KERNEL(name, name, NULL)
+#define ENTRIES(dtype)                                                                   \
+    ENTRY(depthwise_##dtype) ENTRY(depthwise_transpose_##dtype)                          \
+    ENTRY(depthwise_kernel_vjp_##dtype) ENTRY(grouped_##dtype) ENTRY(grouped_kernel_vjp_##dtype)
+KERNEL_TABLE(depthwise, ENTRIES(f32) ENTRIES(f64))

@@ -1,0 +1,305 @@
+/* Depthwise convolution of the dtype T. Included once for each, after vector_of.h. */
+
+/* --- sums over a window ---
+ *
+ * A line of results: each is the sum over the taps of a window, row by row, of a pixel times an
+ * element of the kernel. A tile of places has its sums in registers. */
+typedef struct {
+    const T *x, *kernel; /* the image; the first tap */
+    T *out;
+    int64_t channels, height, width;
+    int64_t tall, y, y_step, kernel_y; /* rows of taps: the first one's in the image, and distances */
+    int64_t wide, x_step, kernel_x;    /* the same of the taps in a row */
+    int64_t column, stride;            /* of the first tap of the first place; from place to place */
+    int64_t places, out_step;          /* in pixels */
+} OF(Line);
+
+static inline V OF(load_some)(const T *from, int64_t count)
+{
+    V value = {0};
+    memcpy(&value, from, (size_t)count * sizeof(T));
+    return value;
+}
+
+/* `some`: there are fewer channels than a vector has lanes; `inside`: all taps are in the image. */
+static inline __attribute__((always_inline)) void
+OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int places,
+           const int vectors, const int inside, const int some)
+{
+    V sum[4][2];
+    const int64_t channels = line->channels, step = line->stride * channels;
+    const int64_t column = line->column + place * line->stride;
+    UNROLL for (int i = 0; i < places; i++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            sum[i][v] = (V){0};
+    for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
+        if (y < 0 || y >= line->height)
+            continue;
+        const T *kernel = line->kernel + a * line->kernel_y + channel;
+        const T *row = line->x + (y * line->width + column) * channels + channel;
+        for (int64_t b = 0; b < line->wide; b++) {
+            int64_t first = column + b * line->x_step;
+            V factor[2];
+            UNROLL for (int v = 0; v < vectors; v++)
+                factor[v] = some ? OF(load_some)(kernel, channels) : OF(load)(kernel + v * LANES);
+            UNROLL for (int i = 0; i < places; i++) {
+                int64_t at = first + i * line->stride;
+                if (inside || (at >= 0 && at < line->width))
+                    UNROLL for (int v = 0; v < vectors; v++) {
+                        const T *from = row + i * step + v * LANES;
+                        sum[i][v] = OF(FMA)(
+                            factor[v], some ? OF(load_some)(from, channels) : OF(load)(from),
+                            sum[i][v]);
+                    }
+            }
+            kernel += line->kernel_x;
+            row += line->x_step * channels;
+        }
+    }
+    T *out = line->out + place * line->out_step * channels + channel;
+    UNROLL for (int i = 0; i < places; i++, out += line->out_step * channels)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            if (some)
+                memcpy(out, &sum[i][v], (size_t)channels * sizeof(T));
+            else
+                OF(store)(out + v * LANES, sum[i][v]);
+        }
+}
+
+/* Some channels of as many places: the last vector may repeat some of the one before. */
+static inline __attribute__((always_inline)) void
+OF(channels)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end, const int places,
+             const int vectors, const int inside)
+{
+    if (line->channels < LANES) {
+        OF(places)(line, place, 0, places, 1, inside, 1);
+        return;
+    }
+    for (; channel + vectors * LANES <= end; channel += vectors * LANES)
+        OF(places)(line, place, channel, places, vectors, inside, 0);
+    for (; channel < end; channel += LANES)
+        OF(places)(line, place, least(channel, line->channels - LANES), places, 1, inside, 0);
+}
+
+static void OF(line)(const OF(Line) *line)
+{
+    enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
+    const int64_t far = (line->wide - 1) * line->x_step;
+    for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {
+        int64_t end = least(channel + BLOCK, line->channels);
+        for (int64_t place = 0; place < line->places;) {
+            int64_t left = line->places - place, places = line->places >= 4 ? 4 : 1;
+            if (left < places) /* some of these once more */
+                place = line->places - places;
+            int64_t first = line->column + place * line->stride;
+            int64_t last = first + (places - 1) * line->stride;
+            int inside = first + least(far, 0) >= 0 && last + (far > 0 ? far : 0) < line->width;
+            if (places == 1)
+                OF(channels)(line, place, channel, end, 1, 2, 0);
+            else if (inside)
+                OF(channels)(line, place, channel, end, 4, 2, 1);
+            else
+                OF(channels)(line, place, channel, end, 4, 2, 0);
+            place += places;
+        }
+    }
+}
+
+/* Lines of a convolution: a tap of the kernel has `each` rows of channels. */
+static inline OF(Line) OF(line_of)(const int64_t *n, const T *kernel, int64_t each)
+{
+    const int64_t channels = n[CHANNELS], tap = each * channels;
+    return (OF(Line)){.channels = channels, .height = n[HEIGHT], .width = n[WIDTH],
+                      .tall = n[TALL], .y_step = n[APART_Y], .kernel_y = n[WIDE] * tap,
+                      .wide = n[WIDE], .x_step = n[APART_X], .kernel_x = tap,
+                      .column = -n[LEFT], .stride = n[STRIDE_X], .places = n[ACROSS],
+                      .out_step = 1, .kernel = kernel};
+}
+
+/* The line of a row of windows of all images. */
+static inline void OF(begin_line)(OF(Line) *line, const int64_t *n, char *const *p, int64_t row)
+{
+    line->x = (const T *)p[1] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * n[CHANNELS];
+    line->y = row % n[DOWN] * n[STRIDE_Y] - n[TOP];
+    line->out = (T *)p[0] + row * n[ACROSS] * n[CHANNELS];
+}
+
+/* A unit is a row of windows. */
+static int OF(depthwise)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                         char *scratch)
+{
+    OF(Line) line = OF(line_of)(call->n, (const T *)p[2], 1);
+    (void)scratch;
+    for (int64_t unit = begin; unit < end; unit++) {
+        OF(begin_line)(&line, call->n, p, unit);
+        OF(line)(&line);
+    }
+    return 0;
+}
+
+/* Of the taps 0 .. taps - 1, those by which a place of an image is reached: `at` is the place, counted
+ * from the frame's edge, and tap j lies at a window's number times `stride` plus j times `apart`.
+ * Returns how many there are; the first, how far they are apart, the window of the first, and how far
+ * the windows of two are apart. */
+static inline int64_t OF(reaching)(int64_t at, int64_t taps, int64_t stride, int64_t apart,
+                                   int64_t *first, int64_t *step, int64_t *window, int64_t *back)
+{
+    int64_t found = 0;
+    *first = *step = *window = *back = 0;
+    for (int64_t j = 0; j < taps; j++) {
+        int64_t from = at - j * apart;
+        if ((from % stride + stride) % stride)
+            continue;
+        from = from >= 0 ? from / stride : -(-from / stride);
+        if (found == 0) {
+            *first = j;
+            *window = from;
+        } else if (found == 1) {
+            *step = j - *first;
+            *back = from - *window;
+        }
+        found++;
+    }
+    return found;
+}
+
+/* The result is an image; windows of it are what is read, which HEIGHT and WIDTH count. A unit is a row
+ * of it. Places that lie `stride` apart are reached by the same taps. */
+static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64_t begin,
+                                   int64_t end, char *scratch)
+{
+    const int64_t *n = call->n, channels = n[CHANNELS];
+    (void)scratch;
+    OF(Line) line = {.channels = channels, .height = n[HEIGHT], .width = n[WIDTH], .stride = 1,
+                     .out_step = n[STRIDE_X]};
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t row = unit % n[DOWN], first_row, row_step, first, step;
+        line.x = (const T *)p[1] + unit / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;
+        line.tall = OF(reaching)(row + n[TOP], n[TALL], n[STRIDE_Y], n[APART_Y], &first_row,
+                                 &row_step, &line.y, &line.y_step);
+        line.kernel_y = row_step * n[WIDE] * channels;
+        for (int64_t phase = 0; phase < least(n[STRIDE_X], n[ACROSS]); phase++) {
+            line.wide = OF(reaching)(phase + n[LEFT], n[WIDE], n[STRIDE_X], n[APART_X], &first,
+                                     &step, &line.column, &line.x_step);
+            line.kernel_x = step * channels;
+            line.kernel = (const T *)p[2] + (first_row * n[WIDE] + first) * channels;
+            line.places = (n[ACROSS] - phase + n[STRIDE_X] - 1) / n[STRIDE_X];
+            line.out = (T *)p[0] + (unit * n[ACROSS] + phase) * channels;
+            OF(line)(&line);
+        }
+    }
+    return 0;
+}
+
+/* --- sums over the places --- */
+
+/* What some taps of a row of the kernel get from a row of windows; `from` is their pixel in the first
+ * of these. */
+static inline __attribute__((always_inline)) void
+OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column, const int taps,
+         const int vectors, int64_t some)
+{
+    const int64_t channels = n[CHANNELS], step = n[STRIDE_X] * channels;
+    const int64_t apart = n[APART_X], next = apart * channels;
+    V s[3][4];
+    UNROLL for (int b = 0; b < taps; b++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            s[b][v] = sum[b][v];
+    for (int64_t j = 0; j < n[ACROSS]; j++, column += n[STRIDE_X], g += channels, from += step) {
+        int inside = column >= 0 && column + (taps - 1) * apart < n[WIDTH];
+        V factor[4];
+        UNROLL for (int v = 0; v < vectors; v++)
+            factor[v] = some ? OF(load_some)(g, some) : OF(load)(g + v * LANES);
+        UNROLL for (int b = 0; b < taps; b++) {
+            int64_t at = column + b * apart;
+            if (inside || (at >= 0 && at < n[WIDTH]))
+                UNROLL for (int v = 0; v < vectors; v++) {
+                    const T *pixel = from + b * next + v * LANES;
+                    s[b][v] = OF(FMA)(factor[v],
+                                      some ? OF(load_some)(pixel, some) : OF(load)(pixel), s[b][v]);
+                }
+        }
+    }
+    UNROLL for (int b = 0; b < taps; b++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            sum[b][v] = s[b][v];
+}
+
+/* The gradient for the taps b .. b + taps - 1 of row a and for a few vectors of channels. A sum has
+ * parts, of as many rows of windows as have PART places. */
+static inline __attribute__((always_inline)) void
+OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
+                const int taps, const int vectors, int64_t some, int64_t skip)
+{
+    const int64_t channels = n[CHANNELS];
+    const V zero = {0};
+    V sum[3][4], total[3][4];
+    int64_t places = 0;
+    UNROLL for (int i = 0; i < taps; i++)
+        UNROLL for (int v = 0; v < vectors; v++)
+            sum[i][v] = total[i][v] = zero;
+    for (int64_t row = 0; row < n[IMAGES] * n[DOWN]; row++) {
+        int64_t y = row % n[DOWN] * n[STRIDE_Y] - n[TOP] + a * n[APART_Y];
+        if (y >= 0 && y < n[HEIGHT]) {
+            int64_t column = b * n[APART_X] - n[LEFT];
+            const T *image = (const T *)p[2] + row / n[DOWN] * n[HEIGHT] * n[WIDTH] * channels;
+            OF(taps)(sum, n, (const T *)p[1] + row * n[ACROSS] * channels + channel,
+                     image + (y * n[WIDTH] + column) * channels + channel, column, taps, vectors,
+                     some);
+        }
+        places += n[ACROSS];
+        if (places >= PART || row == n[IMAGES] * n[DOWN] - 1) {
+            places = 0;
+            UNROLL for (int i = 0; i < taps; i++)
+                UNROLL for (int v = 0; v < vectors; v++) {
+                    total[i][v] += sum[i][v];
+                    sum[i][v] = zero;
+                }
+        }
+    }
+    T *out = (T *)p[0] + (a * n[WIDE] + b) * channels + channel;
+    UNROLL for (int i = 0; i < taps; i++)
+        UNROLL for (int v = 0; v < vectors; v++) {
+            T *to = out + i * channels + v * LANES;
+            if (some || skip)
+                memcpy(to + skip, (T *)&total[i][v] + skip,
+                       (size_t)((some ? some : LANES) - skip) * sizeof(T));
+            else
+                OF(store)(to, total[i][v]);
+        }
+}
+
+static inline __attribute__((always_inline)) void
+OF(kernel_channels)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
+                    int64_t end, const int taps)
+{
+    enum { AT_ONCE = VECTOR_BYTES == 64 ? 4 : 2 };
+    int64_t channels = n[CHANNELS];
+    for (; channel + AT_ONCE * LANES <= end; channel += AT_ONCE * LANES)
+        OF(kernel_part)(n, p, a, b, channel, taps, AT_ONCE, 0, 0);
+    for (; channel + LANES <= end; channel += LANES)
+        OF(kernel_part)(n, p, a, b, channel, taps, 1, 0, 0);
+    if (channel < end && channels >= LANES)
+        OF(kernel_part)(n, p, a, b, channels - LANES, taps, 1, 0, channel - channels + LANES);
+    else if (channel < end)
+        OF(kernel_part)(n, p, a, b, channel, taps, 1, channels, 0);
+}
+
+/* A unit is a row of the kernel for BLOCK channels. */
+static int OF(depthwise_kernel_vjp)(const KernelCall *call, char *const *p, int64_t begin,
+                                    int64_t end, char *scratch)
+{
+    const int64_t *n = call->n;
+    (void)scratch;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t channel = unit / n[TALL] * n[BLOCK], a = unit % n[TALL], b = 0;
+        int64_t stop = least(channel + n[BLOCK], n[CHANNELS]);
+        for (; b + 3 <= n[WIDE]; b += 3)
+            OF(kernel_channels)(n, p, a, b, channel, stop, 3);
+        if (b + 2 <= n[WIDE])
+            OF(kernel_channels)(n, p, a, b, channel, stop, 2);
+        else if (b < n[WIDE])
+            OF(kernel_channels)(n, p, a, b, channel, stop, 1);
+    }
+    return 0;
+}
