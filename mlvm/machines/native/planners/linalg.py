@@ -186,7 +186,8 @@ def rounding(
         return None
     link = Link(OPS["astype"], target, (len(types),), {"dtype": bf16.name})
     exact = product.with_dtype(f32)
-    child = chain_call([link, *rest], [*types, exact], unit=max(1, product.shape[-1]))
+    unit = max([1, *product.shape[-1:]])
+    child = chain_call([link, *rest], [*types, exact], unit=unit)
     return None if child is None else Chain(child, len(types), *factors, None)
 
 
