@@ -53,7 +53,7 @@ def _fold_in(device: Facts, types: Types) -> Calls:
 
 @kernel("uniform")
 def _uniform(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
-    if not runs(device, types):
+    if types[0].dtype.is_half or not runs(device, types):
         return None
     out = types[0]
     text = source("random.c", T=dtype, **({"WIDE": 1} if out.dtype is f64 else {}))
