@@ -26,7 +26,7 @@ DOCS_READY := $(VENV)/.ready-$(lastword $(FOUND))-docs
 # it may fail, and the numpy kernels run.
 BUILD = $(BIN)/python setup.py -q build_ext --inplace
 
-.PHONY: help native extension demo test sanitize lint lines format bench example-c wheel docs clean
+.PHONY: help native extension demo test fuzz-c sanitize lint lines format bench example-c wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,9 @@ demo: extension ## train a small MLP-Mixer on the digits
 
 test: extension ## run the tests, on all cores
 	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+
+fuzz-c: extension ## fuzz the loop and built steps without Python, under sanitizers
+	$(BIN)/python -m tests.standalone.fuzz
 
 sanitize: $(TEST_READY) ## run the native machine's tests under the compiler's sanitizers
 	$(BIN)/python -m tests.sanitize

@@ -27,10 +27,16 @@ GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
 FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
 FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
-X86_TARGETS = {
-    "avx2": "-mavx2 -mfma",
-    "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512",
+# The kernels once more for each of these, with such options.
+TARGETS = {
+    "x86": {
+        "avx2": "-mavx2 -mfma",
+        "avx512": "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl "
+        "-mprefer-vector-width=512",
+    },
+    "arm": {"neon": "-DUSE_NEON"},
 }
+MACHINES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
 
 
 class BuildStubs(build_py):
@@ -73,8 +79,8 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
-        x86 = platform.machine().lower() in ("x86_64", "amd64")
-        targets = {"plain": "", **(X86_TARGETS if unix and x86 else {})}
+        machine = MACHINES.get(platform.machine().lower(), "") if unix else ""
+        targets = {"plain": "", **TARGETS.get(machine, {})}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:

@@ -1,5 +1,5 @@
-"""The command line: `python -m mlvm run | check | disasm | memory | show | launch | mpirun |
-ops | info`, and, for machines elsewhere, `serve | ping | top`."""
+"""The command line: `python -m mlvm run | check | build | disasm | memory | show | launch |
+mpirun | ops | info`, and, for machines elsewhere, `serve | ping | top`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ from mlvm.machines import gpu
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
+from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.parallel.launch import launch
 from mlvm.parallel.mpirun import mpirun
 from mlvm.show.memory import show_plan, show_program, show_script
@@ -88,6 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             run(options)
         elif options.command == "check":
             check(options)
+        elif options.command == "build":
+            build(options)
         elif options.command == "disasm":
             print(disassemble(program_of(read_file(options.file))), end="")
         elif options.command == "memory":
@@ -142,6 +145,28 @@ def _parser() -> argparse.ArgumentParser:
     add("file", metavar="FILE")
     argument = "the next argument's type, such as f32[2,3]; without any, types are not checked"
     add("--type", **remote.REPEATED, metavar="T", help=argument)
+
+    text = "write a captured step as C, which needs neither Python nor malloc"
+    add = commands.add_parser("build", help=text, description=text).add_argument
+    add("file", metavar="STEP.mlvm", help="what Captured.save wrote")
+    add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
+    add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
+    sets = ("auto", *OPTIONS)
+    text = "instruction sets of the kernels; auto: the target's, of which a run takes the best"
+    add("--simd", choices=sets, default="auto", help=text)
+    where = "in the program, or in DIR/weights.bin, which it is given"
+    add("--weights", choices=("embed", "file"), default="file", help=where)
+    add(
+        "--threads",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="how many it may use at most (default: 1)",
+    )
+    deep = "how deep functions may call themselves (default: 64)"
+    add("--depth", type=_count, default=64, metavar="N", help=deep)
+    kept = "memory for what gradients keep of a loop whose turns nobody knows (default: 1048576)"
+    add("--records", type=_count, default=1 << 20, metavar="BYTES", help=kept)
 
     add = commands.add_parser("disasm", help="print a program as assembly").add_argument
     add("file", metavar="FILE")
@@ -333,6 +358,41 @@ def run(options: argparse.Namespace) -> None:
             np.save(options.out / f"{number}.npy", output)
         text = format_constant(output) if options.print else TensorType.of(output)
         print(f"output {number}: {text}")
+
+
+def build(options: argparse.Namespace) -> None:
+    """Write a step as C, and say what is in it."""
+    extension.require("a step is built from the native kernels")
+    from mlvm.machines.standalone import build as standalone  # with the extension alone
+
+    found = read_file(options.file)
+    if not isinstance(found, SavedStep):
+        raise BadInput(f"{options.file} is a program: what Captured.save wrote is wanted")
+    planned, plan = found.planned, found.planned.plan
+    step = standalone.Planned(
+        planned.program,
+        [standalone.Tensor(*each) for each in planned.arguments],
+        [standalone.Tensor(*each) for each in found.results],
+        found.inputs,
+        found.outputs,
+        found.states,
+        plan.nbytes,
+        planned.lines,
+    )
+    made = standalone.build(
+        step,
+        options.folder,
+        target=options.target,
+        simd=options.simd,
+        embed=options.weights == "embed",
+        threads=options.threads,
+        depth=options.depth,
+        records=options.records,
+        title=f"{Path(options.file).name}, as a step in C.",
+    )
+    print(f"{options.folder}: {len(made.kernels)} kernels for {', '.join(made.sets)}")
+    print(f"memory: {made.memory} bytes of tensors; weights: {made.weights} bytes")
+    print(f"next: make -C {shlex.quote(str(options.folder))}")
 
 
 def check(options: argparse.Namespace) -> None:

@@ -27,7 +27,7 @@ Convert: TypeAlias = Callable[[Array, Array], None]
 _PLACES: Final = frozenset({"condition", "indices", "key", "labels", "mask", "start"})
 """Operands that do not promote with the others: they say where elements are, or choose."""
 
-_FILLS: Final = frozenset({"value", "pad_value"})
+FILLS: Final = frozenset({"value", "pad_value"})
 """Attributes that are elements of the result."""
 
 
@@ -100,7 +100,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     computed = f64 if has_f64 or not op.inputs else f32
     if is_named:
         attributes["dtype"] = computed.name
-    for name in _FILLS & attributes.keys():
+    for name in FILLS & attributes.keys():
         attributes[name] = float(shown(cast(np.array(attributes[name]), DType.of(out.dtype))))
     result = memory_of(*out.shape, dtype=computed.numpy)
     kernel(result, *wide, **attributes)
@@ -111,7 +111,7 @@ def run(op: Op, kernel: Kernel, convert: Convert, /, *arrays: Array, **attribute
     return None
 
 
-def _promotes(op: Op, operands: Sequence[Array]) -> list[bool]:
+def promotes(op: Op, operands: Sequence[Array | TensorType]) -> list[bool]:
     """Which operands are converted to the dtype that they have in common."""
     names = [*op.inputs, *op.inputs[-1:] * (len(operands) - len(op.inputs))]
     return [name not in _PLACES for name in names]
@@ -119,14 +119,14 @@ def _promotes(op: Op, operands: Sequence[Array]) -> list[bool]:
 
 def _is_moved(op: Op, outs: Sequence[Array], operands: Sequence[Array]) -> bool:
     """Whether result and operands have one dtype, but for operands that say where elements are."""
-    values = [x for x, counts in zip(operands, _promotes(op, operands), strict=True) if counts]
+    values = [x for x, counts in zip(operands, promotes(op, operands), strict=True) if counts]
     return len({x.dtype for x in (*outs, *values)}) == 1
 
 
 def _in_common_half(op: Op, operands: Sequence[Array], convert: Convert) -> list[Array]:
     """The operands, integers in the half that all of them promote to, if they do. Those of 8 bits
     and bools stay: a half has them all."""
-    found, values = list(operands), [i for i, x in enumerate(_promotes(op, operands)) if x]
+    found, values = list(operands), [i for i, x in enumerate(promotes(op, operands)) if x]
     integers = [i for i in values if found[i].dtype.kind in "iu" and found[i].itemsize > 1]
     inexact = {found[i].dtype for i in values if found[i].dtype.kind not in "biu"}
     if len(inexact) == 1:

@@ -52,7 +52,7 @@ class NativeKernel:
     """How halves are converted: `native_kernels` says."""
 
     def __init__(self, op: Op, planner: Planner, pool: Pool) -> None:
-        self._op = op
+        self.op = op
         self._planner = planner
         self._pool = pool
         self._calls: dict[Any, KernelCall | None] = {}
@@ -70,13 +70,13 @@ class NativeKernel:
     def _fit(self, types: Types, attributes: Attributes) -> bool:
         """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a
         complex element for another of its size, if it did more than to move it."""
-        moves = self._op.name in _MOVES or self._op.links  # these have row functions by dtype
+        moves = self.op.name in _MOVES or self.op.links  # these have row functions by dtype
         if not moves and any(type.dtype.kind == "complex" for type in types):
             return False
-        if any(map(is_half, types)) and not (self._op.copies_only or self._op.links):
+        if any(map(is_half, types)) and not (self.op.copies_only or self.op.links):
             return False
         try:
-            return self._op.infer(types[1:], attributes) is types[0]
+            return self.op.infer(types[1:], attributes) is types[0]
         except OpError:
             return False
 
@@ -87,9 +87,9 @@ class NativeKernel:
             return
         if call is None and self._run_in_f64(types, arrays, attributes):
             return
-        kernel = self._op.kernel
+        kernel = self.op.kernel
         if any(map(is_half, types)):
-            kernel = partial(half.run, self._op, self if call is None else kernel, self.convert)
+            kernel = partial(half.run, self.op, self if call is None else kernel, self.convert)
         kernel(*arrays, **attributes)
 
     def _run_in_f64(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
@@ -118,28 +118,28 @@ class NativeFused:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._ways: WeakKeyDictionary[Chain, dict[Any, KernelCall | _Parts]] = WeakKeyDictionary()
+        self._ways: WeakKeyDictionary[Chain, dict[Any, KernelCall | Parts]] = WeakKeyDictionary()
 
     def call(self, types: Types, attributes: Attributes) -> KernelCall | None:
         """The call of attributes["chain"] for parameters of these types; None if it has parts."""
-        way = self._way(attributes["chain"], types)
+        way = self.way(attributes["chain"], types)
         return way if isinstance(way, KernelCall) else None
 
     def __call__(self, *params: Array, chain: Chain) -> None:
-        way = self._way(chain, [TensorType.of(x) for x in params])
+        way = self.way(chain, [TensorType.of(x) for x in params])
         if isinstance(way, KernelCall):
             way.run(self._pool, *params)
         else:
             way.run(self._pool, params)
 
-    def _way(self, chain: Chain, types: Types) -> KernelCall | _Parts:
+    def way(self, chain: Chain, types: Types) -> KernelCall | Parts:
         key, ways = tuple(types), self._ways.setdefault(chain, {})
         if key not in ways:
             if len(ways) >= MOST_LAYOUTS:
                 ways.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
             prepare = headed_call if chain.links[0].op.name in HEADS else chain_call
-            ways[key] = (native and prepare(chain.links, types)) or _Parts(chain, types)
+            ways[key] = (native and prepare(chain.links, types)) or Parts(chain, types)
         return ways[key]
 
 
@@ -151,20 +151,20 @@ class _Part(NamedTuple):
     attributes: Attributes
 
 
-class _Parts:
+class Parts:
     """A chain in parts. Temporaries are parameters behind those that are given."""
 
     def __init__(self, chain: Chain, types: Types) -> None:
         known = chain.infer(types)
         order = [*range(len(types)), *[number for number in known if number < 0]]
-        self._temporaries = [known[number] for number in order if number < 0]
+        self.temporaries = [known[number] for number in order if number < 0]
         place = {number: i for i, number in enumerate(order)}
-        self._parts: list[_Part] = []
+        self.parts: list[_Part] = []
         all_types = [known[number] for number in order]
         for native, run in groupby(chain.links, lambda link: _has_row(chain, link, known)):
             links = [link.renumbered(place) for link in run]
             part = _call_of(links, all_types) if native and len(links) > 1 else None
-            self._parts += (
+            self.parts += (
                 [part]
                 if part is not None
                 else [
@@ -174,9 +174,9 @@ class _Parts:
             )
 
     def run(self, pool: Pool, params: Sequence[Array]) -> None:
-        made = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self._temporaries]
+        made = [memory_of(*type.shape, dtype=type.dtype.numpy) for type in self.temporaries]
         arrays = [*params, *made]
-        for work, numbers, attributes in self._parts:
+        for work, numbers, attributes in self.parts:
             operands = [arrays[number] for number in numbers]
             if isinstance(work, KernelCall):
                 work.run(pool, *operands)

@@ -30,7 +30,8 @@ PLANNERS: Final[dict[str, Planner]] = {}
 """By op name."""
 
 _INTEGERS: Final = {
-    kernel: tuple([name.lower() for name in names]) for kernel, names in _native.kernels().items()
+    kernel: tuple([name.lower() for name in names])
+    for kernel, (_, names) in _native.kernels().items()
 }
 """The names of the integers that a kernel's calls have, which `plan/names.h` explains."""
 
@@ -60,14 +61,15 @@ def kernel_call(
     shared: int = 0,
     children: Sequence[KernelCall] = (),
     rest: Iterable[int] = (),
+    rows: Sequence[str] = (),
 ) -> KernelCall | None:
     """A call of the kernel of that name; None if there is none. `work` is in nanoseconds on one
     thread, `scratch` and `shared` in bytes. `rest` are integers in any number after those with
-    names, of which those that are not given are 0."""
+    names, of which those that are not given are 0. `rows` are the row functions of a chain."""
     names = _INTEGERS.get(kernel)
     if names is None:
         return None
     if not integers.keys() <= {*names}:
         raise MachineError(f"calls of {kernel} have the integers {names}, not {[*integers]}")
     ints = [*[integers.get(name, 0) for name in names], *rest]
-    return KernelCall(kernel, nparams, ints, floats, units, work, scratch, shared, children)
+    return KernelCall(kernel, nparams, ints, floats, units, work, scratch, shared, children, rows)

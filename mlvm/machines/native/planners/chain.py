@@ -110,8 +110,9 @@ def chain_call(
     if whole and len(chain.steps) == 1 and chain.steps[0].values == tuple(range(nparams)):
         unit = unit or PIECE
         rest = [type.dtype.itemsize for type in types]
-        integers = {"elements": size, "unit": unit, "function": _native.row(chain.steps[0].row)}
-        return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest)
+        integers = {"elements": size, "unit": unit}
+        rows = [chain.steps[0].row]
+        return kernel_call("row", nparams, -(-size // unit), work, integers, rest=rest, rows=rows)
     shapes = [chain.types[value].shape for value in used if value < nparams]
     lengths, strides = _axes(shape, shapes)
     if len(lengths) > _native.CHAIN_MOST_AXES:
@@ -129,11 +130,14 @@ def chain_call(
         rest += [told[name] for name in _native.CHAIN_VALUE]
         rest += strides[i] if value < nparams else [0] * len(lengths)
     for step in chain.steps:
-        rest += [_native.row(step.row), len(step.values), *map(used.index, step.values)]
+        rest += [len(step.values), *map(used.index, step.values)]
     counts = {"naxes": len(lengths), "nvalues": len(used), "nlinks": len(chain.steps)}
     integers = {"elements": size, "unit": unit, "piece": piece, **counts}
     units = -(-size // unit)
-    return kernel_call("chain", nparams, units, work, integers, scratch=scratch, rest=rest)
+    rows = [step.row for step in chain.steps]
+    return kernel_call(
+        "chain", nparams, units, work, integers, scratch=scratch, rest=rest, rows=rows
+    )
 
 
 def _axes(shape: Shape, shapes: Sequence[Shape]) -> tuple[list[int], list[list[int]]]:

@@ -11,12 +11,12 @@ static PyTypeObject *kernel_call_type, *pool_type;
 /* --- KernelCall --- */
 
 /* Memory with the numbers of a sequence, as int64_t or as double; NULL with an exception set. */
-static void *numbers_of(PyObject *given, int reals)
+static void *numbers_of(PyObject *given, int reals, Py_ssize_t *how_many)
 {
     PyObject *list = PySequence_List(given);
     if (!list)
         return NULL;
-    Py_ssize_t count = PyList_Size(list);
+    Py_ssize_t count = *how_many = PyList_Size(list);
     union {
         int64_t integer;
         double real;
@@ -38,17 +38,38 @@ static void *numbers_of(PyObject *given, int reals)
     return values;
 }
 
+/* The row functions of a chain, by their names. Returns 0, or -1 with an exception set. */
+static int find_rows(KernelCallObject *self, PyObject *names)
+{
+    Py_ssize_t count = PySequence_Size(names);
+    self->rows = count < 0 ? NULL : PyMem_Calloc((size_t)count + 1, sizeof *self->rows);
+    if (!self->rows)
+        return PyErr_Occurred() ? -1 : (PyErr_NoMemory(), -1);
+    for (self->nrows = 0; self->nrows < count; self->nrows++) {
+        PyObject *name = PySequence_GetItem(names, self->nrows);
+        const char *text = name ? PyUnicode_AsUTF8AndSize(name, NULL) : NULL;
+        self->rows[self->nrows] = text ? find_row(text) : NULL;
+        if (text && !self->rows[self->nrows])
+            PyErr_Format(PyExc_LookupError, "no row function %s", text);
+        Py_XDECREF(name);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    self->call.rows = self->rows;
+    return 0;
+}
+
 static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *names[] = {"kernel", "nparams", "ints",   "floats", "units",
-                            "work",   "scratch", "shared", "parts",  NULL};
+                            "work",   "scratch", "shared", "parts",  "rows",   NULL};
     const char *kernel;
     int nparams;
-    PyObject *ints = NULL, *reals = NULL, *parts = NULL;
+    PyObject *ints = NULL, *reals = NULL, *parts = NULL, *rows = NULL;
     long long units = 1, scratch = 0, shared = 0;
     double work = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLO:KernelCall", names, &kernel, &nparams,
-                                     &ints, &reals, &units, &work, &scratch, &shared, &parts))
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "si|OOLdLLOO:KernelCall", names, &kernel, &nparams,
+                                     &ints, &reals, &units, &work, &scratch, &shared, &parts, &rows))
         return NULL;
     const KernelEntry *entry = find_kernel(kernel);
     if (!entry)
@@ -56,17 +77,15 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
     KernelCallObject *self = (KernelCallObject *)object_of(type);
     if (!self)
         return NULL;
-    self->call.run = entry->run;
-    self->call.finish = entry->finish;
+    self->call.kernel = entry;
     self->call.nparams = nparams;
     self->call.units = units;
     self->call.work = work;
     self->call.scratch = scratch;
     self->call.shared = shared;
-    self->name = entry->name;
-    if (ints && !(self->call.n = self->ints = numbers_of(ints, 0)))
+    if (ints && !(self->call.n = self->ints = numbers_of(ints, 0, &self->nints)))
         goto failed;
-    if (reals && !(self->call.a = self->floats = numbers_of(reals, 1)))
+    if (reals && !(self->call.a = self->floats = numbers_of(reals, 1, &self->nfloats)))
         goto failed;
     if (parts) {
         self->parts = PySequence_Tuple(parts);
@@ -89,6 +108,8 @@ static PyObject *kernel_call_new(PyTypeObject *type, PyObject *args, PyObject *k
         self->call.children = self->children;
         self->call.nchildren = (int)nparts;
     }
+    if (rows && find_rows(self, rows))
+        goto failed;
     return (PyObject *)self;
 failed:
     Py_DECREF(self);
@@ -100,13 +121,14 @@ static void kernel_call_dealloc(KernelCallObject *self)
     PyMem_Free(self->ints);
     PyMem_Free(self->floats);
     PyMem_Free(self->children);
+    PyMem_Free(self->rows);
     Py_XDECREF(self->parts);
     free_object((PyObject *)self);
 }
 
 static PyObject *kernel_call_repr(KernelCallObject *self)
 {
-    return PyUnicode_FromFormat("<KernelCall %s>", self->name);
+    return PyUnicode_FromFormat("<KernelCall %s>", self->call.kernel->name);
 }
 
 /* call.run(pool, *arrays) -> bool: whether the op accepted the values. */
@@ -116,7 +138,7 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     const KernelCall *call = &self->call;
     if (nargs != call->nparams + 1 || nargs > MOST_PARAMETERS || !is_pool(args[0]))
         return PyErr_Format(PyExc_TypeError, "%s takes a Pool and %d arrays, was given %zd values",
-                            self->name, call->nparams, nargs);
+                            call->kernel->name, call->nparams, nargs);
     for (Py_ssize_t i = 1; i < nargs; i++)
         if (address_of(args[i], &p[i - 1], NULL))
             return NULL;
@@ -127,25 +149,62 @@ static PyObject *kernel_call_run(KernelCallObject *self, PyObject *const *args, 
     return PyBool_FromLong(!result);
 }
 
+/* call.described() -> (ints, floats, parts, rows): what it was made of */
+static PyObject *kernel_call_described(KernelCallObject *self, PyObject *unused)
+{
+    (void)unused;
+    PyObject *ints = PyList_New(0), *reals = PyList_New(0), *rows = PyList_New(0);
+    PyObject *parts = self->parts ? Py_NewRef(self->parts) : PyTuple_New(0);
+    PyObject *item;
+#define FILL(list, count, made)                                                          \
+    for (Py_ssize_t i = 0; list && i < (count); i++) {                                   \
+        if (!(item = (made)) || PyList_Append(list, item))                               \
+            Py_CLEAR(list);                                                              \
+        Py_XDECREF(item);                                                                \
+    }
+    FILL(ints, self->nints, PyLong_FromLongLong(self->ints[i]))
+    FILL(reals, self->nfloats, PyFloat_FromDouble(self->floats[i]))
+    FILL(rows, self->nrows, PyUnicode_FromString(self->rows[i]->name))
+#undef FILL
+    PyObject *all = ints && reals && parts && rows
+                        ? PyTuple_Pack(4, ints, reals, parts, rows) : NULL;
+    Py_XDECREF(ints);
+    Py_XDECREF(reals);
+    Py_XDECREF(parts);
+    Py_XDECREF(rows);
+    return all;
+}
+
+static PyObject *kernel_call_name(KernelCallObject *self, void *unused)
+{
+    (void)unused;
+    return PyUnicode_FromString(self->call.kernel->name);
+}
+
 static PyMethodDef kernel_call_methods[] = {
     {"run", (PyCFunction)(void (*)(void))kernel_call_run, METH_FASTCALL,
      "run(pool, *arrays): do it; return False for values that the op refuses."},
+    {"described", (PyCFunction)kernel_call_described, METH_NOARGS,
+     "What it was made of: ints, floats, parts, rows."},
     {NULL, NULL, 0, NULL}};
 
 #define MEMBER(name, type) {#name, type, offsetof(KernelCallObject, call.name), READONLY, NULL}
-static PyMemberDef kernel_call_members[] = {{"kernel", T_STRING, offsetof(KernelCallObject, name), READONLY, NULL},
-                                     MEMBER(units, T_LONGLONG),
+static PyMemberDef kernel_call_members[] = {MEMBER(units, T_LONGLONG),
                                      MEMBER(work, T_DOUBLE),
                                      MEMBER(scratch, T_LONGLONG),
                                      MEMBER(shared, T_LONGLONG),
                                      MEMBER(nparams, T_INT),
                                      {NULL, 0, 0, 0, NULL}};
 
+static PyGetSetDef kernel_call_getters[] = {
+    {"kernel", (getter)kernel_call_name, NULL, NULL, NULL}, {NULL, NULL, NULL, NULL, NULL}};
+
 static PyType_Slot kernel_call_slots[] = {{Py_tp_new, kernel_call_new},
                                    {Py_tp_dealloc, kernel_call_dealloc},
                                    {Py_tp_repr, kernel_call_repr},
                                    {Py_tp_methods, kernel_call_methods},
                                    {Py_tp_members, kernel_call_members},
+                                   {Py_tp_getset, kernel_call_getters},
                                    {Py_tp_doc, "A native kernel, prepared for parameters of certain types."},
                                    {0, NULL}};
 static PyType_Spec kernel_call_spec = {"mlvm.machines.native._native.KernelCall", sizeof(KernelCallObject), 0,
@@ -278,12 +337,13 @@ static PyObject *get_kernels(PyObject *module, PyObject *unused)
     (void)module, (void)unused;
     PyObject *kernels = PyDict_New();
     const KernelEntry *entry;
-    const char *const *names;
-    for (int i = 0; kernels && (entry = nth_kernel(i, &names)); i++) {
+    const char *file, *const *names;
+    for (int i = 0; kernels && (entry = nth_kernel(i, &file, &names)); i++) {
         PyObject *integers = tuple_of_names(names);
-        if (!integers || PyDict_SetItemString(kernels, entry->name, integers))
+        PyObject *known = integers ? Py_BuildValue("sN", file, integers) : NULL;
+        if (!known || PyDict_SetItemString(kernels, entry->name, known))
             Py_CLEAR(kernels);
-        Py_XDECREF(integers);
+        Py_XDECREF(known);
     }
     return kernels;
 }
@@ -302,27 +362,13 @@ static PyObject *get_rows(PyObject *module, PyObject *unused)
     return costs;
 }
 
-static PyObject *get_row(PyObject *module, PyObject *name)
-{
-    (void)module;
-    PyObject *bytes = PyUnicode_AsUTF8String(name);
-    if (!bytes)
-        return NULL;
-    const RowEntry *entry = find_row(PyBytes_AsString(bytes));
-    Py_DECREF(bytes);
-    if (!entry)
-        return PyErr_Format(PyExc_LookupError, "no row function %U", name);
-    return PyLong_FromVoidPtr((void *)(intptr_t)entry->run);
-}
-
 static PyMethodDef call_functions[] = {
     {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512, avx2 or plain."},
     {"simd_sets", get_simd_sets, METH_NOARGS,
      "The instruction sets of this build, the best first, and whether the processor has them."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for calls made from now on; False if there is no such one here."},
-    {"kernels", get_kernels, METH_NOARGS, "All kernels, and the names of the integers that their calls have."},
-    {"row", get_row, METH_O, "The address of a row function, as calls of chains hold it."},
+    {"kernels", get_kernels, METH_NOARGS, "All kernels: of each the file it is in, and the names of the integers that its calls have."},
     {"rows", get_rows, METH_NOARGS, "All row functions, and what a byte of the result costs in nanoseconds."},
     {NULL, NULL, 0, NULL}};
 

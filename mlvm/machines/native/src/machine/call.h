@@ -12,11 +12,12 @@
 typedef struct {
     PyObject_HEAD
     KernelCall call;
-    const char *name;
     int64_t *ints;
     double *floats;
     PyObject *parts; /* a tuple that keeps the children */
     const KernelCall **children;
+    const RowEntry **rows;
+    Py_ssize_t nints, nfloats, nrows;
 } KernelCallObject;
 
 typedef struct {

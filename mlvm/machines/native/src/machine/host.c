@@ -178,7 +178,7 @@ static int answer_number(mlvm_frame *seen, const char *name, double *value)
 }
 
 /* A new tensor of the call, or NULL without memory. The mutex is held. */
-static Made *make(Frame *frame, TypeObject *type)
+static Made *make(Frame *frame, const Type *type)
 {
     Made *made = malloc(sizeof *made);
     Tensor *tensor = made ? tensor_zeros(type) : NULL;
@@ -225,7 +225,7 @@ static Made *ask_and_make(Frame *frame, int dtype, int ndim, const int64_t *shap
             fail(frame);
         pthread_mutex_lock(&frame->mutex);
         if (kept && frame->running && frame->types == types)
-            made = make(frame, (TypeObject *)type);
+            made = make(frame, &((TypeObject *)type)->type);
         pthread_mutex_unlock(&frame->mutex);
         if (kept && !made)
             Py_XDECREF(ask(frame, "no_memory", "(O)", ((TypeObject *)type)->tensor_type));
@@ -244,7 +244,7 @@ static mlvm_tensor *answer_new_tensor(mlvm_frame *seen, int32_t dtype, int32_t n
     TypeObject *type = NULL;
     if (ndim >= 0 && ndim <= PyBUF_MAX_NDIM && (shape || !ndim))
         type = types_find(frame->types, dtype, ndim, shape);
-    Made *made = type ? make(frame, type) : NULL;
+    Made *made = type ? make(frame, &type->type) : NULL;
     pthread_mutex_unlock(&frame->mutex);
     if (!made)
         made = ask_and_make(frame, dtype, ndim, shape);
@@ -422,7 +422,7 @@ static int show(mlvm_value *to, Value value)
         to->string = text_of(value.as.object);
         return !to->string;
     }
-    const TypeObject *type = value.as.tensor->type;
+    const Type *type = value.as.tensor->type;
     to->kind = MLVM_TENSOR;
     to->tensor = (mlvm_tensor){.data = value.as.tensor->address, .nbytes = type->nbytes,
                                .size = type->size, .shape = type->shape, .dtype = type->dtype,

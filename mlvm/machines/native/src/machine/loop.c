@@ -1,23 +1,11 @@
-/* The machine's loop, without the interpreter lock where a program is long.
+/* The machine's loop (plan/loop.c) on Python's programs, without the interpreter lock where one is long.
  *
- * It runs what `loop.py` prepares from the steps of the linker, and does what
- * `mlvm.core.machine.run` does with them. It explains nothing: whatever is out of the ordinary ends
- * it with the state of the machine, and the reference loop goes on from there, or says what is
- * wrong. Host functions in C are called from here (host.c); those in Python, and kernels without a
- * planner, are called back. Nobody has verified a raw machine's program: what would leave the stack is
- * left to the reference loop.
- *
- * Whoever changes the function table counts that in its `version`. Before each function the loop
- * looks at the count, without the interpreter lock, and ends if it is another. That is enough:
- * a change needs the VM's own lock, which the launch has, so it comes from this thread: from a host
- * function, however it has come back to Python, or from a signal handler.
- *
- * A call that takes its parameters from the stack remembers, for the types it has met, the kernel call to
- * run and the type of the result. Other types ask Python once.
+ * It runs what `loop.py` prepares from the steps of the linker. Where the loop ends before the program
+ * does, the reference loop goes on from the state of the machine, or says what is wrong. Host functions
+ * in C are called from here (host.c); those in Python, and kernels without a planner, are called back.
  */
 #include "loop.h"
 
-#include "../plan/bound.h"
 #include "call.h"
 #include "host.h"
 #include "value.h"
@@ -28,55 +16,21 @@
 #include <string.h>
 #include <time.h>
 
-/* The steps that this loop knows, by the names of mlvm/core/machine/link.py, and two of its own: RUN, a
- * kernel on parameters with addresses that are known, and BACK, back to Python with no parameters and no
- * results. Python has their numbers from here. */
-#define STEPS(X)                                                                         \
-    X(UNKNOWN) X(HALT) X(LOAD_ARG) X(CALL) X(PUSH) X(GET) X(SET) X(JUMP_IF_FALSE) X(JUMP) \
-    X(CALL_FUNCTION) X(RETURN) X(POP) X(LOAD_GLOBAL) X(STORE_GLOBAL) X(RUN) X(BACK)
-enum Code { STEPS(NAME) };
-
-enum { MOST_CASES = 8, MOST_TYPES = 32, MOST_DEPTH = 10000, ALL = -1 };
+enum { MOST_CASES = 8 };
 #define MOST_VALUES (1 << 22) /* on the stack of a launch that has limits */
 #define VALUE_COUNTS 56       /* as so many bytes, here or as an object of Python's list */
 #define FRAME_COUNTS 128
-#define ANYWHERE UINT32_MAX /* parameter may lie anywhere over others */
 
-/* Nanoseconds of estimated work until the clock is read, and by the clock till Python may handle
- * signals; what a jump and a call of a function in C count for. */
-#define TILL_CLOCK 100000
+/* Nanoseconds by the clock till Python may handle signals; what a call of a function in C counts for. */
 #define TILL_SIGNALS 50000000
-#define JUMP_WORK 5
 #define HOST_WORK 25000
 
-/* What a call does for parameters of certain types. */
+/* What a step of the loop calls. */
 typedef struct {
-    TypeObject *types[MOST_TYPES]; /* of `count` parameters */
-    int count;
-    KernelCallObject *call; /* the case's own; NULL: Python calls the function */
-    TypeObject *out;  /* of the result it makes; NULL if it writes to its first parameters */
-    int nwrites;
-    uint32_t over[MOST_TYPES]; /* for each it writes, which others it may lie exactly over */
-} Case;
-
-typedef struct {
-    int code;
-    int number;
-    int nparams;
-    int ncases;
+    PyObject *object; /* what to call */
+    Host *host;       /* of a host function */
     unsigned next_case;
-    BoundCall bound;  /* RUN */
-    PyObject *object; /* what to call, or a constant */
-    Value value;      /* PUSH */
-    Case *cases;      /* CALL */
-    Host *host;       /* CALL of a host function */
-} Step;
-
-typedef struct {
-    Step *steps;
-    int count;
-    int *starts, *ends; /* the pcs that each step was made of */
-} Function;
+} Callee;
 
 typedef struct {
     PyObject_HEAD
@@ -85,6 +39,9 @@ typedef struct {
     int straight;        /* only RUN steps, then HALT: no state but the pc */
     BoundCall *bound;    /* of these steps, `nbound` of them */
     int nbound;
+    char **addresses;    /* of the parameters of RUN steps */
+    uint32_t *places;    /* 0, 1, 2, ... */
+    uint32_t naddresses;
     int64_t scratch, shared;
     double work;
     PyObject *kept;      /* a list of all Python objects that steps refer to */
@@ -105,19 +62,40 @@ static int keep(ProgramObject *self, PyObject *object)
     return PyList_Append(self->kept, object);
 }
 
+/* Room for the addresses of all RUN steps. Returns 0, or -1 with an exception set. */
+static int make_addresses(ProgramObject *self, PyObject *functions)
+{
+    size_t count = 0;
+    for (Py_ssize_t f = 0; f < self->nfunctions; f++) {
+        PyObject *steps = PySequence_GetItem(PyList_GetItem(functions, f), 0);
+        for (Py_ssize_t i = 0; steps && i < PyList_Size(steps); i++) {
+            PyObject *arrays = PyTuple_GetItem(PyList_GetItem(steps, i), 3);
+            count += arrays && PyTuple_Check(arrays) ? (size_t)PyTuple_Size(arrays) : 0;
+        }
+        Py_XDECREF(steps);
+        if (PyErr_Occurred())
+            return -1;
+    }
+    self->addresses = PyMem_Calloc(count + 1, sizeof *self->addresses);
+    self->places = count < UINT32_MAX ? PyMem_Calloc(count + 1, sizeof *self->places) : NULL;
+    if (!self->addresses || !self->places)
+        return PyErr_NoMemory(), -1;
+    for (size_t i = 0; i < count; i++)
+        self->places[i] = (uint32_t)i;
+    return 0;
+}
+
 static int fill_run(ProgramObject *self, Step *step, PyObject *call, PyObject *arrays)
 {
     if (!is_kernel_call(call) || !PyTuple_Check(arrays))
         return PyErr_BadArgument(), -1;
     Py_ssize_t count = PyTuple_Size(arrays);
     step->bound.call = &((KernelCallObject *)call)->call;
-    step->bound.p = PyMem_Calloc((size_t)count + 1, sizeof *step->bound.p);
-    if (!step->bound.p)
-        return PyErr_NoMemory(), -1;
-    if (count != step->bound.call->nparams)
+    step->bound.places = self->places + self->naddresses;
+    if (count != step->bound.call->nparams || count > MOST_PARAMETERS)
         return PyErr_BadArgument(), -1;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (address_of(PyTuple_GetItem(arrays, i), &step->bound.p[i], NULL))
+        if (address_of(PyTuple_GetItem(arrays, i), &self->addresses[self->naddresses++], NULL))
             return -1;
     if (step->bound.call->scratch > self->scratch)
         self->scratch = step->bound.call->scratch;
@@ -166,17 +144,23 @@ static int fill_step(ProgramObject *self, Step *step, PyObject *given)
         self->straight = 0;
         return fill_push(self, step, first, second);
     case CALL:
-        if (second != Py_None && (keep(self, second) || !(step->host = host_new(second))))
+    case BACK: {
+        Callee *callee = PyMem_Calloc(1, sizeof *callee);
+        if (!callee)
+            return PyErr_NoMemory(), -1;
+        step->callee = callee;
+        callee->object = first;
+        self->straight = 0;
+        if (step->code == CALL && second != Py_None &&
+            (keep(self, second) || !(callee->host = host_new(second))))
             return -1;
-        if (step->host && step->host->function) {
+        step->foreign = callee->host != NULL;
+        if (callee->host && callee->host->function) {
             self->has_c = 1;
             self->work = WORTH_RELEASING; /* the function runs without the lock */
         }
-        /* fall through */
-    case BACK:
-        self->straight = 0;
-        step->object = first;
         return keep(self, first);
+    }
     case JUMP:
     case JUMP_IF_FALSE:
     case CALL_FUNCTION: {
@@ -217,16 +201,17 @@ static int fill_function(ProgramObject *self, Function *function, PyObject *give
     Py_ssize_t count = PyList_Size(steps);
     if (PyList_Size(starts) != count || PyList_Size(ends) != count)
         return PyErr_BadArgument(), -1;
-    function->steps = PyMem_Calloc((size_t)count + 1, sizeof *function->steps);
-    if (!function->steps)
+    Step *filled = PyMem_Calloc((size_t)count + 1, sizeof *filled);
+    if (!filled)
         return PyErr_NoMemory(), -1;
+    function->steps = filled;
     function->count = (int)count;
     function->starts = numbers(starts, count);
     function->ends = numbers(ends, count);
     if (PyErr_Occurred())
         return -1;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (fill_step(self, &function->steps[i], PyList_GetItem(steps, i)))
+        if (fill_step(self, &filled[i], PyList_GetItem(steps, i)))
             return -1;
     return 0;
 }
@@ -272,6 +257,8 @@ static PyObject *program_new(PyTypeObject *type, PyObject *args, PyObject *kwarg
         goto failed;
     }
     self->nfunctions = (int)count;
+    if (make_addresses(self, functions))
+        goto failed;
     for (Py_ssize_t i = 0; i < count; i++)
         if (fill_function(self, &self->functions[i], PyList_GetItem(functions, i)))
             goto failed;
@@ -298,18 +285,22 @@ static int program_clear(ProgramObject *self)
     return 0;
 }
 
+static PyObject *object_of_call(const KernelCall *call)
+{
+    return call ? (PyObject *)((char *)call - offsetof(KernelCallObject, call)) : NULL;
+}
+
 /* Forget what calls were resolved to, and the types that they were resolved for. */
 static void forget_cases(ProgramObject *self)
 {
     for (int f = 0; f < self->nfunctions; f++)
         for (int i = 0; i < self->functions[f].count; i++) {
-            Step *step = &self->functions[f].steps[i];
+            Step *step = (Step *)&self->functions[f].steps[i];
             while (step->ncases) {
-                PyObject *call = (PyObject *)step->cases[--step->ncases].call;
-                step->cases[step->ncases].call = NULL;
+                PyObject *call = object_of_call(step->cases[--step->ncases].call);
+                ((Case *)step->cases)[step->ncases].call = NULL;
                 Py_XDECREF(call);
             }
-            step->next_case = 0;
         }
     types_forget(&self->types);
 }
@@ -321,19 +312,22 @@ static void program_dealloc(ProgramObject *self)
     for (int f = 0; f < self->nfunctions; f++) {
         Function *function = &self->functions[f];
         for (int i = 0; i < function->count; i++) {
-            Step *step = &function->steps[i];
-            PyMem_Free(step->bound.p);
-            PyMem_Free(step->cases);
-            host_free(step->host);
+            Step *step = (Step *)&function->steps[i];
+            Callee *callee = (Callee *)step->callee;
+            PyMem_Free((Case *)step->cases);
+            host_free(callee ? callee->host : NULL);
+            PyMem_Free(callee);
             if (step->code == PUSH && step->value.kind == TENSOR)
                 PyMem_Free(step->value.as.tensor);
         }
-        PyMem_Free(function->steps);
-        PyMem_Free(function->starts);
-        PyMem_Free(function->ends);
+        PyMem_Free((Step *)function->steps);
+        PyMem_Free((int *)function->starts);
+        PyMem_Free((int *)function->ends);
     }
     PyMem_Free(self->functions);
     PyMem_Free(self->bound);
+    PyMem_Free(self->addresses);
+    PyMem_Free(self->places);
     Py_XDECREF(self->kept);
     types_clear(&self->types);
     Py_XDECREF(self->arguments);
@@ -342,33 +336,21 @@ static void program_dealloc(ProgramObject *self)
 
 /* --- a launch --- */
 
+/* The machine while it runs a Python program. */
 typedef struct {
-    int function, pc, base, nparams;
-} Return;
-
-/* The machine while it runs. */
-typedef struct {
+    Machine m;
     ProgramObject *program;
     PoolObject *pool;
     PyObject *helper;     /* what Python does for the loop: `loop.Helper` */
     PyThreadState *saved; /* NULL while this thread has the interpreter lock */
     int releases;
     int was_busy;         /* the pool, when the lock was released */
-    int64_t version;
     Frame *frame;         /* for functions in C */
-    Value *stack;
-    int64_t top, room;
-    Return *frames;
-    int64_t depth, frames_room;
     int64_t counted; /* bytes of stack and frames, as made */
-    Tensor *arguments;
-    int function, pc, base, nparams, since;
-    int64_t left; /* instructions that the launch may still take; -1: any number */
-    int64_t worked; /* nanoseconds of estimated work since the clock was read */
     int64_t looked; /* at signals: when, by the clock */
-} Machine;
+} Launch;
 
-static void hold(Machine *m)
+static void hold(Launch *m)
 {
     if (m->saved) {
         PyEval_RestoreThread(m->saved);
@@ -377,7 +359,7 @@ static void hold(Machine *m)
     }
 }
 
-static void release(Machine *m)
+static void release(Launch *m)
 {
     if (m->releases && !m->saved) {
         m->was_busy = m->pool->busy; /* a function in C may have come back to Python and here */
@@ -386,10 +368,9 @@ static void release(Machine *m)
     }
 }
 
-static void drop(Machine *m, Value value)
+static void drop_last(Machine *machine, Value value)
 {
-    if (value.kind == INTEGER || (value.kind == TENSOR && --value.as.tensor->references))
-        return;
+    Launch *m = (Launch *)machine;
     if (value.kind == TENSOR && !value.as.tensor->array) {
         tensor_free(value.as.tensor);
         return;
@@ -399,82 +380,64 @@ static void drop(Machine *m, Value value)
     if (value.kind == TENSOR)
         tensor_free(value.as.tensor);
     else
-        Py_DECREF(value.as.object);
+        Py_DECREF((PyObject *)value.as.object);
     if (!held)
         release(m);
 }
 
-static Value another(Machine *m, Value value)
+static void keep_object(Machine *machine, Value value)
 {
-    if (value.kind == TENSOR)
-        value.as.tensor->references++;
-    else if (value.kind == OBJECT) {
-        int held = !m->saved;
-        hold(m);
-        Py_INCREF(value.as.object);
-        if (!held)
-            release(m);
-    }
-    return value;
+    Launch *m = (Launch *)machine;
+    int held = !m->saved;
+    hold(m);
+    Py_INCREF((PyObject *)value.as.object);
+    if (!held)
+        release(m);
 }
 
-static void drop_all(Machine *m, int64_t first)
+/* Returns 1 without memory, and -1 with an exception set for a launch that may hold no more. */
+static int more_values(Machine *machine, int64_t count)
 {
-    while (m->top > first)
-        drop(m, m->stack[--m->top]);
-}
-
-/* Room for so many more values. Returns 0, or -1. */
-static int make_room(Machine *m, int64_t count)
-{
-    int64_t room = m->room;
-    while (m->top + count > room)
+    Launch *launch = (Launch *)machine;
+    int64_t room = machine->room;
+    while (machine->top + count > room)
         room *= 2;
-    if (room == m->room)
-        return 0;
-    int64_t more = VALUE_COUNTS * (room - m->room);
-    if (is_limited() && (room > MOST_VALUES || !count_made(more)))
+    int64_t more = VALUE_COUNTS * (room - machine->room);
+    if (is_limited() && (room > MOST_VALUES || !count_made(more))) {
+        hold(launch);
+        PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
         return -1;
-    m->counted += is_limited() ? more : 0;
-    Value *stack = realloc(m->stack, sizeof *stack * (size_t)room);
+    }
+    launch->counted += is_limited() ? more : 0;
+    Value *stack = realloc(machine->stack, sizeof *stack * (size_t)room);
     if (!stack)
-        return -1;
-    m->stack = stack;
-    m->room = room;
+        return 1;
+    machine->stack = stack;
+    machine->room = room;
     return 0;
 }
 
-/* Whether the stack has as many values as it may; then an exception is set. */
-static int is_full(Machine *m)
+static int more_frames(Machine *machine)
 {
-    if (!is_limited())
-        return 0;
-    hold(m);
-    PyErr_SetString(PyExc_MemoryError, "more values lie on the stack than a launch may hold");
-    return 1;
-}
-
-/* Room for one more frame. Returns 0, or -1. */
-static int grow(Machine *m)
-{
-    int64_t more = FRAME_COUNTS * m->frames_room;
+    Launch *launch = (Launch *)machine;
+    int64_t more = FRAME_COUNTS * machine->frames_room;
     if (is_limited() && !count_made(more))
-        return -1;
-    m->counted += is_limited() ? more : 0;
-    Return *frames = realloc(m->frames, sizeof *frames * (size_t)(m->frames_room * 2));
+        return 1;
+    launch->counted += is_limited() ? more : 0;
+    Return *frames = realloc(machine->frames, sizeof *frames * (size_t)(machine->frames_room * 2));
     if (!frames)
-        return -1;
-    m->frames = frames;
-    m->frames_room *= 2;
+        return 1;
+    machine->frames = frames;
+    machine->frames_room *= 2;
     return 0;
 }
 
 /* The values from `first` to the top as a list; NULL with an exception set. */
-static PyObject *objects_of(Machine *m, int64_t first)
+static PyObject *objects_of(Launch *m, int64_t first)
 {
-    PyObject *list = PyList_New((Py_ssize_t)(m->top - first));
-    for (int64_t i = first; list && i < m->top; i++) {
-        PyObject *object = object_of_value(m->stack[i]);
+    PyObject *list = PyList_New((Py_ssize_t)(m->m.top - first));
+    for (int64_t i = first; list && i < m->m.top; i++) {
+        PyObject *object = object_of_value(m->m.stack[i]);
         if (!object || PyList_SetItem(list, (Py_ssize_t)(i - first), object))
             Py_CLEAR(list);
     }
@@ -482,47 +445,36 @@ static PyObject *objects_of(Machine *m, int64_t first)
 }
 
 /* Push a value that Python has made. Returns 0, or -1 with an exception set. */
-static int push_object(Machine *m, PyObject *object)
+static int push_object(Launch *m, PyObject *object)
 {
     Value value;
-    if (make_room(m, 1))
+    if (make_room(&m->m, 1))
         return PyErr_NoMemory(), -1;
     if (value_of(&m->program->types, m->helper, object, &value))
         return -1;
-    m->stack[m->top++] = value;
+    m->m.stack[m->m.top++] = value;
     return 0;
 }
 
 /* --- calls --- */
 
-/* Whether somebody has changed the function table since the launch began. */
-static int changed(const Machine *m)
+static Callee *callee_of(const Step *step)
 {
-    return *(const volatile int64_t *)m->program->version != m->version;
-}
-
-/* Put the topmost `count` values in the place of those below, from `first` on. */
-static void replace(Machine *m, int64_t first, int64_t count)
-{
-    int64_t from = m->top - count;
-    for (int64_t i = first; i < from; i++)
-        drop(m, m->stack[i]);
-    memmove(m->stack + first, m->stack + from, sizeof *m->stack * (size_t)count);
-    m->top = first + count;
+    return (Callee *)step->callee;
 }
 
 /* What Python makes of a call on these parameters. */
 static PyObject *call_in_python(const Step *step, PyObject *params)
 {
-    const Host *host = step->host;
+    const Host *host = callee_of(step)->host;
     if (host && (host->nparams == MLVM_ANY || host->nparams == PyList_Size(params)))
         return PyObject_CallFunctionObjArgs(host->call, params, host->attributes, NULL);
-    return PyObject_CallMethodObjArgs(step->object, name_perform, params, NULL);
+    return PyObject_CallMethodObjArgs(callee_of(step)->object, name_perform, params, NULL);
 }
 
 /* Let Python call the function on the parameters from `first` on. Returns 0, or -1 with an exception
  * set, the stack unchanged. Leaves the lock held. */
-static int call_back(Machine *m, const Step *step, int64_t first)
+static int call_back(Launch *m, const Step *step, int64_t first)
 {
     hold(m);
     PyObject *params = objects_of(m, first);
@@ -535,47 +487,49 @@ static int call_back(Machine *m, const Step *step, int64_t first)
     }
     if (!results)
         return -1;
-    int64_t before = m->top;
+    int64_t before = m->m.top;
     Py_ssize_t count = PyList_Size(results);
-    const Host *host = step->host;
+    const Host *host = callee_of(step)->host;
     if (host && host->nresults != MLVM_ANY && host->nresults != count)
         Py_XDECREF(PyObject_CallMethod(host->asked, "end", "Oin", Py_None, 0, count));
     for (Py_ssize_t i = 0; !PyErr_Occurred() && i < count; i++)
         push_object(m, PyList_GetItem(results, i));
     Py_DECREF(results);
     if (PyErr_Occurred()) {
-        drop_all(m, before);
+        drop_all(&m->m, before);
         return -1;
     }
-    replace(m, first, count);
+    replace_below(&m->m, first, count);
     return 0;
 }
 
-/* A kernel without a planner. Returns as `call_back` does. */
-static int call_kernel(Machine *m, const Step *step)
+/* A kernel without a planner. */
+static int call_kernel(Machine *machine, const Step *step)
 {
+    Launch *m = (Launch *)machine;
     hold(m);
-    PyObject *none = PyObject_CallNoArgs(step->object);
+    PyObject *none = PyObject_CallNoArgs(callee_of(step)->object);
     if (!none)
         return -1;
     Py_DECREF(none);
+    release(m);
     return 0;
 }
 
 /* A function in C. Returns as `call_back` does. */
-static int call_c(Machine *m, const Step *step, int64_t first)
+static int call_c(Launch *m, const Step *step, int64_t first)
 {
-    const Host *host = step->host;
-    int64_t count = m->top - first;
+    const Host *host = callee_of(step)->host;
+    int64_t count = m->m.top - first;
     if (host->nparams != MLVM_ANY && host->nparams != count)
         return call_back(m, step, first);
-    for (int64_t i = first; i < m->top; i++)
-        if (m->stack[i].kind == OBJECT)
+    for (int64_t i = first; i < m->m.top; i++)
+        if (m->m.stack[i].kind == OBJECT)
             hold(m);
-    if (frame_enter(m->frame, host, m->stack + first, count))
+    if (frame_enter(m->frame, host, m->m.stack + first, count))
         return call_back(m, step, first);
     release(m);
-    m->worked += HOST_WORK;
+    m->m.worked += HOST_WORK;
     if (frame_run(m->frame)) {
         hold(m);
         frame_raise(m->frame);
@@ -583,45 +537,32 @@ static int call_c(Machine *m, const Step *step, int64_t first)
     }
     int64_t left;
     const Value *results = frame_results(m->frame, &left);
-    if (make_room(m, left)) {
+    if (make_room(&m->m, left)) {
         hold(m);
         for (int64_t i = 0; i < left; i++)
-            drop(m, results[i]);
+            drop_value(results[i]);
         return PyErr_NoMemory(), -1;
     }
     if (left)
-        memcpy(m->stack + m->top, results, sizeof *results * (size_t)left);
-    m->top += left;
-    replace(m, first, left);
+        memcpy(m->m.stack + m->m.top, results, sizeof *results * (size_t)left);
+    m->m.top += left;
+    replace_below(&m->m, first, left);
     return 0;
 }
 
-static Case *find_case(const Step *step, const Value *params, int count)
-{
-    for (int i = 0; i < step->ncases; i++) {
-        Case *known = &step->cases[i];
-        int j = 0;
-        while (j < count && known->types[j] == params[j].as.tensor->type)
-            j++;
-        if (j == count && known->count == count)
-            return known;
-    }
-    return NULL;
-}
-
 /* Ask Python what to do for parameters of these types. NULL with an exception set. */
-static Case *new_case(Machine *m, Step *step, const Value *params, int count)
+static const Case *new_case(Launch *m, Step *step, const Value *params, int count)
 {
     if (!step->cases) {
         step->cases = PyMem_Calloc(MOST_CASES, sizeof *step->cases);
         if (!step->cases)
-            return (Case *)PyErr_NoMemory();
+            return PyErr_NoMemory(), NULL;
     }
     PyObject *types = PyList_New(0);
     for (int i = 0; types && i < count; i++)
-        if (PyList_Append(types, (PyObject *)params[i].as.tensor->type))
+        if (PyList_Append(types, (PyObject *)object_of_type(params[i].as.tensor->type)))
             Py_CLEAR(types);
-    PyObject *answer = types ? PyObject_CallMethod(step->object, "resolve", "O", types) : NULL;
+    PyObject *answer = types ? PyObject_CallMethod(callee_of(step)->object, "resolve", "O", types) : NULL;
     Py_XDECREF(types);
     if (!answer)
         return NULL;
@@ -634,12 +575,11 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
         found.over[i] = (uint32_t)PyLong_AsUnsignedLong(PyTuple_GetItem(over, i));
     bad = bad || PyErr_Occurred();
     if (!bad && call != Py_None) {
-        found.call = (KernelCallObject *)call;
-        const KernelCall *its = &found.call->call;
+        const KernelCall *its = found.call = &((KernelCallObject *)call)->call;
         bad = !is_kernel_call(call);
         if (!bad && out != Py_None) {
             bad = !is_type(out) || types_keep(&m->program->types, out);
-            found.out = (TypeObject *)out;
+            found.out = &((TypeObject *)out)->type;
         }
         if (!bad && pool_reserve(m->pool->pool, its->scratch, its->shared))
             PyErr_NoMemory(), bad = 1;
@@ -654,119 +594,44 @@ static Case *new_case(Machine *m, Step *step, const Value *params, int count)
     }
     for (int i = 0; i < count; i++)
         found.types[i] = params[i].as.tensor->type;
-    int place = step->next_case++ % MOST_CASES;
+    unsigned place = callee_of(step)->next_case++ % MOST_CASES;
+    PyObject *old = (int)place < step->ncases ? object_of_call(step->cases[place].call) : NULL;
     if (step->ncases < MOST_CASES)
         step->ncases++;
-    PyObject *old = (PyObject *)step->cases[place].call;
-    step->cases[place] = found;
+    ((Case *)step->cases)[place] = found;
     Py_XDECREF(old);
     return &step->cases[place];
 }
 
-/* Whether a result would overwrite an operand, another result, or a constant. */
-static int collides(const Case *known, const Value *params, int count)
+static int call_from_loop(Machine *machine, const Step *step, int64_t first)
 {
-    for (int i = 0; i < known->nwrites; i++) {
-        const Tensor *out = params[i].as.tensor;
-        if (out->constant)
-            return 1;
-        for (int j = 0; known->over[i] != ANYWHERE && j < count; j++) {
-            const Tensor *x = params[j].as.tensor;
-            if (j != i && out->address < x->address + x->type->nbytes &&
-                x->address < out->address + out->type->nbytes &&
-                (out->address != x->address || !(known->over[i] >> j & 1)))
-                return 1;
-        }
-    }
-    return 0;
+    Launch *m = (Launch *)machine;
+    const Host *host = ((const Callee *)step->callee)->host;
+    int outcome = host && host->function ? call_c(m, step, first) : call_back(m, step, first);
+    if (!outcome)
+        release(m);
+    return outcome;
 }
 
-/* A function of the table, on the parameters from `first` on. Returns as `call_back` does, and 1
- * for values that the kernel refuses, or without memory: nothing has happened then. */
-static int call_function(Machine *m, Step *step, int64_t first)
+static const Case *resolve(Machine *machine, const Step *step, const Value *params, int count)
 {
-    if (step->host)
-        return step->host->function ? call_c(m, step, first) : call_back(m, step, first);
-    int count = (int)(m->top - first);
-    Value *params = m->stack + first;
-    for (int i = 0; i < count; i++)
-        if (count > MOST_TYPES || params[i].kind != TENSOR)
-            return call_back(m, step, first);
-    Case *known = find_case(step, params, count);
-    if (!known) {
-        hold(m);
-        known = new_case(m, step, params, count);
-        if (!known)
-            return -1;
-    }
-    if (!known->call || collides(known, params, count))
-        return call_back(m, step, first);
-    char *p[MOST_TYPES + 2]; /* the result's, the parameters', shared bytes */
-    Tensor *out = NULL;
-    if (known->out) {
-        out = tensor_new(known->out);
-        if (!out)
-            return 1; /* the reference loop says how much was wanted */
-        p[0] = out->address;
-    }
-    for (int i = 0; i < count; i++)
-        p[i + (out != NULL)] = params[i].as.tensor->address;
-    m->worked += (int64_t)known->call->call.work;
-    if (pool_run(m->pool->pool, &known->call->call, p)) {
-        if (out)
-            tensor_free(out);
-        return 1;
-    }
-    drop_all(m, first);
-    if (out) {
-        m->stack[m->top].kind = TENSOR;
-        m->stack[m->top++].as.tensor = out;
-    }
-    return 0;
+    Launch *m = (Launch *)machine;
+    hold(m);
+    const Case *found = new_case(m, (Step *)step, params, count);
+    if (found)
+        release(m);
+    return found;
 }
 
-/* Whether a value counts as true. -1 for one that is no condition. */
-static int truth(Value value)
+static Tensor *make_tensor(Machine *machine, const Type *type)
 {
-    if (value.kind == INTEGER)
-        return value.as.integer != 0;
-    if (value.kind == OBJECT)
-        return PyLong_Check(value.as.object) ? 1 : -1; /* of more than 64 bits */
-    const Tensor *x = value.as.tensor;
-    if (x->type->size != 1)
-        return -1;
-    const float *single = (const float *)x->address;
-    const double *twice = (const double *)x->address;
-    switch (x->type->dtype) {
-    case MLVM_F32:
-        return *single != 0;
-    case MLVM_F64:
-        return *twice != 0;
-    case MLVM_F16:
-    case MLVM_BF16:
-        return (*(const uint16_t *)x->address & 0x7FFF) != 0; /* of zeros of both signs, none */
-    case MLVM_C64:
-        return single[0] != 0 || single[1] != 0;
-    case MLVM_C128:
-        return twice[0] != 0 || twice[1] != 0;
-    default:
-        for (long long i = 0; i < x->type->nbytes; i++)
-            if (x->address[i])
-                return 1;
-        return 0;
-    }
+    (void)machine;
+    return tensor_new(type); /* where there is no memory, the reference loop says how much was wanted */
 }
 
-/* Count the instructions of the steps since .. pc - 1. Returns whether too few are left. */
-static int spend(Machine *m, const Function *function, int pc)
+static int truth_of_object(Value value)
 {
-    if (m->left >= 0) {
-        int64_t taken = function->ends[pc - 1] - function->starts[m->since] + 1;
-        if (taken > m->left)
-            return 1;
-        m->left -= taken;
-    }
-    return 0;
+    return PyLong_Check((PyObject *)value.as.object) ? 1 : -1; /* of more than 64 bits */
 }
 
 static int64_t now(void)
@@ -776,9 +641,12 @@ static int64_t now(void)
     return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
 }
 
-static int look_at_clock(Machine *m)
+/* From time to time, let Python handle signals, and raise what another thread has for this one.
+ * Returns -1 with an exception set. */
+static int look_at_clock(Machine *machine)
 {
-    m->worked = 0;
+    Launch *m = (Launch *)machine;
+    machine->worked = 0;
     int64_t time = now();
     if (!m->looked || (time >= m->looked && time < m->looked + TILL_SIGNALS)) {
         m->looked = m->looked ? m->looked : time;
@@ -793,26 +661,29 @@ static int look_at_clock(Machine *m)
     return breathed ? 0 : -1;
 }
 
-/* From time to time, let Python handle signals, and raise what another thread has for this one.
- * Returns -1 with an exception set. */
-static inline int look_up(Machine *m)
+static int ended(Launch *m, int failed)
 {
-    return m->worked < TILL_CLOCK ? 0 : look_at_clock(m);
+    if (failed)
+        return forgive() ? -1 : 1;
+    release(m);
+    return 0;
 }
 
-static int load_global(Machine *m, int64_t handle)
+static int load_global(Machine *machine, int64_t handle)
 {
+    Launch *m = (Launch *)machine;
     hold(m);
     PyObject *number = PyLong_FromLongLong(handle);
     PyObject *array = number ? PyObject_CallMethodObjArgs(m->helper, name_load, number, NULL) : NULL;
     Py_XDECREF(number);
     int failed = array ? push_object(m, array) : -1;
     Py_XDECREF(array);
-    return failed;
+    return ended(m, failed);
 }
 
-static int store_global(Machine *m, int64_t handle, Tensor *tensor)
+static int store_global(Machine *machine, int64_t handle, Tensor *tensor)
 {
+    Launch *m = (Launch *)machine;
     hold(m);
     PyObject *array = tensor_array(tensor), *number = PyLong_FromLongLong(handle);
     PyObject *done = array && number
@@ -821,186 +692,36 @@ static int store_global(Machine *m, int64_t handle, Tensor *tensor)
     Py_XDECREF(array);
     Py_XDECREF(number);
     Py_XDECREF(done);
-    return done ? 0 : -1;
+    return ended(m, !done);
 }
 
-/* --- the loop --- */
+static const Runner in_python = {
+    .more_values = more_values, .more_frames = more_frames, .look = look_at_clock,
+    .call = call_from_loop, .back = call_kernel, .resolve = resolve, .make = make_tensor,
+    .drop = drop_last, .keep = keep_object, .truth = truth_of_object, .load = load_global,
+    .store = store_global};
 
 /* A straight program. Returns the step whose values its kernel refuses or that is none, or with an
  * exception set the one that was interrupted; -1 if it has ended. */
-static int run_straight(Machine *m)
+static int run_straight(Launch *m)
 {
     const ProgramObject *program = m->program;
     int next = 0;
-    m->worked = (int64_t)program->work;
-    while (!look_up(m)) {
+    m->m.worked = (int64_t)program->work;
+    while (!look_up(&m->m)) {
         double most = TILL_CLOCK;
-        if (run_bound(m->pool->pool, program->bound, program->nbound, &next, &most))
+        if (run_bound(m->pool->pool, program->addresses, program->bound, program->nbound, &next, &most))
             break;
         if (next == program->nbound)
             return program->functions[0].steps[next].code == HALT ? -1 : next;
-        m->worked = TILL_CLOCK;
+        m->m.worked = TILL_CLOCK;
     }
     return next;
 }
 
-/* Run until `halt`: returns 1. Returns 0 where the reference loop is to go on: `function` and `pc`
- * say with which step. Returns -1 with an exception set, of that step. */
-static int run(Machine *m)
-{
-    Function *functions = m->program->functions, *function = &functions[m->function];
-    Step *step;
-    int pc = m->pc, outcome;
-    int64_t first, slot;
-#define TOP(i) m->stack[m->top - 1 - (i)]
-#define STOP(result)                                                                     \
-    do {                                                                                 \
-        m->pc = pc - 1;                                                                  \
-        return result;                                                                   \
-    } while (0)
-#define NEED(condition)                                                                  \
-    do {                                                                                 \
-        if (!(condition))                                                                \
-            STOP(0);                                                                     \
-    } while (0)
-#define CALLED(result)                                                                   \
-    do {                                                                                 \
-        outcome = look_up(m) ? -1 : changed(m) ? 1 : (result);                           \
-        if (outcome)                                                                     \
-            STOP(outcome < 0 ? -1 : 0);                                                  \
-        release(m);                                                                      \
-    } while (0)
-#define GO_TO(target)                                                                    \
-    do {                                                                                 \
-        m->since = pc = (target);                                                        \
-        m->worked += JUMP_WORK;                                                          \
-        if (look_up(m)) {                                                                \
-            pc++;                                                                        \
-            STOP(-1);                                                                    \
-        }                                                                                \
-    } while (0)
-    for (;;) {
-        step = &function->steps[pc++];
-        if (m->top == m->room && make_room(m, 1))
-            STOP(-is_full(m));
-        switch (step->code) {
-        case RUN:
-            m->worked += (int64_t)step->bound.call->work;
-            if (look_up(m))
-                STOP(-1);
-            if (changed(m) || pool_run(m->pool->pool, step->bound.call, step->bound.p))
-                STOP(0);
-            break;
-        case CALL:
-            first = step->number == ALL ? m->base : m->top - step->number;
-            NEED(first >= 0 && first <= m->top);
-            CALLED(call_function(m, step, first));
-            break;
-        case BACK:
-            CALLED(call_kernel(m, step));
-            break;
-        case LOAD_ARG:
-            m->stack[m->top].kind = TENSOR;
-            m->stack[m->top++].as.tensor = &m->arguments[step->number];
-            m->arguments[step->number].references++;
-            break;
-        case PUSH:
-            if (step->value.kind == INTEGER)
-                m->stack[m->top] = step->value;
-            else
-                m->stack[m->top] = another(m, step->value);
-            m->top++;
-            break;
-        case GET:
-            slot = (int64_t)m->base + step->number;
-            NEED(slot >= 0 && slot < m->top);
-            m->stack[m->top] = another(m, m->stack[slot]);
-            m->top++;
-            break;
-        case SET: {
-            slot = (int64_t)m->base + step->number;
-            NEED(slot >= 0 && slot < m->top - 1);
-            Value old = m->stack[slot];
-            m->stack[slot] = TOP(0);
-            m->top--;
-            drop(m, old);
-            break;
-        }
-        case POP:
-            NEED(step->number <= m->top);
-            drop_all(m, m->top - step->number);
-            break;
-        case JUMP_IF_FALSE:
-            NEED(m->top);
-            outcome = truth(TOP(0));
-            NEED(outcome >= 0);
-            if (!outcome && spend(m, function, pc))
-                STOP(0);
-            drop(m, TOP(0));
-            m->top--;
-            if (!outcome)
-                GO_TO(step->number);
-            break;
-        case JUMP:
-            if (spend(m, function, pc))
-                STOP(0);
-            GO_TO(step->number);
-            break;
-        case CALL_FUNCTION:
-            if (m->depth >= MOST_DEPTH || (m->depth == m->frames_room && grow(m)) ||
-                spend(m, function, pc))
-                STOP(0);
-            m->frames[m->depth++] = (Return){m->function, pc, m->base, m->nparams};
-            m->function = step->number;
-            m->base = (int)m->top;
-            m->nparams = step->nparams;
-            function = &functions[m->function];
-            m->since = pc = 0;
-            break;
-        case RETURN: {
-            first = (int64_t)m->base - m->nparams;
-            NEED(m->depth && first >= 0 && step->number >= 0 && m->top - step->number >= first);
-            if (spend(m, function, pc))
-                STOP(0);
-            Return back = m->frames[--m->depth];
-            replace(m, first, step->number);
-            m->function = back.function;
-            m->base = back.base;
-            m->nparams = back.nparams;
-            function = &functions[m->function];
-            GO_TO(back.pc);
-            break;
-        }
-        case LOAD_GLOBAL: {
-            NEED(m->top && TOP(0).kind == INTEGER);
-            if (load_global(m, TOP(0).as.integer))
-                STOP(-forgive());
-            m->top--;
-            m->stack[m->top - 1] = m->stack[m->top];
-            release(m);
-            break;
-        }
-        case STORE_GLOBAL:
-            NEED(m->top > 1 && TOP(0).kind == INTEGER && TOP(1).kind == TENSOR);
-            if (store_global(m, TOP(0).as.integer, TOP(1).as.tensor))
-                STOP(-forgive());
-            drop_all(m, m->top - 2);
-            release(m);
-            break;
-        case HALT:
-            NEED(m->base <= m->top);
-            if (spend(m, function, pc))
-                STOP(0);
-            return 1;
-        default:
-            STOP(0);
-        }
-    }
-}
-
 /* What the reference loop needs to go on: (stack, frames, function, pc, base, nparams, left,
  * since, exception). */
-static PyObject *state_of(Machine *m)
+static PyObject *state_of(Launch *m)
 {
     PyObject *type = NULL, *error = NULL, *traceback = NULL;
     PyErr_Fetch(&type, &error, &traceback);
@@ -1010,8 +731,8 @@ static PyObject *state_of(Machine *m)
             PyException_SetTraceback(error, traceback);
     }
     PyObject *stack = objects_of(m, 0), *frames = PyList_New(0), *state = NULL;
-    for (int64_t i = 0; frames && i < m->depth; i++) {
-        const Return *frame = &m->frames[i];
+    for (int64_t i = 0; frames && i < m->m.depth; i++) {
+        const Return *frame = &m->m.frames[i];
         PyObject *item =
             Py_BuildValue("iiii", frame->function, frame->pc, frame->base, frame->nparams);
         if (!item || PyList_Append(frames, item))
@@ -1019,8 +740,8 @@ static PyObject *state_of(Machine *m)
         Py_XDECREF(item);
     }
     if (stack && frames)
-        state = Py_BuildValue("OOiiiiLiO", stack, frames, m->function, m->pc, m->base, m->nparams,
-                              (long long)m->left, m->since, error ? error : Py_None);
+        state = Py_BuildValue("OOiiiiLiO", stack, frames, m->m.function, m->m.pc, m->m.base, m->m.nparams,
+                              (long long)m->m.left, m->m.since, error ? error : Py_None);
     Py_XDECREF(stack);
     Py_XDECREF(frames);
     Py_XDECREF(type);
@@ -1029,17 +750,24 @@ static PyObject *state_of(Machine *m)
     return state;
 }
 
-static int lend_arguments(Machine *m, PyObject *operands)
+static Machine machine_of(const ProgramObject *program, const PoolObject *pool)
+{
+    return (Machine){.runner = &in_python, .functions = program->functions, .pool = pool->pool,
+                     .addresses = program->addresses, .version = program->version,
+                     .version_seen = *program->version, .left = -1};
+}
+
+static int lend_arguments(Launch *m, PyObject *operands)
 {
     PyObject *types = m->program->arguments;
     Py_ssize_t count = PyTuple_Size(types);
     if (!count)
         return 0;
-    m->arguments = PyMem_Calloc((size_t)count, sizeof *m->arguments);
-    if (!m->arguments)
+    m->m.arguments = PyMem_Calloc((size_t)count, sizeof *m->m.arguments);
+    if (!m->m.arguments)
         return PyErr_NoMemory(), -1;
     for (Py_ssize_t i = 0; i < count; i++)
-        if (tensor_lend(&m->arguments[i], PyTuple_GetItem(operands, i),
+        if (tensor_lend(&m->m.arguments[i], PyTuple_GetItem(operands, i),
                         (TypeObject *)PyTuple_GetItem(types, i)))
             return -1;
     return 0;
@@ -1052,8 +780,9 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
     if (nargs != 4 || !is_pool(args[0]) || !PyTuple_Check(args[2]) ||
         PyTuple_Size(args[2]) < PyTuple_Size(self->arguments) || !self->kept)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, a helper, operands, left");
-    Machine m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1],
-                 .left = PyLong_AsLongLong(args[3]), .version = *self->version};
+    Launch m = {.program = self, .pool = (PoolObject *)args[0], .helper = args[1]};
+    m.m = machine_of(self, m.pool);
+    m.m.left = PyLong_AsLongLong(args[3]);
     PyObject *result = NULL;
     if (PyErr_Occurred())
         return NULL;
@@ -1061,11 +790,11 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         return PyErr_NoMemory();
     m.releases = self->work >= WORTH_RELEASING;
     Py_INCREF((PyObject *)self); /* a host function may forget the program */
-    if (self->straight && m.left < 0) {
+    if (self->straight && m.m.left < 0) {
         release(&m);
-        m.pc = run_straight(&m);
+        m.m.pc = run_straight(&m);
         hold(&m);
-        if (m.pc < 0) {
+        if (m.m.pc < 0) {
             Py_DECREF(self);
             Py_INCREF(Py_None);
             return Py_None;
@@ -1081,24 +810,24 @@ static PyObject *program_run(ProgramObject *self, PyObject *const *args, Py_ssiz
         return NULL;
     }
     self->running++;
-    m.room = m.frames_room = 32;
-    m.stack = malloc(sizeof *m.stack * (size_t)m.room);
-    m.frames = malloc(sizeof *m.frames * (size_t)m.frames_room);
-    if (!m.stack || !m.frames)
+    m.m.room = m.m.frames_room = 32;
+    m.m.stack = malloc(sizeof *m.m.stack * (size_t)m.m.room);
+    m.m.frames = malloc(sizeof *m.m.frames * (size_t)m.m.frames_room);
+    if (!m.m.stack || !m.m.frames)
         PyErr_NoMemory();
     else if (!lend_arguments(&m, args[2])) {
         release(&m);
-        int outcome = run(&m);
+        int outcome = run_machine(&m.m);
         hold(&m);
-        result = outcome > 0 ? objects_of(&m, m.base) : state_of(&m);
+        result = outcome > 0 ? objects_of(&m, m.m.base) : state_of(&m);
     }
-    drop_all(&m, 0);
+    drop_all(&m.m, 0);
     count_made(-m.counted);
     if (m.frame)
         frame_give(m.frame);
-    free(m.stack);
-    free(m.frames);
-    PyMem_Free(m.arguments);
+    free(m.m.stack);
+    free(m.m.frames);
+    PyMem_Free(m.m.arguments);
     self->running--;
     Py_DECREF(self);
     return result;
@@ -1115,14 +844,14 @@ int program_is_straight(PyObject *object)
 int program_run_straight(PyObject *object, PoolObject *pool)
 {
     ProgramObject *program = (ProgramObject *)object;
-    Machine m = {.program = program, .pool = pool, .left = -1, .version = *program->version};
+    Launch m = {.program = program, .pool = pool, .m = machine_of(program, pool)};
     if (pool_reserve(pool->pool, program->scratch, program->shared))
         return PyErr_NoMemory(), -1;
     m.releases = program->work >= WORTH_RELEASING;
     release(&m);
     int next = 0;
     double most = HUGE_VAL;
-    int refused = run_bound(pool->pool, program->bound, program->nbound, &next, &most);
+    int refused = run_bound(pool->pool, program->addresses, program->bound, program->nbound, &next, &most);
     hold(&m);
     return refused != 0;
 }
@@ -1168,7 +897,7 @@ int loop_init(PyObject *module)
     if (!name_breathe || !name_load || !name_perform || !name_store)
         return -1;
     program_type = add_type(module, "Program", &program_spec);
-    if (!program_type || PyModule_AddIntConstant(module, "ANYWHERE", (long)ANYWHERE))
+    if (!program_type || PyModule_AddIntConstant(module, "ANYWHERE", (long)OVER_ANYTHING))
         return -1;
     return PyModule_AddFunctions(module, loop_functions);
 }

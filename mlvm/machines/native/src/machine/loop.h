@@ -1,6 +1,6 @@
 /* The machine's loop: see loop.c. */
-#ifndef MLVM_LOOP_H
-#define MLVM_LOOP_H
+#ifndef MLVM_PROGRAM_H
+#define MLVM_PROGRAM_H
 
 #include "../limited_api.h"
 

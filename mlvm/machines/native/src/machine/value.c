@@ -20,26 +20,24 @@ static PyObject *type_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     TypeObject *self = (TypeObject *)object_of(type);
     if (!self)
         return NULL;
-    self->ndim = (int)PyTuple_Size(shape);
-    self->shape = PyMem_Calloc((size_t)self->ndim + 1, sizeof *self->shape);
-    if (!self->shape) {
+    int ndim = (int)PyTuple_Size(shape);
+    int64_t *lengths = PyMem_Calloc((size_t)ndim + 1, sizeof *lengths);
+    if (!lengths) {
         Py_DECREF(self);
         return PyErr_NoMemory();
     }
-    for (int i = 0; i < self->ndim; i++)
-        self->shape[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+    for (int i = 0; i < ndim; i++)
+        lengths[i] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
     Py_INCREF(tensor_type);
     self->tensor_type = tensor_type;
-    self->nbytes = nbytes;
-    self->size = size;
-    self->dtype = dtype;
+    self->type = (Type){nbytes, size, lengths, dtype, ndim};
     return (PyObject *)self;
 }
 
 static void type_dealloc(TypeObject *self)
 {
     Py_XDECREF(self->tensor_type);
-    PyMem_Free(self->shape);
+    PyMem_Free((int64_t *)self->type.shape);
     free_object((PyObject *)self);
 }
 
@@ -92,20 +90,22 @@ int types_keep(Types *types, PyObject *object)
 {
     if (PyDict_SetItem(types->kept, object, Py_None))
         return -1;
-    TypeObject *type = (TypeObject *)object;
-    types->recent[place_of(type->dtype, type->ndim, type->shape)] = type;
+    TypeObject *kept = (TypeObject *)object;
+    const Type *type = &kept->type;
+    types->recent[place_of(type->dtype, type->ndim, type->shape)] = kept;
     return 0;
 }
 
 TypeObject *types_find(const Types *types, int dtype, int ndim, const int64_t *shape)
 {
-    TypeObject *type = types->recent[place_of(dtype, ndim, shape)];
+    TypeObject *found = types->recent[place_of(dtype, ndim, shape)];
+    const Type *type = found ? &found->type : NULL;
     if (!type || type->dtype != dtype || type->ndim != ndim)
         return NULL;
     for (int i = 0; i < ndim; i++)
         if (type->shape[i] != shape[i])
             return NULL;
-    return type;
+    return found;
 }
 
 /* The code of elements that the buffer protocol describes so, or -1. */
@@ -157,9 +157,16 @@ TypeObject *types_of_array(const Types *types, PyObject *array)
 
 /* --- memory that an array views --- */
 
+/* A tensor, and what counts for it here. */
+typedef struct {
+    Tensor tensor;
+    int holders;  /* of one with an array: this tensor and the array; needs the lock */
+    int64_t made; /* bytes that count as made by the launch */
+} Block;
+
 typedef struct {
     PyObject_HEAD
-    Tensor *block; /* whose bytes these are */
+    Block *block; /* whose bytes these are */
     long long nbytes;
 } MemoryObject;
 
@@ -198,13 +205,13 @@ int count_made(int64_t nbytes)
 
 /* Free a tensor with memory of its own. An array may let it go long after, in any thread: then it
  * counts for less than it did, but never for less than nothing. */
-static void free_block(Tensor *block)
+static void free_block(Block *block)
 {
     made = made > block->made ? made - block->made : 0;
     free(block);
 }
 
-static void let_go(Tensor *block)
+static void let_go(Block *block)
 {
     if (!--block->holders)
         free_block(block);
@@ -213,7 +220,7 @@ static void let_go(Tensor *block)
 static int memory_getbuffer(PyObject *self, Py_buffer *view, int flags)
 {
     MemoryObject *memory = (MemoryObject *)self;
-    return PyBuffer_FillInfo(view, self, memory->block->address, memory->nbytes, 0, flags);
+    return PyBuffer_FillInfo(view, self, memory->block->tensor.address, memory->nbytes, 0, flags);
 }
 
 static void memory_dealloc(MemoryObject *self)
@@ -232,92 +239,90 @@ static PyType_Spec memory_spec = {"mlvm.machines.native._native.Memory", sizeof(
 
 /* --- tensors --- */
 
-static Tensor *tensor_in(void *memory, TypeObject *type)
+static Tensor *tensor_in(void *memory, const Type *type)
 {
     if (!memory)
         return NULL;
-    Tensor *tensor = memory;
-    memset(tensor, 0, sizeof *tensor);
-    tensor->made = type->nbytes + (int64_t)sizeof *tensor;
-    made += tensor->made;
-    tensor->references = 1;
-    uintptr_t behind = (uintptr_t)(tensor + 1);
-    tensor->address = (char *)(tensor + 1) + (-behind & (ALIGNMENT - 1));
-    tensor->type = type;
-    return tensor;
+    Block *block = memory;
+    memset(block, 0, sizeof *block);
+    block->made = type->nbytes + (int64_t)sizeof *block;
+    made += block->made;
+    uintptr_t behind = (uintptr_t)(block + 1);
+    block->tensor = (Tensor){.references = 1, .type = type,
+                             .address = (char *)(block + 1) + (-behind & (ALIGNMENT - 1))};
+    return &block->tensor;
 }
 
-static size_t bytes_with_header(const TypeObject *type)
+static size_t bytes_with_header(const Type *type)
 {
-    return sizeof(Tensor) + ALIGNMENT - 1 + (size_t)type->nbytes;
+    return sizeof(Block) + ALIGNMENT - 1 + (size_t)type->nbytes;
 }
 
-Tensor *tensor_new(TypeObject *type)
+Tensor *tensor_new(const Type *type)
 {
     return may_make(type->nbytes) ? tensor_in(malloc(bytes_with_header(type)), type) : NULL;
 }
 
-Tensor *tensor_zeros(TypeObject *type)
+Tensor *tensor_zeros(const Type *type)
 {
     return may_make(type->nbytes) ? tensor_in(calloc(1, bytes_with_header(type)), type) : NULL;
 }
 
 Tensor *tensor_of(PyObject *array, TypeObject *type)
 {
-    Tensor *tensor = malloc(sizeof *tensor);
-    if (!tensor) {
+    Block *block = calloc(1, sizeof *block);
+    if (!block) {
         PyErr_NoMemory();
         return NULL;
     }
-    if (tensor_lend(tensor, array, type)) {
-        free(tensor);
+    if (tensor_lend(&block->tensor, array, type)) {
+        free(block);
         return NULL;
     }
     Py_INCREF(array);
-    tensor->references = 1;
-    tensor->holders = 1;
-    return tensor;
+    block->tensor.references = 1;
+    block->holders = 1;
+    return &block->tensor;
 }
 
 int tensor_lend(Tensor *tensor, PyObject *array, TypeObject *type)
 {
-    memset(tensor, 0, sizeof *tensor);
-    tensor->references = IMMORTAL;
-    tensor->type = type;
-    tensor->array = array;
+    *tensor = (Tensor){.references = IMMORTAL, .type = &type->type, .array = array};
     return address_of(array, &tensor->address, &tensor->constant);
 }
 
 PyObject *tensor_array(Tensor *tensor)
 {
     if (!tensor->array) {
+        Block *block = (Block *)tensor;
         MemoryObject *memory = (MemoryObject *)object_of(memory_type);
         if (!memory)
             return NULL;
-        memory->block = tensor;
+        memory->block = block;
         memory->nbytes = tensor->type->nbytes;
-        tensor->holders = 2; /* the tensor and the memory */
-        PyObject *array = PyObject_CallMethod((PyObject *)tensor->type, "array_over", "O", memory);
+        block->holders = 2; /* the tensor and the memory */
+        PyObject *type = (PyObject *)object_of_type(tensor->type);
+        PyObject *array = PyObject_CallMethod(type, "array_over", "O", memory);
         if (!array)
-            tensor->holders = 1, memory->block = NULL;
+            block->holders = 1, memory->block = NULL;
         Py_DECREF(memory);
         if (!array)
             return NULL;
         tensor->array = array;
     }
-    Py_INCREF(tensor->array);
-    return tensor->array;
+    return Py_NewRef(tensor->array);
 }
 
 void tensor_free(Tensor *tensor)
 {
+    Block *block = (Block *)tensor;
     if (!tensor->array) {
-        free_block(tensor);
+        free_block(block);
         return;
     }
     PyObject *array = tensor->array;
     tensor->array = NULL;
-    let_go(tensor);
+    let_go(block);
     Py_DECREF(array);
 }
 
@@ -369,15 +374,14 @@ PyObject *object_of_value(Value value)
     case INTEGER:
         return PyLong_FromLongLong(value.as.integer);
     default:
-        Py_INCREF(value.as.object);
-        return value.as.object;
+        return Py_NewRef(value.as.object);
     }
 }
 
 void drop_value(Value value)
 {
     if (value.kind == OBJECT)
-        Py_DECREF(value.as.object);
+        Py_DECREF((PyObject *)value.as.object);
     else if (value.kind == TENSOR && !--value.as.tensor->references)
         tensor_free(value.as.tensor);
 }

@@ -5,17 +5,21 @@
 #include "../limited_api.h"
 
 #include "../../../mlvm.h"
+#include "../plan/loop.h"
 
 #include <stdatomic.h>
 
-/* A TensorType, as the loop sees it: types are equal if their addresses are. */
+/* A TensorType, as the loop sees it. */
 typedef struct {
     PyObject_HEAD
     PyObject *tensor_type;
-    long long nbytes, size;
-    int64_t *shape;
-    int dtype, ndim; /* dtype: a code of mlvm.h */
+    Type type;
 } TypeObject;
+
+static inline TypeObject *object_of_type(const Type *type)
+{
+    return (TypeObject *)((char *)type - offsetof(TypeObject, type));
+}
 
 #define MOST_RECENT 64
 
@@ -25,31 +29,7 @@ typedef struct {
     _Atomic(TypeObject *) recent[MOST_RECENT]; /* some of them, each in the place that its hash says */
 } Types;
 
-/* A tensor. It either lives in a Python array or has memory of its own behind this header. */
-typedef struct {
-    int64_t references;
-    char *address;
-    TypeObject *type; /* kept by the program that met it */
-    PyObject *array;  /* NULL for one that Python has not seen */
-    int constant;     /* must not be written */
-    int holders;      /* of a block with an array: this tensor and the array; needs the lock */
-    int64_t made;     /* bytes that count as made by the launch */
-} Tensor;
-
-/* The references of a tensor that somebody else keeps for as long as the launch lasts. */
-#define IMMORTAL ((int64_t)1 << 60)
-
-typedef enum { TENSOR, INTEGER, OBJECT } Kind;
-
-/* An OBJECT is a str, or an int of more than 64 bits. */
-typedef struct {
-    Kind kind;
-    union {
-        Tensor *tensor;
-        int64_t integer;
-        PyObject *object;
-    } as;
-} Value;
+/* An OBJECT on the loop's stack is a str, or an int of more than 64 bits. */
 
 /* Returns 0, or -1 with an exception set. */
 int types_init(Types *types);
@@ -85,8 +65,8 @@ int count_made(int64_t nbytes);
 
 /* A tensor with memory of its own, its elements undefined or zero; NULL if there is none, or none
  * within the limit. */
-Tensor *tensor_new(TypeObject *type);
-Tensor *tensor_zeros(TypeObject *type);
+Tensor *tensor_new(const Type *type);
+Tensor *tensor_zeros(const Type *type);
 
 /* The tensor of a packed array, which it keeps. NULL with an exception set. */
 Tensor *tensor_of(PyObject *array, TypeObject *type);

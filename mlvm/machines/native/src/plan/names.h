@@ -9,10 +9,10 @@
 
 #define NAME(name) name,
 
-/* UNIT: elements a unit. A single ROW is an address, of a row function, and bytes of an element of each
- * parameter; a chain is PIECE and on. */
+/* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
+ * and on. */
 #define chain_integers(EACH)                                                             \
-    EACH(ELEMENTS) EACH(UNIT) EACH(FUNCTION) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
+    EACH(ELEMENTS) EACH(UNIT) EACH(PIECE) EACH(NAXES) EACH(NVALUES)       \
     EACH(NLINKS)
 /* A parameter or temporary of a chain; the strides of its axes, in elements, follow. */
 #define chain_value_integers(EACH) EACH(KIND) EACH(PARAMETER) EACH(SIZE) EACH(PLACE)

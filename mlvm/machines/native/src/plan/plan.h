@@ -22,9 +22,24 @@ typedef struct KernelCall KernelCall;
 typedef int (*KernelFn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                         char *scratch);
 
-struct KernelCall {
+typedef struct {
+    const char *name; /* "layer_norm_f32" */
     KernelFn run;
-    KernelFn finish;   /* NULL, or what is left to do, by one thread, when all units are done */
+    KernelFn finish; /* NULL, or what is left to do, by one thread, when all units are done */
+} KernelEntry;
+
+/* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
+ * the result itself. `a` are floating-point attributes. */
+typedef void (*RowFn)(char *const *p, int64_t n, const double *a);
+
+typedef struct {
+    const char *name; /* "add_f32" */
+    RowFn run;
+    double cost; /* nanoseconds for a byte of its result, roughly */
+} RowEntry;
+
+struct KernelCall {
+    const KernelEntry *kernel;
     int64_t units;     /* how many pieces the work has; any thread may do any of them */
     double work;       /* what the whole takes on one thread, roughly, in nanoseconds */
     int64_t scratch;   /* bytes that each thread wants for itself */
@@ -34,31 +49,36 @@ struct KernelCall {
     const double *a;   /* floating-point attributes */
     const KernelCall *const *children; /* calls that this one calls on parts of its work */
     int nchildren;
+    const RowEntry *const *rows; /* the row functions of a chain */
 };
 
-/* A loop over n elements of a packed row: p[0] is written, p[1] and on are read. An operand may be
- * the result itself. `a` are floating-point attributes. */
-typedef void (*RowFn)(char *const *p, int64_t n, const double *a);
-
-typedef struct {
-    const char *name; /* "layer_norm_f32" */
-    KernelFn run;
-    KernelFn finish;
-} KernelEntry;
-
-typedef struct {
-    const char *name; /* "add_f32" */
-    RowFn run;
-    double cost; /* nanoseconds for a byte of its result, roughly */
-} RowEntry;
-
 /* Each file in kernels/ is compiled once for every instruction set, with another TARGET. It ends
- * in tables of what it has, closed by a name of NULL. */
+ * in a table of what it has, closed by a name of NULL. Where a step is built without Python, it ends
+ * in those entries alone that the step calls, each with a name of its own: nothing else is compiled. */
 #define MLVM_JOIN_(x, y) x##_##y
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET
 #define TARGETED(name) MLVM_JOIN(name, TARGET)
 #endif
+#ifdef WANTED /* the file that says `#define USES_kernel_layer_norm_f32 ~, KEPT` and so on */
+#include WANTED
+#define SECOND_(x, y, ...) y
+#define SECOND(...) SECOND_(__VA_ARGS__)
+#define KEPT(...) __VA_ARGS__
+#define LEFT_OUT(...)
+#define IF_USED(kind, name) SECOND(MLVM_JOIN(USES_##kind, name), LEFT_OUT, ~)
+#define KERNEL_TABLE(file, ...) __VA_ARGS__ extern const KernelEntry TARGETED(file##_kernels)[];
+#define KERNEL_(name, text, run, finish)                                                 \
+    IF_USED(kernel, name)(const KernelEntry TARGETED(MLVM_JOIN(kernel, name)) = {text, run, finish};)
+#define ROW_(name, text, run, cost)                                                      \
+    IF_USED(row, name)(const RowEntry TARGETED(MLVM_JOIN(row, name)) = {text, run, cost};)
+#else
+#define KERNEL_TABLE(file, ...)                                                          \
+    const KernelEntry TARGETED(file##_kernels)[] = {__VA_ARGS__{NULL, NULL, NULL}};
+#define KERNEL_(name, text, run, finish) {text, run, finish},
+#define ROW_(name, text, run, cost) {text, run, cost},
+#endif
+#define KERNEL(name, run, finish) KERNEL_(name, #name, run, finish)
 
 /* Loops whose iterations touch the same index only: the result may be an operand. */
 #if defined(__clang__)

@@ -137,7 +137,7 @@ static void do_share(Member *member)
     const KernelCall *call = pool->call;
     int64_t begin = call->units * member->index / pool->threads;
     int64_t end = call->units * (member->index + 1) / pool->threads;
-    member->result = begin < end ? call->run(call, pool->p, begin, end, member->scratch) : 0;
+    member->result = begin < end ? call->kernel->run(call, pool->p, begin, end, member->scratch) : 0;
 }
 
 static void stay_on_processor(int index)
@@ -230,9 +230,9 @@ int run_alone(const KernelCall *call, char **p)
     int result = -1;
     if (scratch && shared) {
         p[call->nparams] = shared;
-        result = call->run(call, p, 0, call->units, scratch);
-        if (!result && call->finish)
-            result = call->finish(call, p, 0, call->units, scratch);
+        result = call->kernel->run(call, p, 0, call->units, scratch);
+        if (!result && call->kernel->finish)
+            result = call->kernel->finish(call, p, 0, call->units, scratch);
     }
     free(scratch);
     free(shared);
@@ -246,7 +246,7 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     p[call->nparams] = pool->shared_bytes;
     if (pool->threads == 1 || call->units == 1 || call->work < pool->worth_sharing ||
         (pool->started != processes && !start(pool))) {
-        result = call->run(call, p, 0, call->units, caller->scratch);
+        result = call->kernel->run(call, p, 0, call->units, caller->scratch);
     } else {
         pool->call = call;
         pool->p = p;
@@ -272,8 +272,8 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
             result |= member->result;
         }
     }
-    if (!result && call->finish)
-        result = call->finish(call, p, 0, call->units, caller->scratch);
+    if (!result && call->kernel->finish)
+        result = call->kernel->finish(call, p, 0, call->units, caller->scratch);
     return result;
 }
 

@@ -1,6 +1,8 @@
 /* The kernels by name, one table a file in kernels/ and instruction set. */
 #include "tables.h"
 
+#include "processor.h"
+
 #include <string.h>
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
@@ -33,6 +35,8 @@
 #define LIST_INTEGERS(file, unused) file##_names,
 KERNEL_FILES(INTEGERS, )
 static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, )};
+#define NAME_OF_FILE(file, unused) #file,
+static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, )};
 
 typedef struct {
     const char *name;
@@ -47,6 +51,9 @@ TABLES(avx512)
 #ifdef WITH_AVX2
 TABLES(avx2)
 #endif
+#ifdef WITH_NEON
+TABLES(neon)
+#endif
 TABLES(plain)
 
 static const Set sets[] = {
@@ -56,23 +63,12 @@ static const Set sets[] = {
 #ifdef WITH_AVX2
     {"avx2", kernels_avx2, rows_avx2},
 #endif
+#ifdef WITH_NEON
+    {"neon", kernels_neon, rows_neon},
+#endif
     {"plain", kernels_plain, rows_plain},
 };
 static const Set *chosen;
-
-static int processor_has(const char *name)
-{
-#if defined(WITH_AVX512) || defined(WITH_AVX2)
-    __builtin_cpu_init();
-    int avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (!strcmp(name, "avx2"))
-        return avx2;
-    if (!strcmp(name, "avx512"))
-        return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-               __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#endif
-    return !strcmp(name, "plain");
-}
 
 int simd_choose(const char *name)
 {
@@ -122,12 +118,13 @@ const RowEntry *find_row(const char *name)
     FIND(RowEntry, rows)
 }
 
-const KernelEntry *nth_kernel(int i, const char *const **names)
+const KernelEntry *nth_kernel(int i, const char **file_name, const char *const **names)
 {
     const KernelEntry *const *tables = set_in_use()->kernels;
     for (int file = 0; tables[file]; file++)
         for (const KernelEntry *entry = tables[file]; entry->name; entry++)
             if (!i--) {
+                *file_name = files[file];
                 *names = integers[file];
                 return entry;
             }

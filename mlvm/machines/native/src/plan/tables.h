@@ -18,9 +18,9 @@ int simd_choose(const char *name);
 const KernelEntry *find_kernel(const char *name);
 const RowEntry *find_row(const char *name);
 
-/* All entries, one at a time from i = 0 on, then NULL; of a kernel also the names of its integers, closed
- * by NULL. */
-const KernelEntry *nth_kernel(int i, const char *const **names);
+/* All entries, one at a time from i = 0 on, then NULL; of a kernel also the file in kernels/ that it is
+ * in, and the names of its integers, closed by NULL. */
+const KernelEntry *nth_kernel(int i, const char **file, const char *const **names);
 const RowEntry *nth_row(int i);
 
 #endif

@@ -22,12 +22,12 @@ static int row(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     char *operands[MOST_OPERANDS];
     for (int i = 0; i < call->nparams; i++)
         operands[i] = p[i] + first * n[REST + i];
-    ((RowFn)(intptr_t)n[FUNCTION])(operands, last - first, call->a);
+    call->rows[0]->run(operands, last - first, call->a);
     return 0;
 }
 
 /* Behind the integers of a chain come the lengths of its axes, the last of which is the row; its values;
- * its links: each a row function, how many operands it has with its result, and which. */
+ * of each of its links how many operands it has with its result, and which. */
 
 /* Lay out a row, `length` bytes, again and again until there are `bytes`. */
 static void repeat(char *to, const char *from, int64_t length, int64_t bytes)
@@ -143,14 +143,13 @@ static int chain(const KernelCall *call, char *const *p, int64_t begin, int64_t 
         }
         const int64_t *link = links;
         for (int64_t i = 0; i < n[NLINKS]; i++) {
-            for (int64_t k = 0; k < link[1]; k++)
-                operands[k] = now[link[2 + k]];
-            ((RowFn)(intptr_t)link[0])(operands, count, call->a);
-            link += 2 + link[1];
+            for (int64_t k = 0; k < link[0]; k++)
+                operands[k] = now[link[1 + k]];
+            call->rows[i]->run(operands, count, call->a);
+            link += 1 + link[0];
         }
     }
     return 0;
 }
 
-const KernelEntry TARGETED(chain_kernels)[] = {
-    {"row", row, NULL}, {"chain", chain, NULL}, {NULL, NULL, NULL}};
+KERNEL_TABLE(chain, KERNEL(row, row, NULL) KERNEL(chain, chain, NULL))

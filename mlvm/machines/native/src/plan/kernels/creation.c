@@ -69,9 +69,6 @@ static int eye(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-const KernelEntry TARGETED(creation_kernels)[] = {
-    {"range_f32", range_f32, NULL},       {"range_f64", range_f64, NULL},
-    {"range_1", range_1, NULL},           {"range_2", range_2, NULL},
-    {"range_4", range_4, NULL},           {"range_8", range_8, NULL},
-    {"linspace_f32", linspace_f32, NULL}, {"linspace_f64", linspace_f64, NULL},
-    {"eye", eye, NULL},                   {NULL, NULL, NULL}};
+#define ENTRY(name) KERNEL(name, name, NULL)
+KERNEL_TABLE(creation, ENTRY(range_f32) ENTRY(range_f64) ENTRY(range_1) ENTRY(range_2) ENTRY(range_4)
+                           ENTRY(range_8) ENTRY(linspace_f32) ENTRY(linspace_f64) ENTRY(eye))

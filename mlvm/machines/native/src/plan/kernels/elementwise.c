@@ -373,7 +373,7 @@ HALVES(HALF)
 #define SIMPLE 0.03
 #define TEXT_(x) #x
 #define TEXT(x) TEXT_(x)
-#define ENTRY_(name, row, cost) {TEXT(name), PASTE(row, _row), cost},
+#define ENTRY_(name, row, cost) ROW_(name, TEXT(name), PASTE(row, _row), cost)
 #define ENTRY(name) ENTRY_(name, name, SIMPLE)
 #define ENTRIES_OF_ALL(t, T, W)                                                          \
     ENTRY(astype_##t##_u8) ENTRY(astype_##t##_u16) ENTRY(astype_##t##_u32)               \
@@ -399,11 +399,14 @@ HALVES(HALF)
 #define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)
 #define SAME(op) ENTRY_(OF(op), MLVM_JOIN(copy, SIZE), SIMPLE)
 
+/* clang-format off */
+#ifndef WANTED
 const RowEntry TARGETED(elementwise_rows)[] = {
-    /* clang-format off */
+#endif
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
 #include "elementwise_dtypes.h"
+#ifndef WANTED
     {NULL, NULL, 0}
-    /* clang-format on */
 };
+#endif

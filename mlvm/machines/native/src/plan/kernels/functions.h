@@ -13,7 +13,7 @@
 #include <stdint.h>
 
 /* x * y + z, rounded once where that is one instruction. */
-#if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
+#if defined(__FMA__) || defined(USE_NEON)
 #define FUSED 1
 #define MAD_F32 __builtin_fmaf
 #define MAD_F64 __builtin_fma

@@ -389,18 +389,10 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
     return 0;
 }
 
-#define SIZED(size)                                                                      \
-    {"take_" #size, take_##size, NULL}, {"take_along_" #size, take_along_##size, NULL}
+#define ENTRY(name) KERNEL(name, name, NULL)
+#define SIZED(size) ENTRY(take_##size) ENTRY(take_along_##size)
 #define TYPED(suffix)                                                                    \
-    {"scatter_add_" #suffix, scatter_add_##suffix, NULL},                                \
-        {"index_add_" #suffix, index_add_##suffix, NULL},                                \
-    {                                                                                    \
-        "scatter_along_" #suffix, scatter_along_##suffix, NULL                           \
-    }
-
-const KernelEntry TARGETED(indexing_kernels)[] = {
-    {"update_rows", update_rows, NULL},
-    {"take_rows", take_rows, NULL}, SIZED(1),   SIZED(2),   SIZED(4),
-    SIZED(8),                       TYPED(1),   TYPED(2),   TYPED(4),
-    TYPED(8),                       TYPED(f32), TYPED(f64), {"one_hot", one_hot, NULL},
-    {"mask_scatter", mask_scatter, NULL},       {NULL, NULL, NULL}};
+    ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
+KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
+                           TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
+                               ENTRY(mask_scatter))

@@ -295,7 +295,7 @@ static int boxes(const KernelCall *call, char *const *p, int64_t begin, int64_t 
     for (int i = 0; i < call->nchildren && end > 0; i++) {
         const KernelCall *part = call->children[i];
         if (begin < part->units)
-            part->run(part, p, begin > 0 ? begin : 0, least(end, part->units), scratch);
+            part->kernel->run(part, p, begin > 0 ? begin : 0, least(end, part->units), scratch);
         begin -= part->units;
         end -= part->units;
     }
@@ -326,13 +326,8 @@ static int triangle(const KernelCall *call, char *const *p, int64_t begin, int64
     return 0;
 }
 
+#define ENTRY(name) KERNEL(name, name, NULL)
 #define OF_SIZE(size)                                                                    \
-    {"box_each_" #size, box_each_##size, NULL},                                          \
-        {"box_transpose_" #size, box_transpose_##size, NULL},                            \
-        {"box_rest_" #size, box_rest_##size, NULL}, {"box_add_" #size, box_add_##size, NULL}
-
-const KernelEntry TARGETED(layout_kernels)[] = {
-    {"copy", copy, NULL},         {"boxes", boxes, NULL}, {"triangle", triangle, NULL},
-    {"box_rows", box_rows, NULL}, OF_SIZE(1),             OF_SIZE(2),
-    OF_SIZE(4),                   OF_SIZE(8),             {"box_add_f32", box_add_f32, NULL},
-    {"box_add_f64", box_add_f64, NULL}, {NULL, NULL, NULL}};
+    ENTRY(box_each_##size) ENTRY(box_transpose_##size) ENTRY(box_rest_##size) ENTRY(box_add_##size)
+KERNEL_TABLE(layout, ENTRY(copy) ENTRY(boxes) ENTRY(triangle) ENTRY(box_rows) OF_SIZE(1) OF_SIZE(2)
+                         OF_SIZE(4) OF_SIZE(8) ENTRY(box_add_f32) ENTRY(box_add_f64))

@@ -7,13 +7,16 @@
 
 #if defined(__AVX512F__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(USE_NEON)
+#include <arm_neon.h>
 #endif
 
 /* --- the registers: ROWS x 2 hold a tile of C, 2 a row of B and one an element of A --- */
 
 #define UPTO_6(X) X(1) X(2) X(3) X(4) X(5) X(6)
+#define UPTO_14(X) UPTO_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
 #if defined(__AVX512F__)
-#define EACH_HEIGHT(X) UPTO_6(X) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14)
+#define EACH_HEIGHT(X) UPTO_14(X)
 enum { VECTOR_BYTES = 64, ROWS = 14, SQUARE_BYTES = 32 };
 #define FMA_f32(x, y, z) (Vector_f32) _mm512_fmadd_ps((__m512)(x), (__m512)(y), (__m512)(z))
 #define FMA_f64(x, y, z) (Vector_f64) _mm512_fmadd_pd((__m512d)(x), (__m512d)(y), (__m512d)(z))
@@ -26,6 +29,15 @@ enum { VECTOR_BYTES = 32, ROWS = 6, SQUARE_BYTES = 32 };
 #define FMA_f64(x, y, z) (Vector_f64) _mm256_fmadd_pd((__m256d)(x), (__m256d)(y), (__m256d)(z))
 #define SPREAD_f32(x) (Vector_f32) _mm256_set1_ps(x)
 #define SPREAD_f64(x) (Vector_f64) _mm256_set1_pd(x)
+#elif defined(USE_NEON) /* 28 of 32 registers are the tile's */
+#define EACH_HEIGHT(X) UPTO_14(X)
+enum { VECTOR_BYTES = 16, ROWS = 14, SQUARE_BYTES = 16 };
+#define FMA_f32(x, y, z)                                                                 \
+    (Vector_f32) vfmaq_f32((float32x4_t)(z), (float32x4_t)(x), (float32x4_t)(y))
+#define FMA_f64(x, y, z)                                                                 \
+    (Vector_f64) vfmaq_f64((float64x2_t)(z), (float64x2_t)(x), (float64x2_t)(y))
+#define SPREAD_f32(x) (Vector_f32) vdupq_n_f32(x)
+#define SPREAD_f64(x) (Vector_f64) vdupq_n_f64(x)
 #else
 #define EACH_HEIGHT(X) UPTO_6(X)
 enum { VECTOR_BYTES = 16, ROWS = 6, SQUARE_BYTES = 16 };
@@ -111,7 +123,7 @@ static inline void *begin_rows(Next *next, void *out, int64_t row)
 static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 {
     int64_t first = next->first_row + row;
-    return next->child->run(next->child, next->p, first, first + rows, next->scratch);
+    return next->child->kernel->run(next->child, next->p, first, first + rows, next->scratch);
 }
 
 /* For the dtype T: */
@@ -135,8 +147,6 @@ static inline int end_rows(const Next *next, int64_t row, int64_t rows)
 #undef T
 #undef OF
 
-#define ENTRIES(dtype)                                                                   \
-    {"matmul_" #dtype, matmul_##dtype, NULL}, {"gemv_" #dtype, gemv_##dtype, NULL},      \
-        {"matmul_chain_" #dtype, matmul_chain_##dtype, NULL}
-
-const KernelEntry TARGETED(linalg_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
+#define ENTRY(name) KERNEL(name, name, NULL)
+#define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
+KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64))

@@ -176,8 +176,6 @@ static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
-const KernelEntry TARGETED(random_kernels)[] = {
-    {"uniform_f32", uniform_f32, NULL},     {"uniform_f64", uniform_f64, NULL},
-    {"dropout_f32", dropout_f32, NULL},     {"dropout_f64", dropout_f64, NULL},
-    {"bernoulli_f32", bernoulli_f32, NULL}, {"bernoulli_f64", bernoulli_f64, NULL},
-    {"random_words", raw, NULL},            {NULL, NULL, NULL}};
+#define ENTRY(name) KERNEL(name, name, NULL)
+KERNEL_TABLE(random, ENTRY(uniform_f32) ENTRY(uniform_f64) ENTRY(dropout_f32) ENTRY(dropout_f64)
+                         ENTRY(bernoulli_f32) ENTRY(bernoulli_f64) KERNEL(random_words, raw, NULL))

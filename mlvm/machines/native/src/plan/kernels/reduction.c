@@ -145,27 +145,20 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
     const KernelCall *child = call->children[0];
     for (int64_t u = begin; u < end; u++) {
         char *q[] = {p[0] + u * n[OUT_BYTES], p[1] + u * n[X_BYTES], scratch + n[SHARED_AT]};
-        child->run(child, q, 0, child->units, scratch);
-        child->finish(child, q, 0, child->units, scratch);
+        child->kernel->run(child, q, 0, child->units, scratch);
+        child->kernel->finish(child, q, 0, child->units, scratch);
     }
     return 0;
 }
 
-#define ENTRY(op, type) {#op "_" #type, run_##op##_##type, finish_##op##_##type}
+#define ENTRY(op, type) KERNEL(op##_##type, run_##op##_##type, finish_##op##_##type)
 #define SUMS(type)                                                                       \
-    ENTRY(sum, type),                                                                    \
-    {                                                                                    \
-        "cumulative_sum_" #type, run_cumulative_sum_##type, NULL                         \
-    }
-#define EXTREMES(type)                                                                   \
-    ENTRY(max, type), ENTRY(min, type), ENTRY(argmax, type), ENTRY(argmin, type)
-#define DECISIONS(type) ENTRY(all, type), ENTRY(any, type)
+    ENTRY(sum, type) KERNEL(cumulative_sum_##type, run_cumulative_sum_##type, NULL)
+#define EXTREMES(type) ENTRY(max, type) ENTRY(min, type) ENTRY(argmax, type) ENTRY(argmin, type)
+#define DECISIONS(type) ENTRY(all, type) ENTRY(any, type)
 #define INTEGERS(signed, unsigned)                                                       \
-    SUMS(signed), EXTREMES(signed), SUMS(unsigned), EXTREMES(unsigned), DECISIONS(unsigned)
-#define FLOATS(type)                                                                     \
-    SUMS(type), EXTREMES(type), DECISIONS(type), ENTRY(prod, type), ENTRY(var, type)
-
-const KernelEntry TARGETED(reduction_kernels)[] = {
-    FLOATS(f32),      FLOATS(f64),        SUMS(f32_f64),      ENTRY(prod, i32),
-    ENTRY(prod, i64), INTEGERS(i8, u8),   INTEGERS(i16, u16), INTEGERS(i32, u32),
-    INTEGERS(i64, u64), {"each", each, NULL}, {NULL, NULL, NULL}};
+    SUMS(signed) EXTREMES(signed) SUMS(unsigned) EXTREMES(unsigned) DECISIONS(unsigned)
+#define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) ENTRY(prod, type) ENTRY(var, type)
+KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) ENTRY(prod, i32) ENTRY(prod, i64)
+                            INTEGERS(i8, u8) INTEGERS(i16, u16) INTEGERS(i32, u32)
+                                INTEGERS(i64, u64) KERNEL(each, each, NULL))

@@ -39,16 +39,13 @@ static inline double root_f64(double x)
 #define FN(name) MLVM_JOIN(name, f64)
 #include "rows_of.h"
 
-#define ENTRY(op, type) {#op "_" #type, op##_##type, NULL}
+#define ENTRY(op, type) KERNEL(op##_##type, op##_##type, NULL)
 #define ENTRIES(type)                                                                    \
-    ENTRY(softmax, type), ENTRY(log_softmax, type), ENTRY(logsumexp, type),              \
-        ENTRY(softmax_of_columns, type), ENTRY(log_softmax_of_columns, type),            \
-        ENTRY(logsumexp_of_columns, type), ENTRY(softmax_cross_entropy, type),           \
-        ENTRY(softmax_cross_entropy_vjp, type), ENTRY(layer_norm_normalize, type),       \
-        ENTRY(layer_norm, type), ENTRY(layer_norm_vjp, type),                            \
-    {                                                                                    \
-        "layer_norm_scale_vjp_" #type, layer_norm_scale_vjp_##type,                      \
-            finish_layer_norm_scale_vjp_##type                                           \
-    }
-
-const KernelEntry TARGETED(rows_kernels)[] = {ENTRIES(f32), ENTRIES(f64), {NULL, NULL, NULL}};
+    ENTRY(softmax, type) ENTRY(log_softmax, type) ENTRY(logsumexp, type)                 \
+    ENTRY(softmax_of_columns, type) ENTRY(log_softmax_of_columns, type)                  \
+    ENTRY(logsumexp_of_columns, type) ENTRY(softmax_cross_entropy, type)                 \
+    ENTRY(softmax_cross_entropy_vjp, type) ENTRY(layer_norm_normalize, type)             \
+    ENTRY(layer_norm, type) ENTRY(layer_norm_vjp, type)                                  \
+    KERNEL(layer_norm_scale_vjp_##type, layer_norm_scale_vjp_##type,                     \
+           finish_layer_norm_scale_vjp_##type)
+KERNEL_TABLE(rows, ENTRIES(f32) ENTRIES(f64))

@@ -125,10 +125,5 @@ INTEGERS(SORT)
 FLOATS(SORT)
 
 #define ENTRIES(t, T, bits, unused)                                                      \
-    {"sort_" #t, sort_##t, NULL}, {"argsort_" #t, argsort_##t, NULL},
-
-const KernelEntry TARGETED(sorting_kernels)[] = {
-    /* clang-format off */
-    INTEGERS(ENTRIES) FLOATS(ENTRIES) {NULL, NULL, NULL}
-    /* clang-format on */
-};
+    KERNEL(sort_##t, sort_##t, NULL) KERNEL(argsort_##t, argsort_##t, NULL)
+KERNEL_TABLE(sorting, INTEGERS(ENTRIES) FLOATS(ENTRIES))

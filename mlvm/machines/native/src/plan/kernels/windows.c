@@ -157,8 +157,5 @@ POOL(double, max_pool2d_f64, -__builtin_inf(), LARGER, AS_IT_IS)
 POOL(float, avg_pool2d_f32, 0, SUM, MEAN)
 POOL(double, avg_pool2d_f64, 0, SUM, MEAN)
 
-#define BOTH(name)                                                                       \
-    {#name "_f32", name##_f32, NULL}, {#name "_f64", name##_f64, NULL}
-
-const KernelEntry TARGETED(windows_kernels)[] = {
-    BOTH(patches), BOTH(unpatches), BOTH(max_pool2d), BOTH(avg_pool2d), {NULL, NULL, NULL}};
+#define BOTH(name) KERNEL(name##_f32, name##_f32, NULL) KERNEL(name##_f64, name##_f64, NULL)
+KERNEL_TABLE(windows, BOTH(patches) BOTH(unpatches) BOTH(max_pool2d) BOTH(avg_pool2d))

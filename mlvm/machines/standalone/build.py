@@ -1,0 +1,421 @@
+"""A planned step becomes a folder that a C compiler and `make` make a library and a program of."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import numpy as np
+
+from mlvm.core.errors import MachineError
+from mlvm.core.machine import fused
+from mlvm.core.machine.link import bind, link
+from mlvm.core.machine.verify import verify
+from mlvm.core.program.program import Program
+from mlvm.core.types import Array, TensorType, aligned_array, u8
+from mlvm.machines import native
+from mlvm.machines.local import LocalVM
+from mlvm.machines.standalone.steps import Steps
+from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
+from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
+
+HERE: Final = Path(__file__).parent
+NATIVE: Final = Path(native.__file__).parent
+ALIGNMENT: Final = 64
+
+
+class Tensor(NamedTuple):
+    """An argument or result of a step: its role, the number or byte that it is at, and its type, as
+    `mlvm.step.flow.Location` has them."""
+
+    role: str
+    place: int
+    type: TensorType
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What is built: a saved step, in terms of this floor."""
+
+    program: Program
+    arguments: Sequence[Tensor]
+    results: Sequence[Tensor]
+    inputs: Sequence[TensorType]
+    outputs: Sequence[TensorType]
+    states: Sequence[Array]
+    scratch: int
+    lines: Mapping[tuple[str, int], str]
+
+
+class Built(NamedTuple):
+    """What a build has made: the instruction sets and kernels, and bytes of memory and weights."""
+
+    sets: tuple[str, ...]
+    kernels: tuple[str, ...]
+    memory: int
+    weights: int
+
+
+def build(
+    planned: Planned,
+    folder: Path,
+    *,
+    target: str = "host",
+    simd: str = "auto",
+    embed: bool = False,
+    threads: int = 1,
+    depth: int = 64,
+    records: int = 1 << 20,
+    title: str = "a step",
+) -> Built:
+    """Write the folder. Raises `CannotBuild` for what needs Python, and `OSError`."""
+    sets = sets_for(target, simd)
+    layout = _Layout(planned, threads, depth, records)
+    tables = Tables(layout.steps.functions, sets)
+    text = layout.text(tables, embed)
+    folder.mkdir(parents=True, exist_ok=True)
+    files = sorted({FILE_OF[name] for name in tables.kernels})
+    files += ["elementwise"] * bool(tables.rows)
+    _copy_sources(folder, files, threads)
+    used = [("kernel", name) for name in sorted(tables.kernels)]
+    used += [("row", name) for name in sorted(tables.rows)]
+    wanted = [f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in used]
+    (folder / "used.h").write_text("".join(wanted))
+    (folder / "tables.c").write_text(text)
+    (folder / "described.h").write_text(_described(planned, sets, threads))
+    (folder / "step.h").write_text(_header(planned, sets, threads, title))
+    weights = layout.weights()
+    if embed:
+        rows = [str(byte) for byte in weights]
+        (folder / "weights.c").write_text(
+            "#include <stdint.h>\n" + array("_Alignas(64) const uint8_t step_weights[]", rows)
+        )
+    else:
+        (folder / "weights.bin").write_bytes(weights)
+    (folder / "Makefile").write_text(_makefile(TARGETS[target], sets, files, embed, threads))
+    return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
+
+
+class _Layout:
+    """Where everything lies, and the tables that say so."""
+
+    def __init__(self, planned: Planned, threads: int, depth: int, records: int) -> None:
+        self.planned, self.threads = planned, threads
+        types = [each.type for each in planned.arguments]
+        functions = LocalVM(native=True).functions
+        verdict = verify(planned.program, functions, types)
+        code = link(planned.program, functions, verdict)
+        try:
+            bind(code, tuple(_arrays(planned)), fused.Workspace(), checked=True)
+        except MachineError as error:
+            raise CannotBuild(str(error)) from None
+        self.steps = Steps(code, types, planned.lines)
+        self.depth = _depth(self.steps, depth)
+        uses = any(step.records for function in self.steps.functions for step in function.steps)
+        self.records = records * uses
+        self.memory = planned.scratch
+        self.outputs = [self._take(type.nbytes) for type in planned.outputs]
+        self.inputs = [
+            self._take(type.nbytes) if self._is_written("input", i) else None
+            for i, type in enumerate(planned.inputs)
+        ]
+        self.states = [
+            self._take(array.nbytes) if self._is_written("state", i) else None
+            for i, array in enumerate(planned.states)
+        ]
+        most = max([x.at + x.type.nbytes for x in self.steps.temporaries], default=0)
+        self.temporaries = self._take(most)
+        self.memory = _rounded(self.memory)
+        self.in_weights, end = [], ALIGNMENT
+        for state in planned.states:
+            self.in_weights.append(end)
+            end += _rounded(state.nbytes)
+        self.nweights = end
+
+    def _take(self, nbytes: int) -> int:
+        at = _rounded(self.memory)
+        self.memory = at + nbytes
+        return at
+
+    def _is_written(self, role: str, place: int) -> bool:
+        written = [self.planned.arguments[i] for i in self.steps.written]
+        return any(each.role == role and each.place == place for each in written)
+
+    def _address(self, tensor: Tensor) -> str:
+        """Where a tensor lies, as C says it."""
+        role, place, _ = tensor
+        if role == "scratch":
+            return f"{{IN_MEMORY, {place}}}"
+        if role == "output":
+            return f"{{IN_MEMORY, {self.outputs[place]}}}"
+        own = (self.inputs if role == "input" else self.states)[place]
+        if own is not None:
+            return f"{{IN_MEMORY, {own}}}"
+        return (
+            f"{{IN_INPUT, {place}}}"
+            if role == "input"
+            else f"{{IN_WEIGHTS, {self.in_weights[place]}}}"
+        )
+
+    def fingerprint(self) -> int:
+        """What tells this step's weights from another's."""
+        told = hashlib.sha256(self.planned.program.to_bytes())
+        told.update(repr([TensorType.of(state) for state in self.planned.states]).encode())
+        return int.from_bytes(told.digest()[:8], "little")
+
+    def weights(self) -> bytes:
+        """The state as `step_init` takes it."""
+        head = b"MLVMSTEP" + np.array([self.fingerprint(), self.nweights], "<u8").tobytes()
+        parts = [head.ljust(ALIGNMENT, b"\0")]
+        for state in self.planned.states:
+            parts.append(state.tobytes().ljust(_rounded(state.nbytes), b"\0"))
+        return b"".join(parts)
+
+    def text(self, tables: Tables, embed: bool) -> str:
+        planned, functions = self.planned, self.steps.functions
+        place: dict[object, int] = {i: i for i in range(len(planned.arguments))}
+        addresses = [self._address(each) for each in planned.arguments]
+        for each in self.steps.temporaries:
+            if each not in place:
+                place[each] = len(addresses)
+                addresses.append(f"{{IN_MEMORY, {self.temporaries + each.at}}}")
+        body = tables.text(place)
+        pushed = [
+            f"{{{number}, &type{tables.types[planned.arguments[number].type]}}}"
+            for number in self.steps.pushed
+        ]
+        body = tables.text_of_types() + body
+        inputs = [
+            f"{{{type.nbytes}, {int(own is not None)}, {own or 0}}}"
+            for type, own in zip(planned.inputs, self.inputs, strict=True)
+        ]
+        states = [
+            f"{{{state.nbytes}, {at}, {int(own is not None)}, {own or 0}}}"
+            for state, at, own in zip(planned.states, self.in_weights, self.states, strict=True)
+        ]
+        outputs = [self._address(each) for each in planned.results]
+        named = {
+            "Set sets": [
+                *[f'{{"{name}", functions_{name}}}' for name in tables.sets],
+                "{NULL, NULL}",
+            ],
+            "char *const ops": [string(str(op)) for op in tables.ops.all],
+            "char *const lines": [string(_short(str(line))) for line in tables.lines.all],
+            "Address arguments": addresses,
+            "Pushed pushed": pushed,
+            "Input inputs": inputs,
+            "Address outputs": outputs,
+            "State states": states,
+        }
+        declared = [
+            array(f"static const {name}[]", rows or ["{0}"]) for name, rows in named.items()
+        ]
+        calls = tables.calls()
+        depth, main = self.depth, functions[0]
+        deepest = [function.height for function in functions[1:]]
+        members = {
+            **{name: name for name in ("sets", "ops", "lines", "places", "arguments", "pushed")},
+            **{name: name for name in ("inputs", "outputs", "states")},
+            "narguments": len(addresses),
+            "npushed": len(pushed),
+            "ninputs": len(inputs),
+            "noutputs": len(outputs),
+            "nstates": len(states),
+            "memory": self.memory,
+            "ours": self.memory,
+            "scratch": max([call.scratch for call in calls], default=0),
+            "shared": max([call.shared for call in calls], default=0),
+            "threads": self.threads,
+            "values": main.height + depth * max(deepest, default=0) + 1,
+            "frames": depth,
+            "heap": main.made + depth * max([f.made for f in functions[1:]], default=0),
+            "records": self.records,
+            "weights": self.nweights,
+            "fingerprint": f"UINT64_C({self.fingerprint()})",
+            "embedded": "step_weights" if embed else "NULL",
+        }
+        told = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
+        return "\n".join(
+            [
+                "/* Written by `python -m mlvm build`. */",
+                f'#include "{_RUNTIME}/built.h"\n',
+                "#include <math.h>\n",
+                "extern const uint8_t step_weights[];\n" * embed,
+                body,
+                *declared,
+                f"const Built built = {{\n{told}}};",
+                "",
+            ]
+        )
+
+
+_RUNTIME: Final = "mlvm/standalone/src"
+_KERNELS: Final = "mlvm/native/src/plan/kernels"
+
+
+def _rounded(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _short(line: str) -> str:
+    """A line of Python, without the folders that only this machine has."""
+    return "/".join(Path(line).parts[-2:])
+
+
+def _arrays(planned: Planned) -> Iterator[Array]:
+    """The arguments in memory of this process, as they lie over each other."""
+    homes: dict[tuple[str, int], Array] = {}
+    for role, place, type in planned.arguments:
+        home, at, nbytes = (role, place), 0, type.nbytes
+        if role == "scratch":
+            home, at, nbytes = (role, 0), place, planned.scratch
+        if home not in homes:
+            homes[home] = aligned_array(TensorType(u8, (nbytes,)))
+        memory = homes[home][at : at + type.nbytes]
+        yield memory.view(type.dtype.numpy).reshape(type.shape)
+
+
+def _depth(steps: Steps, most: int) -> int:
+    """How many calls lie in each other at most: `most` where functions call themselves."""
+    depths: dict[int, int] = {}
+
+    def of(index: int, above: tuple[int, ...]) -> int:
+        if index in above:
+            return most
+        if index not in depths:
+            inner = [of(each, (*above, index)) for each in steps.functions[index].calls]
+            depths[index] = min(1 + max(inner), most) if inner else 0
+        return depths[index]
+
+    return of(0, ())
+
+
+def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
+    """The sources that the build compiles, in folders like our own."""
+    plan = NATIVE / "src" / "plan"
+    if not plan.is_dir():
+        raise CannotBuild("the C sources are not here: they come with mlvm's wheels from 0.2 on")
+    wanted = [plan / name for name in ("bound.c", "loop.c", "processor.c")]
+    wanted += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
+    wanted += [plan / "kernels" / f"{name}.c" for name in files]
+    runtime = ["built.h", "records.h", "records.c", "step.c", "command.c", "step_threads.h"]
+    wanted += [HERE / "src" / name for name in (*runtime, *["threads.c"] * (threads > 1))]
+    wanted.append(HERE.parent / "mlvm.h")
+    for file in wanted:
+        to = folder / "mlvm" / file.relative_to(HERE.parent)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, to)
+
+
+_C_TYPES: Final = {
+    "bool": "uint8_t",
+    "f32": "float",
+    "f64": "double",
+    "c64": "float",
+    "c128": "double",
+    "f16": "uint16_t",
+    "bf16": "uint16_t",
+    **{f"{kind[0]}{bits}": f"{kind}int{bits}_t" for bits in (8, 16, 32, 64) for kind in ("u",)},
+    **{f"i{bits}": f"int{bits}_t" for bits in (8, 16, 32, 64)},
+}
+
+
+def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> str:
+    results = [each.type for each in planned.results]
+    fields = {}
+    for name, types in (("input", planned.inputs), ("output", results)):
+        rows = [
+            f"    const {_C_TYPES[type.dtype.name]} *{name}{i}; /* {type} */\n"
+            for i, type in enumerate(types)
+        ]
+        fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
+    text = (HERE / "src" / "step.h.in").read_text()
+    safe = title.replace("*/", "* /")
+    for key, value in {
+        **fields, "@TITLE@": safe, "@SETS@": ", ".join(sets), "@THREADS@": str(threads),
+    }.items():  # fmt: skip
+        text = text.replace(key, value)
+    return text
+
+
+def _described(planned: Planned, sets: Sequence[str], threads: int) -> str:
+    """What the command line knows of the step."""
+    results = [each.type for each in planned.results]
+
+    def told(types: Sequence[TensorType]) -> list[str]:
+        rows = []
+        for type in types:
+            shape = ", ".join(map(str, type.shape)) + "," * bool(type.shape)
+            descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
+            rows.append(f"{{{string(str(type))}, {string(descr)}, {string(shape)}, {type.nbytes}}}")
+        return rows or ['{"", "", "", 0}']
+
+    takes = ", ".join(map(str, planned.inputs)) or "none"
+    return "\n".join(
+        [
+            "#include <stddef.h>",
+            f"#define STEP_TAKES {string(takes)}",
+            f"#define STEP_SETS {string(', '.join(sets))}",
+            f"#define STEP_MOST_THREADS {threads}",
+            f"enum {{ STEP_NINPUTS = {len(planned.inputs)}, STEP_NOUTPUTS = {len(results)} }};",
+            "typedef struct {\n    const char *type, *dtype, *shape;\n    size_t nbytes;\n} Told;",
+            array("static const Told step_inputs_told[]", told(planned.inputs)),
+            array("static const Told step_outputs_told[]", told(results)),
+        ]
+    )
+
+
+def _makefile(
+    target: Target, sets: Sequence[str], files: Sequence[str], embed: bool, threads: int
+) -> str:
+    own = ["tables.c", *["weights.c"] * embed]
+    own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", *["threads"] * (threads > 1))]
+    own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    lines = [
+        "# Written by `python -m mlvm build`: `make` makes libstep.a, and `step`, a program.",
+        f"CC = {target.compiler}",
+        "AR = ar",
+        "OPTIMIZE = -O3",
+        "GCC := $(findstring Free Software,$(shell $(CC) --version 2>/dev/null))",
+        "FLAGS = -std=c11 $(OPTIMIZE) -ffp-contract=off -fno-math-errno -fno-trapping-math \\",
+        "  -ffunction-sections -fdata-sections -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas \\",
+        f"  -Wno-unused-function -I. {target.flags}{' -pthread' * (threads > 1)} \\",
+        "  $(if $(GCC),-fno-tree-pre -fno-thread-jumps) $(CFLAGS)",
+        f"LINK = {target.linking} -s -lm{' -pthread' * (threads > 1)} $(LDFLAGS)",
+        f"OWN = {' '.join(own)}",
+        f"KERNELS = {' '.join(files)}",
+        "OBJECTS = $(OWN:%.c=made/%.o)"
+        + "".join([f" $(KERNELS:%=made/{name}/%.o)" for name in sets]),
+        f"PROGRAM = step{target.suffix}",
+        "",
+        "all: libstep.a $(PROGRAM)",
+        "",
+        "$(PROGRAM): made/command.o libstep.a",
+        "\t$(CC) $(FLAGS) -o $@ made/command.o libstep.a $(LINK)",
+        "",
+        "libstep.a: $(OBJECTS)",
+        "\trm -f $@",
+        "\t$(AR) rcs $@ $(OBJECTS)",
+        "",
+        f"made/command.o: {_RUNTIME}/command.c described.h step.h",
+        "\t@mkdir -p $(@D)",
+        f"\t$(CC) $(FLAGS){' -DSTEP_THREADS' * (threads > 1)} -c -o $@ $<",
+        "",
+        "made/%.o: %.c step.h",
+        "\t@mkdir -p $(@D)",
+        "\t$(CC) $(FLAGS) -c -o $@ $<",
+        "",
+    ]
+    for name in sets:
+        lines += [
+            f"made/{name}/%.o: {_KERNELS}/%.c used.h",
+            "\t@mkdir -p $(@D)",
+            f"\t$(CC) $(FLAGS) {OPTIONS[name]} -DTARGET={name} -DWANTED='\"used.h\"' -c -o $@ $<",
+            "",
+        ]
+    lines += ["clean:", "\trm -rf made libstep.a $(PROGRAM)", "", ".PHONY: all clean", ""]
+    return "\n".join(lines)

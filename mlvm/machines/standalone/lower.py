@@ -1,0 +1,166 @@
+"""Ops that Python runs as several kernels, as these kernels one after the other.
+
+Floats of 16 bits are widened before an op and narrowed behind it (`mlvm.core.ops.half`), an f32
+beside an f64 is converted first, and a chain runs in parts where a link has no row function
+(`mlvm.machines.native.kernels`). What is converted lies in memory beside the plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from mlvm.core.machine.callee import OpInto, WritesInto
+from mlvm.core.op import Attributes
+from mlvm.core.ops import half
+from mlvm.core.types import DType, TensorType, f32, f64
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
+from mlvm.machines.native.planner import PLANNERS
+
+_ALIGNMENT = 64
+
+
+class Temporary(NamedTuple):
+    """Memory that a step needs while it runs: a tensor from a byte on."""
+
+    type: TensorType
+    at: int
+
+
+Parameter: TypeAlias = int | Temporary
+Calls: TypeAlias = list[tuple[KernelCall, tuple[Parameter, ...]]]
+
+
+class _Impossible(Exception):
+    """There is no kernel in C."""
+
+
+def lowered(
+    callee: WritesInto, types: Sequence[TensorType], numbers: Sequence[int], attributes: Attributes
+) -> Calls | None:
+    """The calls, and of each its parameters; None if there are none."""
+    lowering = _Lowering()
+    try:
+        if isinstance(callee, OpInto):
+            lowering.op(callee.kernel, types, [*numbers], attributes)
+        elif isinstance(callee.kernel, NativeFused):
+            lowering.parts(callee.kernel.way(attributes["chain"], types), types, numbers)
+        else:
+            return None
+    except _Impossible:
+        return None
+    return lowering.calls
+
+
+class _Lowering:
+    """Collects the calls."""
+
+    def __init__(self) -> None:
+        self.calls: Calls = []
+        self._end = 0
+
+    def _temporary(self, type: TensorType) -> Temporary:
+        made = Temporary(type, self._end)
+        self._end += -(-type.nbytes // _ALIGNMENT) * _ALIGNMENT
+        return made
+
+    def _add(self, call: KernelCall | None, parameters: Sequence[Parameter]) -> None:
+        if call is None:
+            raise _Impossible
+        self.calls.append((call, tuple(parameters)))
+
+    def _convert(self, out: TensorType, into: Parameter, x: TensorType, source: Parameter) -> None:
+        self._add(PLANNERS["astype"]([out, x], {"dtype": out.dtype.name}), (into, source))
+
+    def parts(self, parts: Any, types: Sequence[TensorType], numbers: Sequence[int]) -> None:
+        """A chain, one part after the other."""
+        if not isinstance(parts, Parts):
+            raise _Impossible
+        made = [self._temporary(type) for type in parts.temporaries]
+        all_types = [*types, *parts.temporaries]
+        all_parameters: list[Parameter] = [*numbers, *made]
+        for work, places, attributes in parts.parts:
+            parameters = [all_parameters[place] for place in places]
+            if isinstance(work, KernelCall):
+                self._add(work, parameters)
+            else:
+                self.op(work, [all_types[place] for place in places], parameters, attributes)
+
+    def op(
+        self,
+        kernel: object,
+        types: Sequence[TensorType],
+        parameters: Sequence[Parameter],
+        attributes: Attributes,
+    ) -> None:
+        """An op by its kernel, as the kernel itself would go on where it has no call."""
+        if not isinstance(kernel, NativeKernel):
+            raise _Impossible
+        call = kernel.call(types, attributes)
+        if call is not None:
+            self._add(call, parameters)
+        elif any(map(half.is_half, types)):
+            self._halves(kernel, types, parameters, attributes)
+        else:
+            self._in_f64(kernel, types, parameters, attributes)
+
+    def _in_f64(
+        self,
+        kernel: NativeKernel,
+        types: Sequence[TensorType],
+        parameters: Sequence[Parameter],
+        attributes: Attributes,
+    ) -> None:
+        if not any(type.dtype is f64 for type in types[1:]):
+            raise _Impossible
+        wide, sources = self._widened(types, parameters, f32, f64)
+        self._add(kernel.call(wide, attributes), sources)
+
+    def _widened(
+        self, types: Sequence[TensorType], parameters: Sequence[Parameter], *dtypes: DType
+    ) -> tuple[list[TensorType], list[Parameter]]:
+        """Types and parameters with operands of the first dtype in the second."""
+        narrow, dtype = dtypes
+        wide, sources = [*types], [*parameters]
+        for i, type in enumerate(types[1:], 1):
+            if type.dtype is narrow:
+                wide[i] = type.with_dtype(dtype)
+                sources[i] = self._temporary(wide[i])
+                self._convert(wide[i], sources[i], type, parameters[i])
+        return wide, sources
+
+    def _halves(
+        self,
+        kernel: NativeKernel,
+        types: Sequence[TensorType],
+        parameters: Sequence[Parameter],
+        attributes: Attributes,
+    ) -> None:
+        """As `half.run`, but for what is rare."""
+        op, out = kernel.op, types[0]
+        rounds = any(
+            counts and x.dtype.is_integer and x.dtype.itemsize > 1
+            for x, counts in zip(types[1:], half.promotes(op, types[1:]), strict=True)
+        )
+        if rounds or op.dynamic or op.name in ("nextafter", "uniform", "astype"):
+            raise _Impossible
+        wide, sources = [*types], [*parameters]
+        for dtype in {type.dtype for type in types[1:] if half.is_half(type)}:
+            wide, sources = self._widened(wide, sources, dtype, f32)
+        if half.is_half(out):
+            named = attributes.get("dtype") == out.dtype.name
+            in_f64 = (named and any(x.dtype is f64 for x in types[1:])) or not op.inputs
+            wide[0] = out.with_dtype(f64 if in_f64 else f32)
+            sources[0] = self._temporary(wide[0])
+            attributes = dict(attributes)
+            if named:
+                attributes["dtype"] = wide[0].dtype.name
+            for name in half.FILLS & attributes.keys():
+                value = np.array(attributes[name])
+                attributes[name] = float(half.shown(half.cast(value, out.dtype)))
+        self.op(kernel, wide, sources, attributes)
+        if half.is_half(out):
+            self._convert(out, parameters[0], wide[0], sources[0])

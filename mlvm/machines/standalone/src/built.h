@@ -1,0 +1,75 @@
+/* What a build writes as tables, and step.c runs. */
+#ifndef MLVM_BUILT_H
+#define MLVM_BUILT_H
+
+#include "../../native/src/plan/loop.h"
+
+#include <stddef.h>
+
+/* Where a tensor lies: in the caller's memory or among the weights, at an offset; or what the caller
+ * gives as input of that number. */
+typedef enum { IN_MEMORY, IN_WEIGHTS, IN_INPUT } Where;
+
+typedef struct {
+    Where where;
+    size_t at;
+} Address;
+
+typedef struct {
+    size_t nbytes;
+    int copied; /* the step writes to it: it has memory of its own, at `at` */
+    size_t at;
+} Input;
+
+/* A tensor that lives from step to step. One that is only read stays among the weights. */
+typedef struct {
+    size_t nbytes, in_weights;
+    int copied;
+    size_t at;
+} State;
+
+/* An argument that goes over the stack. */
+typedef struct {
+    uint32_t argument;
+    const Type *type;
+} Pushed;
+
+/* What the loop does at a step: an op, and the line of Python that wrote it; both by number. */
+typedef struct {
+    uint16_t op, line;
+} Place;
+
+/* The functions of the step for one instruction set. */
+typedef struct {
+    const char *name;
+    const Function *functions;
+} Set;
+
+/* What is done by this program and by no kernel. */
+enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END };
+
+typedef struct {
+    const Set *sets; /* the best first; closed by a name of NULL */
+    const char *const *ops, *const *lines;
+    const Place *const *places; /* by function and step */
+    uint32_t narguments, npushed, ninputs, noutputs, nstates;
+    const Address *arguments;
+    const Pushed *pushed;
+    const Input *inputs;
+    const Address *outputs;
+    const State *states;
+    size_t memory;  /* bytes in all; the step's tensors begin at 0 */
+    size_t ours;    /* where the machine's own begin */
+    size_t scratch, shared; /* of kernels: a thread's, and all threads' */
+    int threads;    /* the most */
+    uint32_t values, frames;
+    size_t heap;    /* bytes for tensors that functions make */
+    size_t records; /* bytes for residuals */
+    size_t weights; /* bytes with their header */
+    uint64_t fingerprint;
+    const void *embedded; /* the weights, or NULL */
+} Built;
+
+extern const Built built;
+
+#endif

@@ -1,0 +1,244 @@
+/* The command line of a step: reads its inputs, runs it, and writes what it leaves. */
+#define _POSIX_C_SOURCE 200809L
+#include "built.h"
+#include "described.h"
+#include "step.h"
+#ifdef STEP_THREADS
+#include "step_threads.h"
+#endif
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+static const char HELP[] =
+    "usage: step [OPTION ...] INPUT ...\n"
+    "\n"
+    "Runs the step. INPUT is a .npy file, or the packed elements of one: " STEP_TAKES ".\n"
+    "A file with several inputs one behind the other gives each run the next, and begins again.\n"
+    "\n"
+    "  --weights FILE  start from these: what the build or --save wrote\n"
+    "  --save FILE     write the state behind the last run\n"
+    "  --out DIR       write DIR/0.npy, ...: with --steps, of all runs\n"
+    "  --steps N       run N times\n"
+    "  --simd SET      an instruction set: " STEP_SETS "\n"
+    "  --threads N     threads that share the work of a run\n"
+    "  --time          tell the seconds of a run: the best, and on the average\n"
+    "  --help\n";
+
+typedef struct {
+    unsigned char *bytes;
+    size_t nbytes;
+} Data;
+
+static int complain(const char *what, const char *why)
+{
+    fprintf(stderr, "step: %s: %s\n", what, why);
+    return 1;
+}
+
+/* All of a file, at a multiple of 64 bytes. */
+static int read_file(const char *name, Data *data)
+{
+    FILE *file = fopen(name, "rb");
+    if (!file)
+        return complain(name, strerror(errno));
+    size_t room = 1 << 16;
+    data->nbytes = 0;
+    data->bytes = NULL;
+    for (int whole = 0; !whole;) {
+        unsigned char *more = aligned_alloc(64, room *= 2);
+        if (!more) {
+            fclose(file);
+            free(data->bytes);
+            return complain(name, "no memory");
+        }
+        if (data->nbytes)
+            memcpy(more, data->bytes, data->nbytes);
+        free(data->bytes);
+        data->bytes = more;
+        size_t read = fread(more + data->nbytes, 1, room - data->nbytes, file);
+        data->nbytes += read;
+        whole = data->nbytes < room;
+    }
+    int failed = ferror(file);
+    fclose(file);
+    return failed ? complain(name, "cannot be read") : 0;
+}
+
+/* Leave the elements of a .npy file, if it is one. Returns NULL, or what is wrong with it. */
+static const char *unpack(Data *data, const char *dtype)
+{
+    static const unsigned char magic[] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
+    if (data->nbytes < 12 || memcmp(data->bytes, magic, sizeof magic))
+        return NULL;
+    size_t begin = data->bytes[6] > 1 ? 12 : 10, length = data->bytes[8] | (size_t)data->bytes[9] << 8;
+    if (begin == 12)
+        length |= (size_t)data->bytes[10] << 16 | (size_t)data->bytes[11] << 24;
+    char header[1024];
+    if (length >= sizeof header || begin + length > data->nbytes)
+        return "its header is cut off or too long";
+    memcpy(header, data->bytes + begin, length);
+    header[length] = 0;
+    if (strstr(header, "'fortran_order': True"))
+        return "its columns come first: save a C-ordered array";
+    const char *descr = strstr(header, "'descr':");
+    descr = descr ? strchr(descr + 8, '\'') : NULL;
+    if (!descr || strncmp(descr + 1, dtype, strlen(dtype)) || descr[1 + strlen(dtype)] != '\'')
+        return "its elements are of another dtype";
+    data->nbytes -= begin + length;
+    memmove(data->bytes, data->bytes + begin + length, data->nbytes);
+    return NULL;
+}
+
+static FILE *open_output(const char *folder, int number, const char *dtype, const char *shape, long steps)
+{
+    char name[4096], header[1024];
+    if (snprintf(name, sizeof name, "%s/%d.npy", folder, number) >= (int)sizeof name)
+        return complain(folder, "too long a name"), NULL;
+    FILE *file = fopen(name, "wb");
+    if (!file)
+        return complain(name, strerror(errno)), NULL;
+    char runs[32] = "";
+    if (steps)
+        snprintf(runs, sizeof runs, "%ld, ", steps);
+    int length = snprintf(header, sizeof header,
+                          "{'descr': '%s', 'fortran_order': False, 'shape': (%s%s), }", dtype, runs, shape);
+    int padded = (length + 1 + 10 + 63) / 64 * 64 - 10;
+    fprintf(file, "%cNUMPY%c%c%c%c%s%*s\n", 0x93, 1, 0, padded & 255, padded >> 8, header,
+            padded - length - 1, "");
+    return file;
+}
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+typedef struct {
+    const char *weights, *save, *out, *simd;
+    long steps, threads;
+    int time;
+} Options;
+
+static int run(const Options *options, char **names, int count)
+{
+    static Data inputs[STEP_NINPUTS + 1];
+    static FILE *files[STEP_NOUTPUTS + 1];
+    Data weights = {NULL, 0};
+    if (count != STEP_NINPUTS)
+        return complain("inputs", "wanted are " STEP_TAKES);
+    for (int i = 0; i < count; i++) {
+        if (read_file(names[i], &inputs[i]))
+            return 1;
+        const char *wrong = unpack(&inputs[i], step_inputs_told[i].dtype);
+        if (!wrong && (inputs[i].nbytes < step_inputs_told[i].nbytes ||
+                       (step_inputs_told[i].nbytes && inputs[i].nbytes % step_inputs_told[i].nbytes)))
+            wrong = "not as many bytes as the input has, or several of them";
+        if (wrong)
+            return complain(names[i], wrong);
+    }
+    if (options->weights && read_file(options->weights, &weights))
+        return 1;
+    for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
+        const Told *told = &step_outputs_told[i];
+        if (!(files[i] = open_output(options->out, i, told->dtype, told->shape, options->steps)))
+            return 1;
+    }
+    struct step step;
+    void *memory = aligned_alloc(64, (step_memory() + 63) / 64 * 64);
+    if (!memory)
+        return complain("memory", "there is too little");
+    if (step_init_for(&step, memory, weights.bytes, weights.nbytes, options->simd))
+        return complain("weights", step_error(&step));
+    if (options->threads > 1) {
+#ifdef STEP_THREADS
+        step_use_threads(&step, step_threads((int)options->threads));
+#else
+        return complain("--threads", "it was built for one: see `python -m mlvm build --help`");
+#endif
+    }
+    double best = 1e30, begun = now();
+    long steps = options->steps ? options->steps : 1;
+    for (long number = 0; number < steps; number++) {
+        const void *given[STEP_NINPUTS + 1];
+        const void *left[STEP_NOUTPUTS + 1];
+        struct step_inputs from;
+        struct step_outputs to;
+        for (int i = 0; i < STEP_NINPUTS; i++) {
+            size_t nbytes = step_inputs_told[i].nbytes;
+            size_t there = nbytes ? inputs[i].nbytes / nbytes : 1;
+            given[i] = inputs[i].bytes + (size_t)number % there * nbytes;
+        }
+        memcpy(&from, given, STEP_NINPUTS * sizeof *given);
+        double before = now();
+        if (step_run(&step, &from, &to))
+            return complain("error", step_error(&step));
+        double took = now() - before;
+        best = took < best ? took : best;
+        memcpy(left, &to, STEP_NOUTPUTS * sizeof *left);
+        for (int i = 0; options->out && i < STEP_NOUTPUTS; i++)
+            if (fwrite(left[i], 1, step_outputs_told[i].nbytes, files[i]) != step_outputs_told[i].nbytes)
+                return complain(options->out, strerror(errno));
+    }
+    double all = now() - begun;
+    for (int i = 0; options->out && i < STEP_NOUTPUTS; i++)
+        if (fclose(files[i]))
+            return complain(options->out, strerror(errno));
+    for (int i = 0; i < STEP_NOUTPUTS; i++)
+        printf("output %d: %s\n", i, step_outputs_told[i].type);
+    if (options->time)
+        printf("%s: %.9f s a run, %.9f on the average\n", step_simd(&step), best, all / (double)steps);
+    if (options->save) {
+        size_t nbytes = step_state();
+        void *state = malloc(nbytes ? nbytes : 1);
+        FILE *file = fopen(options->save, "wb");
+        int failed = !file || !state || step_save(&step, state, nbytes) ||
+                     fwrite(state, 1, nbytes, file) != nbytes;
+        failed = (file && fclose(file)) || failed;
+        free(state);
+        if (failed)
+            return complain(options->save, "cannot be written");
+    }
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    Options options = {.threads = 1};
+    int i = 1;
+    for (; i < argc && argv[i][0] == '-' && argv[i][1]; i++) {
+        const char *name = argv[i];
+        if (!strcmp(name, "--help") || !strcmp(name, "-h"))
+            return fputs(HELP, stdout) < 0;
+        if (!strcmp(name, "--time")) {
+            options.time = 1;
+            continue;
+        }
+        const char *value = i + 1 < argc ? argv[++i] : NULL;
+        char *end = NULL;
+        long number = value ? strtol(value, &end, 10) : 0;
+        int counts = value && end != value && !*end && number > 0;
+        if (!value)
+            return complain(name, "an option that is not known, or without its value; see --help"), 2;
+        if (!strcmp(name, "--weights"))
+            options.weights = value;
+        else if (!strcmp(name, "--save"))
+            options.save = value;
+        else if (!strcmp(name, "--out"))
+            options.out = value;
+        else if (!strcmp(name, "--simd"))
+            options.simd = value;
+        else if (!strcmp(name, "--steps") && counts)
+            options.steps = number;
+        else if (!strcmp(name, "--threads") && counts && number <= STEP_MOST_THREADS)
+            options.threads = number;
+        else
+            return complain(name, "not known, or no such number; see --help"), 2;
+    }
+    return run(&options, argv + i, argc - i);
+}

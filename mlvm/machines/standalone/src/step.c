@@ -1,0 +1,419 @@
+/* A step without Python: the loop of plan/loop.c on the tables of a build, in the caller's memory. */
+#include "step.h"
+
+#include "built.h"
+#include "records.h"
+
+#include "../../native/src/plan/processor.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64, HEADER = 64 };
+static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others costs about 500 */
+
+/* --- the threads, which the caller has --- */
+
+struct Pool {
+    const struct step_threads *threads; /* NULL: none */
+    int most;
+    size_t scratch_size;
+    char *scratch, *shared;
+    const KernelCall *call; /* the job */
+    char *const *p;
+    int count;
+    atomic_int result;
+};
+
+static void do_share(void *job, int index)
+{
+    Pool *pool = job;
+    const KernelCall *call = pool->call;
+    int64_t begin = call->units * index / pool->count, end = call->units * (index + 1) / pool->count;
+    char *scratch = pool->scratch + (size_t)index * pool->scratch_size;
+    if (begin < end && call->kernel->run(call, pool->p, begin, end, scratch))
+        atomic_store(&pool->result, 1);
+}
+
+int pool_run(Pool *pool, const KernelCall *call, char **p)
+{
+    int result;
+    p[call->nparams] = pool->shared;
+    if (!pool->threads || pool->threads->count < 2 || call->units == 1 || call->work < WORTH_SHARING) {
+        result = call->kernel->run(call, p, 0, call->units, pool->scratch);
+    } else {
+        pool->call = call;
+        pool->p = p;
+        pool->count = pool->threads->count < pool->most ? pool->threads->count : pool->most;
+        atomic_store(&pool->result, 0);
+        pool->threads->run(pool->threads->context, do_share, pool, pool->count);
+        result = atomic_load(&pool->result);
+    }
+    if (!result && call->kernel->finish)
+        result = call->kernel->finish(call, p, 0, call->units, pool->scratch);
+    return result;
+}
+
+/* --- memory for tensors that functions make: a stack, of which what is free on top is given back --- */
+
+typedef struct Block {
+    Tensor tensor;
+    struct Block *below;
+    int used;
+} Block;
+
+typedef struct {
+    Machine m; /* the first: the loop's */
+    Pool pool;
+    struct step *step;
+    Records records;
+    char *heap, *heap_end, *heap_top;
+    Block *top;
+    const unsigned char *weights;
+    char *addresses[]; /* of the arguments; behind them the rest of the machine's own */
+} Running;
+
+static size_t rounded(size_t nbytes)
+{
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int fail(struct step *step, const char *format, ...)
+{
+    va_list values;
+    va_start(values, format);
+    vsnprintf(step->error, sizeof step->error, format, values);
+    va_end(values);
+    return -1;
+}
+
+static Running *running_of(const struct step *step)
+{
+    return (Running *)(void *)(step->memory + built.ours);
+}
+
+static Tensor *make_tensor(Machine *m, const Type *type)
+{
+    Running *r = (Running *)m;
+    size_t nbytes = rounded(sizeof(Block)) + rounded((size_t)type->nbytes);
+    if (nbytes > (size_t)(r->heap_end - r->heap_top)) {
+        fail(r->step, "%s", "no memory is left for what functions make: build with a greater --depth");
+        return NULL;
+    }
+    Block *block = (Block *)(void *)r->heap_top;
+    *block = (Block){.tensor = {.references = 1, .type = type,
+                                .address = r->heap_top + rounded(sizeof(Block))},
+                     .below = r->top, .used = 1};
+    r->heap_top += nbytes;
+    r->top = block;
+    return &block->tensor;
+}
+
+static void drop_tensor(Machine *m, Value value)
+{
+    Running *r = (Running *)m;
+    if (value.kind != TENSOR)
+        return;
+    ((Block *)value.as.tensor)->used = 0;
+    while (r->top && !r->top->used) {
+        r->heap_top = (char *)r->top;
+        r->top = r->top->below;
+    }
+}
+
+/* --- what the loop asks --- */
+
+static int more_values(Machine *m, int64_t count)
+{
+    (void)count;
+    return fail(((Running *)m)->step, "%s", "calls lie deeper in each other than --depth says");
+}
+
+static int more_frames(Machine *m)
+{
+    return more_values(m, 1);
+}
+
+static int look(Machine *m)
+{
+    m->worked = 0;
+    return 0;
+}
+
+static int call_records(Machine *m, const Step *step, int64_t first)
+{
+    Running *r = (Running *)m;
+    const char *wrong = NULL;
+    int64_t count = m->top - first;
+    const Value *params = m->stack + first;
+    if (!step->foreign)
+        return 1; /* an op, for parameters that overlap */
+    switch (step->nparams) {
+    case RECORDS_BEGIN: records_begin(&r->records); break;
+    case RECORDS_PUSH: wrong = records_push(&r->records, params, count); break;
+    case RECORDS_READ: wrong = records_read(&r->records, params, count); break;
+    case RECORDS_READ_ROWS: wrong = records_read_rows(&r->records, params, count); break;
+    case RECORDS_ADD: wrong = records_add(&r->records, params, count); break;
+    default: records_end(&r->records);
+    }
+    if (wrong)
+        return fail(r->step, "%s", wrong);
+    drop_all(m, first);
+    return 0;
+}
+
+static int back(Machine *m, const Step *step)
+{
+    (void)m, (void)step;
+    return 1;
+}
+
+static const Case *resolve(Machine *m, const Step *step, const Value *params, int count)
+{
+    (void)step, (void)params, (void)count;
+    fail(((Running *)m)->step, "%s", "it is called with types that no call had when it was built");
+    return NULL;
+}
+
+static void keep(Machine *m, Value value)
+{
+    (void)m, (void)value;
+}
+
+static int truth(Value value)
+{
+    (void)value;
+    return -1;
+}
+
+static int load(Machine *m, int64_t handle)
+{
+    (void)m, (void)handle;
+    return 1;
+}
+
+static int store(Machine *m, int64_t handle, Tensor *tensor)
+{
+    (void)m, (void)handle, (void)tensor;
+    return 1;
+}
+
+static const Runner runner = {
+    .more_values = more_values, .more_frames = more_frames, .look = look, .call = call_records,
+    .back = back, .resolve = resolve, .make = make_tensor, .drop = drop_tensor, .keep = keep,
+    .truth = truth, .load = load, .store = store};
+
+/* --- the step --- */
+
+static size_t parts(Running *r, char *at);
+
+size_t step_memory(void)
+{
+    return built.ours + parts(NULL, NULL);
+}
+
+/* Lay out what the machine itself needs, from `at` on. Returns the bytes. */
+static size_t parts(Running *r, char *at)
+{
+    size_t used = rounded(sizeof(Running) + built.narguments * sizeof(char *));
+#define PART(name, nbytes)                                                               \
+    if (r)                                                                               \
+        (name) = (void *)(at + used);                                                    \
+    used += rounded(nbytes)
+    PART(r->m.arguments, built.npushed * sizeof(Tensor));
+    PART(r->m.stack, built.values * sizeof(Value));
+    PART(r->m.frames, built.frames * sizeof(Return));
+    PART(r->pool.scratch, rounded(built.scratch) * (size_t)built.threads);
+    PART(r->pool.shared, built.shared);
+    PART(r->heap, built.heap);
+    PART(r->records.memory, built.records);
+#undef PART
+    return used;
+}
+
+static const char *checked_weights(const unsigned char *weights, size_t nbytes)
+{
+    uint64_t told[3];
+    if ((uintptr_t)weights % 16)
+        return "the weights do not lie at a multiple of 16 bytes";
+    if (nbytes < HEADER)
+        return "these are no weights: too few bytes";
+    memcpy(told, weights, sizeof told);
+    if (memcmp(weights, "MLVMSTEP", 8))
+        return "these are no weights: they do not begin with MLVMSTEP";
+    if (told[1] != built.fingerprint)
+        return "these are the weights of another step";
+    if (told[2] != built.weights || nbytes != built.weights)
+        return "these weights are not whole";
+    return NULL;
+}
+
+int step_init_for(struct step *step, void *memory, const void *weights, size_t nbytes, const char *simd)
+{
+    *step = (struct step){.memory = memory};
+    if (!memory || (uintptr_t)memory % ALIGNMENT)
+        return fail(step, "the memory does not lie at a multiple of %d bytes", ALIGNMENT);
+    if (!weights) {
+        weights = built.embedded;
+        nbytes = built.weights;
+    }
+    if (!weights)
+        return fail(step, "%s", "it was built without weights: give those of its file");
+    const char *wrong = checked_weights(weights, nbytes);
+    if (wrong)
+        return fail(step, "%s", wrong);
+    const Set *set = built.sets;
+    while (set->name && (!processor_has(set->name) || (simd && strcmp(simd, set->name))))
+        set++;
+    if (!set->name)
+        return fail(step, "it was not built for this processor%s%s", simd ? " and " : "", simd ? simd : "");
+    step->simd = set->name;
+    Running *r = running_of(step);
+    memset(r, 0, sizeof *r);
+    parts(r, (char *)r);
+    r->step = step;
+    r->weights = weights;
+    r->heap_end = r->heap + built.heap;
+    r->records.nbytes = built.records;
+    r->pool.most = built.threads;
+    r->pool.scratch_size = rounded(built.scratch);
+    r->m.runner = &runner;
+    r->m.functions = set->functions;
+    r->m.pool = &r->pool;
+    r->m.addresses = r->addresses;
+    r->m.version = &r->m.version_seen;
+    r->m.room = built.values;
+    r->m.frames_room = built.frames;
+    r->m.left = -1;
+    for (uint32_t i = 0; i < built.nstates; i++) {
+        const State *state = &built.states[i];
+        if (state->copied && state->nbytes)
+            memcpy(step->memory + state->at, r->weights + state->in_weights, state->nbytes);
+    }
+    for (uint32_t i = 0; i < built.narguments; i++) {
+        const Address *argument = &built.arguments[i];
+        if (argument->where != IN_INPUT)
+            r->addresses[i] = argument->where == IN_MEMORY ? (char *)step->memory + argument->at
+                                                           : (char *)(uintptr_t)r->weights + argument->at;
+    }
+    return 0;
+}
+
+int step_init(struct step *step, void *memory, const void *weights, size_t nbytes)
+{
+    return step_init_for(step, memory, weights, nbytes, NULL);
+}
+
+void step_use_threads(struct step *step, const struct step_threads *threads)
+{
+    running_of(step)->pool.threads = threads;
+}
+
+/* What stopped the loop, and where. */
+static int explain(Running *r)
+{
+    struct step *step = r->step;
+    const Place *place = &built.places[r->m.function][r->m.pc];
+    char why[sizeof step->error];
+    memcpy(why, step->error, sizeof why);
+    const char *said = why[0] ? why : "the op refuses the values that it is given";
+    return fail(step, "%s: %s, at %s", built.ops[place->op], said, built.lines[place->line]);
+}
+
+/* Pointer i of the struct: it has nothing else. */
+static const void *pointer_in(const void *pointers, size_t i)
+{
+    const void *pointer;
+    memcpy(&pointer, (const char *)pointers + i * sizeof pointer, sizeof pointer);
+    return pointer;
+}
+
+int step_run(struct step *step, const struct step_inputs *inputs, struct step_outputs *outputs)
+{
+    Running *r = running_of(step);
+    step->error[0] = 0;
+    for (uint32_t i = 0; i < built.ninputs; i++) {
+        const Input *input = &built.inputs[i];
+        const void *given = inputs ? pointer_in(inputs, i) : NULL;
+        if (!given && input->nbytes)
+            return fail(step, "input %u is NULL", (unsigned)i);
+        if (input->copied && input->nbytes)
+            memcpy(step->memory + input->at, given, input->nbytes);
+    }
+    for (uint32_t i = 0; i < built.narguments; i++)
+        if (built.arguments[i].where == IN_INPUT)
+            r->addresses[i] = (char *)(uintptr_t)pointer_in(inputs, built.arguments[i].at);
+    for (uint32_t i = 0; i < built.npushed; i++) {
+        const Pushed *pushed = &built.pushed[i];
+        Where where = built.arguments[pushed->argument].where;
+        r->m.arguments[i] = (Tensor){.references = IMMORTAL, .address = r->addresses[pushed->argument],
+                                     .type = pushed->type, .array = step,
+                                     .constant = where != IN_MEMORY};
+    }
+    r->m.top = r->m.depth = r->m.worked = 0;
+    r->m.function = r->m.pc = r->m.base = r->m.nparams = r->m.since = 0;
+    r->heap_top = r->heap;
+    r->top = NULL;
+    records_clear(&r->records);
+    if (run_machine(&r->m) != 1)
+        return explain(r);
+    for (uint32_t i = 0; outputs && i < built.noutputs; i++) {
+        const Address *output = &built.outputs[i];
+        const void *found = output->where == IN_INPUT    ? pointer_in(inputs, output->at)
+                            : output->where == IN_MEMORY ? (const void *)(step->memory + output->at)
+                                                         : (const void *)(r->weights + output->at);
+        memcpy((char *)outputs + i * sizeof found, &found, sizeof found);
+    }
+    return 0;
+}
+
+long step_feed(struct step *step, int (*next)(void *context, struct step_inputs *inputs),
+               void (*done)(void *context, const struct step_outputs *outputs), void *context)
+{
+    struct step_inputs inputs;
+    struct step_outputs outputs;
+    long steps = 0;
+    for (; next(context, &inputs); steps++) {
+        if (step_run(step, &inputs, &outputs))
+            return -1;
+        if (done)
+            done(context, &outputs);
+    }
+    return steps;
+}
+
+size_t step_state(void)
+{
+    return built.weights;
+}
+
+int step_save(const struct step *step, void *state, size_t nbytes)
+{
+    const Running *r = running_of(step);
+    unsigned char *to = state;
+    uint64_t told[3] = {0, built.fingerprint, built.weights};
+    if (nbytes < built.weights)
+        return -1;
+    memcpy(told, "MLVMSTEP", 8);
+    memset(to, 0, built.weights);
+    memcpy(to, told, sizeof told);
+    for (uint32_t i = 0; i < built.nstates; i++) {
+        const State *x = &built.states[i];
+        if (x->nbytes)
+            memcpy(to + x->in_weights, x->copied ? step->memory + x->at : r->weights + x->in_weights,
+                   x->nbytes);
+    }
+    return 0;
+}
+
+const char *step_error(const struct step *step)
+{
+    return step->error;
+}
+
+const char *step_simd(const struct step *step)
+{
+    return step->simd;
+}

@@ -1,0 +1,209 @@
+"""A step's functions as the tables of C that `plan/loop.c` runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from mlvm.core.types import TensorType
+from mlvm.machines.native import _native
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.types import DTYPES
+from mlvm.machines.standalone.steps import Function, Step
+
+_A_LINE: Final = 96
+_CODES: Final = {dtype: code for code, dtype in enumerate(DTYPES)}
+
+
+class Numbered(dict[object, int]):
+    """Values numbered by when they were first asked for; `all` has them in that order."""
+
+    def __init__(self) -> None:
+        self.all: list[object] = []
+
+    def __missing__(self, value: object) -> int:
+        self[value] = len(self.all)
+        self.all.append(value)
+        return self[value]
+
+
+class Tables:
+    """The text of the tables for some instruction sets, and what kernels they use."""
+
+    def __init__(self, functions: Sequence[Function], sets: Sequence[str]) -> None:
+        self.sets = sets
+        self.kernels: set[str] = set()
+        self.rows: set[str] = set()
+        self.types, self.ops, self.lines = Numbered(), Numbered(), Numbered()
+        self._numbers, self._places = Numbered(), Numbered()
+        self._calls: dict[int, tuple[KernelCall, str]] = {}
+        self._text: list[str] = []
+        self._functions = functions
+
+    def text(self, place: dict[object, int]) -> str:
+        """All of them but the types. `place` says where a temporary stands among the addresses."""
+        steps, places = [], []
+        for number, function in enumerate(self._functions):
+            ends = [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
+            places.append(array(f"static const Place places{number}[]", ends))
+            for name in self.sets:
+                rows = [
+                    self._step(s, name, f"{number}_{i}", place)
+                    for i, s in enumerate(function.steps)
+                ]
+                steps.append(array(f"static const Step steps{number}_{name}[]", rows))
+        for name in self.sets:
+            rows = [
+                f"{{steps{i}_{name}, {len(f.steps)}, NULL, NULL}}"
+                for i, f in enumerate(self._functions)
+            ]
+            steps.append(array(f"static const Function functions_{name}[]", rows))
+        places.append(
+            array("static const Place *const places[]", [f"places{i}" for i in range(len(places))])
+        )
+        declared = [
+            f"extern const {kind}Entry {kind.lower()}_{entry}_{name};"
+            for kind, names in (("Kernel", self.kernels), ("Row", self.rows))
+            for entry in sorted(names)
+            for name in self.sets
+        ]
+        return "\n".join([*declared, "", *self._text, *steps, *places])
+
+    def text_of_types(self) -> str:
+        """The types that the tables have asked for."""
+        types = []
+        for number, type in enumerate(self.types.all):
+            assert isinstance(type, TensorType)
+            shape = array(f"static const int64_t shape{number}[]", [*map(str, type.shape)] or ["0"])
+            code = f"{type.nbytes}, {type.size}, shape{number}, {_CODES[type.dtype]}, {type.ndim}"
+            types.append(f"{shape}static const Type type{number} = {{{code}}};\n")
+        return "\n".join(types)
+
+    def calls(self) -> list[KernelCall]:
+        """The calls of kernels in them."""
+        return [call for call, _ in self._calls.values()]
+
+    def _ints(self, values: Iterable[int]) -> str:
+        """The name of a table of such numbers."""
+        key = "n", tuple(values)
+        known = key in self._numbers
+        name = f"n{self._numbers[key]}"
+        if not known:
+            self._text.append(array(f"static const int64_t {name}[]", map(integer, key[1])))
+        return name
+
+    def _floats(self, values: Iterable[float]) -> str:
+        key = "a", tuple([value.hex() for value in values])
+        known = key in self._numbers
+        name = f"n{self._numbers[key]}"
+        if not known:
+            reals = [real(float.fromhex(value)) for value in key[1]]
+            self._text.append(array(f"static const double {name}[]", reals))
+        return name
+
+    def _call(self, call: KernelCall, set_: str) -> str:
+        """The name of a kernel's call, for an instruction set."""
+        if id(call) not in self._calls:
+            self._calls[id(call)] = call, self._new_call(call)
+        return f"call{self._calls[id(call)][1]}_{set_}"
+
+    def _new_call(self, call: KernelCall) -> str:
+        number = str(len(self._calls))
+        self._calls[id(call)] = call, number
+        ints, floats, parts, rows = call.described()
+        self.kernels.add(call.kernel)
+        self.rows.update(rows)
+        n = self._ints(ints) if ints else "NULL"
+        a = self._floats(floats) if floats else "NULL"
+        for name in self.sets:
+            children = rows_name = "NULL"
+            if parts:
+                children = f"children{number}_{name}"
+                each = [f"&{self._call(part, name)}" for part in parts]
+                self._text.append(array(f"static const KernelCall *const {children}[]", each))
+            if rows:
+                rows_name = f"rows{number}_{name}"
+                each = [f"&row_{row}_{name}" for row in rows]
+                self._text.append(array(f"static const RowEntry *const {rows_name}[]", each))
+            members = {
+                "kernel": f"&kernel_{call.kernel}_{name}",
+                "units": call.units,
+                "work": real(call.work),
+                "scratch": call.scratch,
+                "shared": call.shared,
+                "nparams": call.nparams,
+                "n": n,
+                "a": a,
+                "children": children,
+                "nchildren": len(parts),
+                "rows": rows_name,
+            }
+            told = ", ".join([f".{key} = {value}" for key, value in members.items()])
+            self._text.append(f"static const KernelCall call{number}_{name} = {{{told}}};\n")
+        return number
+
+    def _step(self, step: Step, set_: str, where: str, place: dict[object, int]) -> str:
+        members: dict[str, object] = {"code": step.code}
+        if step.number:
+            members["number"] = step.number
+        if step.nparams:
+            members["nparams"] = step.nparams
+        if step.run is not None:
+            addresses = tuple([place[parameter] for parameter in step.run.parameters])
+            known = addresses in self._places
+            name = f"at{self._places[addresses]}"
+            if not known:
+                each = [*map(str, addresses)] or ["0"]
+                self._text.append(array(f"static const uint32_t {name}[]", each))
+            members["bound"] = f"{{&{self._call(step.run.call, set_)}, {name}}}"
+        if step.code == "PUSH":
+            members["value"] = f"{{INTEGER, {{.integer = {integer(step.number)}}}}}"
+        if step.records:
+            members["foreign"] = 1
+            members["nparams"] = step.records
+        if step.cases:
+            name = f"cases{where}_{set_}"
+            cases = []
+            for case in step.cases.values():
+                types = ", ".join([f"&type{self.types[type]}" for type in case.types])
+                out = "NULL" if case.out is None else f"&type{self.types[case.out]}"
+                over = ", ".join([f"{each}u" for each in case.over])
+                told = [f".count = {len(case.types)}", f".call = &{self._call(case.call, set_)}"]
+                told += [f".types = {{{types}}}"] * bool(types) + [f".out = {out}"]
+                told += [f".nwrites = {len(case.over)}"] + [f".over = {{{over}}}"] * bool(over)
+                cases.append(f"{{{', '.join(told)}}}")
+            self._text.append(array(f"static const Case {name}[]", cases))
+            members |= {"cases": name, "ncases": len(cases)}
+        return f"{{{', '.join([f'.{key} = {value}' for key, value in members.items()])}}}"
+
+
+def integer(value: int) -> str:
+    return f"INT64_C({value})" if value > -(1 << 63) else "INT64_MIN"
+
+
+def real(value: float) -> str:
+    if math.isnan(value):
+        return "NAN"
+    return value.hex() if math.isfinite(value) else ("-" if value < 0 else "") + "INFINITY"
+
+
+def string(text: str) -> str:
+    """A literal of C."""
+    told = text.encode("ascii", "backslashreplace").decode()
+    return '"' + told.replace("\\", "\\\\").replace('"', '\\"').replace("?", "\\?") + '"'
+
+
+def array(declaration: str, items: Iterable[str]) -> str:
+    """A table, as few lines as they go on."""
+    lines, line = [], "   "
+    for item in items:
+        if len(line) + len(item) > _A_LINE and line.strip():
+            lines.append(line)
+            line = "   "
+        line += f" {item},"
+    return "\n".join([f"{declaration} = {{", *lines, line, "};", ""])
+
+
+FILE_OF: Final = {name: file for name, (file, _) in _native.kernels().items()}
+"""The file of `plan/kernels` that a kernel is in."""

@@ -1,0 +1,110 @@
+"""Saved steps run the same without Python, to the bit.
+
+    python -m tests.standalone               # models, and 500 fuzzed functions
+    python -m tests.standalone --functions 40 --only models --simd plain
+
+The steps are those that `tests.same_programs` captures: of every model, and of functions that the
+language fuzzer writes. Each is built as C, run twice on the same values as in Python, and compared:
+results, state, and whether there is an error. What cannot be built is refused with a reason; the
+share of these, and the reasons, are printed. The status is 1 for a difference.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+from mlvm.core.errors import MlvmError
+from mlvm.machines.native import _native
+from mlvm.machines.standalone.targets import CannotBuild
+from mlvm.step.saved import SavedStep
+from tests.same_programs.__main__ import AT_ONCE, Checkout, written
+from tests.standalone.making import Kernels, difference
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+MODE: Final = ".fuse=True,recompute=True."
+
+
+def saved_steps(folder: Path, functions: int, only: str) -> list[Path]:
+    """The files of the steps, which other processes capture."""
+    checkout = Checkout(ROOT, folder / "out", 0)
+    checkout.out.mkdir(parents=True)
+    fuzzed = written(folder, functions)
+    checkout.run(["list"])
+    parts = [x for x in (checkout.out / "list").read_text().splitlines() if "models:" in x]
+    parts = [part for part in (*parts, *fuzzed) if only in part]
+    chunks = [parts[i : i + AT_ONCE] for i in range(0, len(parts), AT_ONCE)]
+    with ThreadPoolExecutor(2) as pool:
+        for failed in pool.map(checkout.run, chunks):
+            if failed:
+                print(failed[-500:])
+    return sorted(file for file in checkout.out.iterdir() if MODE in file.name)
+
+
+def outcome(file: Path, kernels: Kernels, folder: Path) -> tuple[str, str]:
+    """What became of a step: a word, and why."""
+    try:
+        saved = SavedStep.from_bytes(file.read_bytes())
+    except MlvmError as error:
+        return "unread", str(error)
+    try:
+        program = kernels.build(saved, folder)
+    except CannotBuild as error:
+        return "refused", str(error)
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}"
+    try:
+        told = difference(saved, program)
+    except Exception as error:
+        return "failed", f"{type(error).__name__}: {error}"
+    return ("equal", "") if told is None else ("different", told)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.standalone", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--functions", type=int, default=500)
+    parser.add_argument("--only", default="", help="parts whose names contain this text")
+    parser.add_argument("--simd", default=_native.simd())
+    parser.add_argument("--keep", type=Path, help="a folder for what is made")
+    options = parser.parse_args()
+    if not _native.choose_simd(options.simd):
+        parser.error(f"this processor has no {options.simd}")
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.keep or Path(scratch)
+        files = saved_steps(folder, options.functions, options.only)
+        kernels = Kernels(folder / "kernels", options.simd)
+        print(f"{len(files)} steps, {time.monotonic() - start:.0f} s", flush=True)
+        ended: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        refused_models: set[str] = set()
+        with ThreadPoolExecutor(2) as pool:
+            each = [folder / "c" / str(i) for i in range(len(files))]
+            outcomes = pool.map(outcome, files, [kernels] * len(files), each)
+            for file, (word, why) in zip(files, outcomes, strict=True):
+                ended[word] += 1
+                if word == "refused":
+                    reason = re.sub(r", at .*? cannot be built", "", why)
+                    reasons[re.sub(r"\[[0-9,]*\]", "", reason)] += 1
+                    if file.name.startswith("models"):
+                        refused_models.add(f"{file.name}: {why}")
+                elif word != "equal":
+                    print(f"{word}: {file.name}: {why[:1500]}", flush=True)
+    print(f"{dict(ended)}, {time.monotonic() - start:.0f} s, {options.simd}")
+    print(f"refused: {100 * ended['refused'] / max(len(files), 1):.1f} %")
+    for reason, count in reasons.most_common():
+        print(f"  {count:4} {reason}")
+    print(*sorted(refused_models), sep="\n")
+    return int(ended["different"] + ended["failed"] + ended["unread"] > 0 or not files)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

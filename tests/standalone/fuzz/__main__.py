@@ -1,0 +1,101 @@
+"""libFuzzer on what needs no Python, under the address and undefined behaviour sanitizers.
+
+    python -m tests.standalone.fuzz             # 60 seconds each
+    python -m tests.standalone.fuzz --seconds 5
+
+`loop.c` gives the loop programs that nobody has verified; `weights.c` gives a built step weights,
+and its command line .npy files. Where clang has no libFuzzer, `drive.c` stands for it, under gcc's
+sanitizers: it draws inputs, and does not look at what they reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.machines.standalone import build as standalone
+from mlvm.step.saved import SavedStep
+from tests.standalone.making import planned
+
+HERE: Final = Path(__file__).parent
+MACHINES: Final = standalone.HERE.parent
+FLAGS: Final = ["-std=c11", "-g", "-O1", "-w", "-fno-sanitize-recover=undefined"]
+
+
+def small_step(folder: Path) -> None:
+    """A built step that updates a table at an index."""
+    table = ml.asarray(np.arange(12, dtype=np.float32).reshape(4, 3))
+
+    @ml.capture
+    def step(i: ml.Tensor) -> ml.Tensor:
+        table[...] += 1
+        return ml.take(table, i, axis=0)
+
+    step(ml.asarray([0, 2]))
+    step.save(folder / "step.mlvm")
+    saved = SavedStep.from_bytes((folder / "step.mlvm").read_bytes())
+    standalone.build(planned(saved), folder, simd="plain")
+
+
+def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:
+    """Compile a target; whether it is libFuzzer's."""
+    fuzzer = ["clang", *FLAGS, "-fsanitize=fuzzer,address,undefined", *arguments, "-o", program]
+    if shutil.which("clang"):
+        made = subprocess.run([str(each) for each in fuzzer], capture_output=True)
+        if made.returncode == 0:
+            return True
+    plain = ["gcc", *FLAGS, "-fsanitize=address,undefined", HERE / "drive.c", *arguments]
+    subprocess.run([*map(str, plain), "-o", str(program)], check=True)
+    return False
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.standalone.fuzz", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--seconds", type=int, default=60)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        small_step(folder)
+        plan = MACHINES / "native" / "src" / "plan"
+        loop = [HERE / "loop.c", plan / "loop.c", plan / "bound.c"]
+        made = folder / "mlvm"
+        kernels = sorted((made / "native/src/plan/kernels").glob("*.c"))
+        runtime = [made / "standalone/src" / name for name in ("step.c", "records.c")]
+        runtime += [made / "native/src/plan" / f"{x}.c" for x in ("loop", "bound", "processor")]
+        weights = [HERE / "weights.c", folder / "tables.c", *runtime, *kernels]
+        programs: dict[str, list[str | Path]] = {
+            "loop": [*loop, f"-I{MACHINES}"],
+            "weights": [*weights, f"-I{folder}", "-DTARGET=plain", '-DWANTED="used.h"', "-lm"],
+        }
+        failed = 0
+        for name, arguments in programs.items():
+            program = folder / f"fuzz_{name}"
+            fuzzer = compiled(program, arguments)
+            seeds = folder / f"seeds_{name}"
+            seeds.mkdir()
+            if name == "weights":
+                shutil.copy(folder / "weights.bin", seeds)
+                np.save(seeds / "x.npy", np.zeros((2, 3), np.float32))
+            limits = [f"-max_total_time={options.seconds}", "-max_len=2048", "-print_final_stats=1"]
+            given = [*limits, seeds] if fuzzer else [str(options.seconds), *seeds.iterdir()]
+            done = subprocess.run([program, *given], cwd=folder, capture_output=True, text=True)
+            told = [x for x in done.stderr.splitlines() if "executed_units" in x or "ERROR" in x]
+            print(f"{name}: status {done.returncode}; {'; '.join(told)}", flush=True)
+            if done.returncode:
+                failed += 1
+                print(done.stderr[-6000:])
+        return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

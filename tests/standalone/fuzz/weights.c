@@ -1,0 +1,29 @@
+/* libFuzzer: what a built step is given from outside. The input is a file of weights, and a .npy file
+ * as the command line reads it. */
+#define main main_of_the_command
+#include "mlvm/standalone/src/command.c"
+#undef main
+
+int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
+{
+    static _Alignas(64) unsigned char memory[1 << 20];
+    struct step step;
+    Data data = {aligned_alloc(64, (size + 64) / 64 * 64), size};
+    if (!data.bytes || step_memory() > sizeof memory)
+        abort();
+    memcpy(data.bytes, bytes, size);
+    if (!step_init(&step, memory, data.bytes, size)) {
+        struct step_outputs outputs;
+        static const _Alignas(8) unsigned char zeros[1 << 16];
+        struct step_inputs inputs;
+        for (size_t i = 0; i < sizeof inputs / sizeof(void *); i++) {
+            const void *at = zeros;
+            memcpy((char *)&inputs + i * sizeof at, &at, sizeof at);
+        }
+        step_run(&step, &inputs, &outputs);
+    } else if (!step_error(&step)[0])
+        abort();
+    unpack(&data, "<f4");
+    free(data.bytes);
+    return 0;
+}

@@ -1,0 +1,144 @@
+"""Builds steps as C for tests: all kernels are compiled once, and a step's own tables for each."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from mlvm.core.errors import MlvmError
+from mlvm.core.types import Array, TensorType
+from mlvm.machines.local import LocalVM
+from mlvm.machines.native import _native
+from mlvm.machines.standalone import build as standalone
+from mlvm.machines.standalone.targets import OPTIONS
+from mlvm.step.saved import LoadedStep, SavedStep
+
+COMPILER: Final = os.environ.get("CC", "gcc")
+FLAGS: Final = [
+    "-std=c11",
+    "-w",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-I.",
+]
+SEED: Final = 5
+
+
+def planned(saved: SavedStep) -> standalone.Planned:
+    """What the command line makes of a saved step."""
+    step = saved.planned
+    arguments = [standalone.Tensor(*each) for each in step.arguments]
+    results = [standalone.Tensor(*each) for each in saved.results]
+    kept = saved.inputs, saved.outputs, saved.states
+    return standalone.Planned(step.program, arguments, results, *kept, step.plan.nbytes, step.lines)
+
+
+def command(arguments: Sequence[str | Path], folder: Path) -> None:
+    done = subprocess.run(
+        [str(each) for each in arguments], cwd=folder, capture_output=True, text=True, timeout=600
+    )
+    if done.returncode:
+        raise AssertionError(f"{arguments}: {done.stderr[-4000:]}")
+
+
+class Kernels:
+    """All kernels of an instruction set, compiled once."""
+
+    def __init__(self, folder: Path, simd: str, optimize: str = "-O1") -> None:
+        self.folder, self.simd, self.optimize = folder, simd, optimize
+        folder.mkdir(parents=True, exist_ok=True)
+        uses = [("kernel", name) for name in _native.kernels()]
+        uses += [("row", name) for name in _native.rows()]
+        text = "".join(f"#define USES_{kind}_{name} ~, KEPT\n" for kind, name in uses)
+        (folder / "used.h").write_text(text)
+        sources = sorted((standalone.NATIVE / "src" / "plan" / "kernels").glob("*.c"))
+        options = [*OPTIONS[simd].split(), f"-DTARGET={simd}", '-DWANTED="used.h"']
+        running = [
+            subprocess.Popen([COMPILER, *FLAGS, optimize, *options, "-c", source], cwd=folder)
+            for source in sources
+        ]
+        assert not sum([each.wait() for each in running])
+        command(["ar", "rcs", "libkernels.a", *[f"{x.stem}.o" for x in sources]], folder)
+
+    def build(self, saved: SavedStep, folder: Path) -> Path:
+        """The step's program. Raises `CannotBuild`."""
+        standalone.build(planned(saved), folder, simd=self.simd)
+        own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
+        own += ["mlvm/standalone/src/records.c"]
+        own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+        out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
+        arguments: list[str | Path] = [COMPILER, *FLAGS, "-O1", *own, *out]
+        command(arguments, folder)
+        return folder / "step"
+
+
+def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
+    """Values for each input and so many runs, one behind the other."""
+    rng = np.random.default_rng(SEED)
+    made = []
+    for type in saved.inputs:
+        shape = (runs, *type.shape)
+        if type.dtype.kind in ("float", "complex") and type.dtype.name != "bf16":
+            x = rng.normal(size=shape).astype(type.dtype.numpy)
+        elif type.dtype.name == "bf16":
+            x = (rng.normal(size=shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            x = x.view(type.dtype.numpy)
+        elif type.dtype.name == "u64":
+            x = rng.integers(0, 1 << 63, shape, dtype=np.uint64)
+        else:
+            x = rng.integers(0, 2, shape).astype(type.dtype.numpy)
+        made.append(np.ascontiguousarray(x))
+    return made
+
+
+def difference(saved: SavedStep, program: Path, runs: int = 2) -> str | None:
+    """How what the program leaves of some runs differs from what Python does, if it does."""
+    folder, given = program.parent, inputs_for(saved, runs)
+    loaded, left, error = LoadedStep(saved, LocalVM(native=True)), [], None
+    try:
+        for run in range(runs):
+            left.append(loaded(*[x[run] for x in given]))
+    except MlvmError as raised:
+        error = raised
+    out = folder / "out"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir()
+    for i, x in enumerate(given):
+        (out / f"in{i}").write_bytes(x.tobytes())
+    files = [f"out/in{i}" for i in range(len(given))]
+    options = [
+        "--weights",
+        "weights.bin",
+        "--steps",
+        str(runs),
+        "--out",
+        "out",
+        "--save",
+        "out/state",
+    ]
+    done = subprocess.run(
+        [str(program), *options, *files], cwd=folder, capture_output=True, text=True, timeout=600
+    )
+    if error is not None or done.returncode:
+        if error is not None and done.returncode == 1:
+            return None
+        return f"Python: {error}; C: {done.returncode} {done.stderr}"
+    for i, result in enumerate(saved.results):
+        nbytes = result.type.nbytes * runs
+        got = (out / f"{i}.npy").read_bytes()
+        wanted = b"".join([np.ascontiguousarray(each[i]).tobytes() for each in left])
+        if got[len(got) - nbytes :] != wanted:
+            return f"result {i}, {result.type}: {wanted[:64].hex()}, not {got[-nbytes:][:64].hex()}"
+    state, at = (out / "state").read_bytes(), 64
+    for i, x in enumerate(loaded.states()):
+        if state[at : at + x.nbytes] != x.tobytes():
+            return f"state {i}, {TensorType.of(x)}"
+        at += -(-x.nbytes // 64) * 64
+    return None

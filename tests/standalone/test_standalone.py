@@ -1,0 +1,250 @@
+"""A captured step as C: the same bits, in the caller's memory, and errors that say where."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+import mlvm.eager as ml
+from mlvm.__main__ import main
+from mlvm.machines.native import extension
+from mlvm.step.saved import SavedStep
+from tests.brief import refuses
+
+pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
+if extension.EXTENSION is not None:
+    from tests.standalone.making import difference
+
+COMPILER: Final = os.environ.get("CC", "gcc")
+compiled = pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C compiler")
+FAST: Final = ["OPTIMIZE=-O0", f"CC={COMPILER}", "-j2", "-s"]
+
+CALLER: Final = r"""
+#define _GNU_SOURCE
+#include "step.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int allocated;
+void *__real_malloc(size_t), *__real_calloc(size_t, size_t), *__real_realloc(void *, size_t);
+void *__wrap_malloc(size_t n) { allocated++; return __real_malloc(n); }
+void *__wrap_calloc(size_t n, size_t m) { allocated++; return __real_calloc(n, m); }
+void *__wrap_realloc(void *p, size_t n) { allocated++; return __real_realloc(p, n); }
+
+static float x[8] = {1, 2, 3, 4, 5, 6, 7, 8};
+static int64_t good = 1, bad = 9;
+
+static int next(void *context, struct step_inputs *inputs)
+{
+    *inputs = (struct step_inputs){x, &good};
+    return (*(int *)context)--;
+}
+
+int main(void)
+{
+    static _Alignas(64) unsigned char memory[2][1 << 20], state[1 << 16], guard;
+    struct step a, b;
+    struct step_outputs seen, again;
+    const struct step_inputs right = {x, &good}, wrong = {x, &bad}, none = {NULL, &good};
+    int left = 3;
+    if (step_memory() > sizeof *memory || step_state() > sizeof state)
+        return 9;
+    printf("%d %s\n", step_init(&a, memory[0] + 8, NULL, 0), step_error(&a));
+    printf("%d %s\n", step_init(&a, memory[0], state, step_state()), step_error(&a));
+    printf("%d %s\n", step_init_for(&a, memory[0], NULL, 0, "mmx"), step_error(&a));
+    memset(memory[0] + step_memory(), 77, 64);
+    if (step_init(&a, memory[0], NULL, 0) || step_init(&b, memory[1], NULL, 0))
+        return 8;
+    allocated = 0;
+    for (int i = 0; i < 3; i++)
+        if (step_run(&a, &right, &seen))
+            return 7;
+    printf("%ld runs, %d allocations\n", step_feed(&b, next, NULL, &left), allocated);
+    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1)
+        return 6;
+    step_run(&b, &right, &again);
+    if (step_init(&a, memory[0], state, step_state()) || step_run(&a, &right, &seen))
+        return 5;
+    printf("%s\n", memcmp(seen.output0, again.output0, 4) ? "differ" : "the same");
+    printf("%d %s\n", step_run(&a, &wrong, &seen), step_error(&a));
+    printf("%d %s\n", step_run(&a, &none, &seen), step_error(&a));
+    printf("%d %s\n", step_run(&a, &right, &seen), step_error(&a));
+    for (int i = 0; i < 64; i++)
+        guard |= memory[0][step_memory() + i] ^ 77;
+    return guard;
+}
+"""
+
+
+def written(path: Path, function: Any, *arguments: Any) -> SavedStep:
+    """The file of a captured function, after one call."""
+    step = ml.capture(function)
+    step(*arguments)
+    step.save(path)
+    return SavedStep.from_bytes(path.read_bytes())
+
+
+def made(folder: Path, step: str, *options: str) -> Path:
+    """The folder of a build, and its program."""
+    simd = extension.EXTENSION.simd() if extension.EXTENSION else ""
+    assert main(["build", str(folder / step), "-o", str(folder), "--simd", simd, *options]) == 0
+    subprocess.run(["make", *FAST], cwd=folder, check=True)
+    return folder / "step"
+
+
+@ml.function
+def depth(n: ml.Tensor) -> ml.Tensor:
+    result: ml.Tensor = ml.cond(n <= 0, lambda n: n * 0, lambda n: depth(n - 1) + 1, n)
+    return result
+
+
+@compiled
+def test_all_that_a_program_may_do(tmp_path: Path) -> None:
+    """Training with dropout, gradients of a loop of unknown length, recursion, halves, f64."""
+    model = ml.nn.Sequential(ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.gelu)
+    optimizer = ml.optim.AdamW(model, 1e-2)
+    key = ml.random.key(7)
+
+    def loss_of(model: Any, x: ml.Tensor) -> ml.Tensor:
+        y = ml.sum(ml.random.bernoulli((3, 8), p=0.5, key=key) * model(x), axis=1)
+        y = ml.while_loop(lambda y: ml.sum(y * y) < 50, lambda y: y * 1.5 + ml.tanh(y), y)
+        y, _ = ml.scan(lambda c, z: (c * 0.5 + z, c), y[0], y)
+        loss: ml.Tensor = ml.sum(ml.astype(ml.astype(y, ml.bfloat16) * 2, ml.float32))
+        return loss
+
+    def step(x: ml.Tensor, n: ml.Tensor) -> Any:
+        loss, gradients = ml.value_and_grad(loss_of)(model, x)
+        optimizer.update(gradients)
+        return loss, depth(n), ml.sort(x, axis=0), ml.astype(x, ml.float64) @ ml.asarray(np.ones(4))
+
+    x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
+    saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
+    assert difference(saved, made(tmp_path, "step.mlvm"), runs=3) is None
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A step that trains a table of 8 rows, built with its weights."""
+    folder = tmp_path_factory.mktemp("table")
+    table = ml.asarray(np.arange(32, dtype=np.float32).reshape(8, 4))
+
+    def step(x: ml.Tensor, i: ml.Tensor) -> ml.Tensor:
+        loss: ml.Tensor
+        loss, gradient = ml.value_and_grad(lambda t: ml.sum(ml.take(t, i, axis=0) * x[:4]))(table)
+        table[...] -= 0.1 * gradient
+        return loss
+
+    written(folder / "step.mlvm", step, ml.asarray(np.ones(8, np.float32)), ml.asarray(1))
+    made(folder, "step.mlvm", "--weights", "embed")
+    return folder
+
+
+@compiled
+def test_a_program_of_the_callers(folder: Path) -> None:
+    (folder / "caller.c").write_text(CALLER)
+    wrapped = ["-Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc"]
+    files = ["caller.c", "libstep.a", "-lm", "-o", "caller"]
+    subprocess.run([COMPILER, "-std=c11", "-I.", *files, *wrapped], cwd=folder, check=True)
+    done = subprocess.run([folder / "caller"], capture_output=True, text=True)
+    here = Path(__file__).name
+    line = next(
+        i for i, x in enumerate(Path(__file__).read_text().splitlines(), 1) if "take(t, i" in x
+    )
+    assert done.stdout.splitlines() == [
+        "-1 the memory does not lie at a multiple of 64 bytes",
+        "-1 these are no weights: they do not begin with MLVMSTEP",
+        "-1 it was not built for this processor and mmx",
+        "3 runs, 0 allocations",
+        "the same",
+        f"-1 take: the op refuses the values that it is given, at standalone/{here}:{line}",
+        "-1 input 0 is NULL",
+        "0 ",
+    ]
+    assert done.returncode == 0
+
+
+@compiled
+def test_the_command_line(folder: Path) -> None:
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    np.save(folder / "x.npy", x[0])
+    np.save(folder / "two.npy", x)
+    np.save(folder / "i.npy", np.array(0))
+    np.save(folder / "columns.npy", np.asfortranarray(x))
+    np.save(folder / "wide.npy", x.astype(np.float64))
+    (folder / "short").write_bytes(b"abc")
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = subprocess.run(
+            [folder / "step", *arguments], cwd=folder, capture_output=True, text=True
+        )
+        return done.returncode, done.stdout + done.stderr
+
+    def left() -> Any:
+        return np.load(folder / "0.npy").tolist()
+
+    assert run("--out", ".", "x.npy", "i.npy") == (0, "output 0: f32[]\n")
+    assert left() == 14
+    (folder / "zero").write_bytes(bytes(8))
+    assert run("--steps", "3", "--out", ".", "--save", "state", "two.npy", "zero")[0] == 0
+    assert [round(x, 3) for x in left()] == [14, 55.8, 6.4]
+    assert run("--weights", "state", "--out", ".", "two.npy", "i.npy")[0] == 0
+    assert round(left(), 3) == 5.0
+    for arguments, status, told in (
+        (["--help"], 0, "INPUT is a .npy file"),
+        ([], 1, "wanted are f32[8], i64[]"),
+        (["columns.npy", "zero"], 1, "save a C-ordered array"),
+        (["wide.npy", "zero"], 1, "of another dtype"),
+        (["short", "zero"], 1, "not as many bytes"),
+        (["absent", "zero"], 1, "absent: No such file"),
+        (["--steps", "none", "x.npy"], 2, "--steps: not known, or no such number"),
+        (["--weights", "short", "x.npy", "zero"], 1, "too few bytes"),
+        (["--threads", "2", "x.npy"], 2, "--threads"),
+    ):
+        found, text = run(*arguments)
+        assert (found, told in text) == (status, True), (arguments, text)
+
+
+def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By op and line."""
+    key, x = ml.random.key(0), ml.asarray(np.ones(3, np.float32))
+    written(tmp_path / "normal.mlvm", lambda x: x + ml.random.normal((3,), key=key), x)
+    written(tmp_path / "lanes.mlvm", lambda x: ml.sum(x), x)
+    here = f"{Path(__file__)}:{test_what_needs_python_is_refused.__code__.co_firstlineno + 3}"
+    out = ["-o", str(tmp_path / "out")]
+    for file, told, options in (
+        ("normal.mlvm", f"normal, at {here}, cannot be built: there is no kernel in C for", []),
+        (
+            "lanes.mlvm",
+            "aarch64 has no avx2; there are neon, plain",
+            ["--target=aarch64", "--simd=avx2"],
+        ),
+        ("lanes.mlvm", "no target vax; there are host, x86_64", ["--target=vax"]),
+        ("program.mlasm", "is a program: what Captured.save wrote is wanted", []),
+    ):
+        (tmp_path / "program.mlasm").write_text(".func main 0 *\n    halt\n")
+        assert main(["build", str(tmp_path / file), *out, *options]) == 1
+        assert told in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    refuses(SystemExit, "", main, ["build", str(tmp_path / "normal.mlvm")])
+
+
+def test_a_host_function_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlvm.machines.standalone import steps
+
+    def doubled(x: ml.Tensor) -> ml.Tensor:
+        result: ml.Tensor = ml.while_loop(lambda x: ml.sum(x) < 9, lambda x: x * 2, x)
+        return ml.sum(result)
+
+    written(tmp_path / "step.mlvm", ml.value_and_grad(doubled), ml.asarray(np.ones(3)))
+    monkeypatch.delitem(steps.RECORDS, "residuals.push")
+    assert main(["build", str(tmp_path / "step.mlvm"), "-o", str(tmp_path / "out")]) == 1
+    assert "it is a host function, which runs in Python" in capsys.readouterr().err
