@@ -1,18 +1,23 @@
-"""Nodes that are computed with fewer: what is added to and multiplied by a convolution's results
-becomes part of its weights."""
+"""Graphs of fewer nodes: what is added to and multiplied by a convolution's results becomes part of
+its weights, and a layer norm is one node."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
 from mlvm.core.types import Array
 from mlvm.onnx.graph import Graph, Node, is_array
+from mlvm.onnx.table import TABLE
 
 
 def folded(graph: Graph) -> None:
-    """Fold into convolutions what follows them, in the graph and in those in it."""
+    """Fold into convolutions what follows them, and fuse layer norms, in the graph and in those in
+    it."""
     for each in graph.all():
         _fold_convolutions(each)
+        _fuse_layer_norms(each)
 
 
 def _uses(graph: Graph) -> dict[str, int]:
@@ -107,3 +112,57 @@ def _line(node: Node, position: int, conv: Node) -> tuple[Array, Array] | None:
     if node.type == "Mul":
         return values.copy(), none
     return one, values.copy() if node.type == "Add" else -values
+
+
+def _fuse_layer_norms(graph: Graph) -> None:
+    """Make one node of the mean, the differences, their squares, and so on, as exporters write a
+    layer norm before opset 17."""
+    uses = _uses(graph)
+    made_by = {name: node for node in graph.nodes for name in node.outputs}
+
+    def made(name: Any, type: str) -> Node | None:
+        found = made_by.get(name) if _is_name(name) else None
+        return found if found is not None and found.type == type else None
+
+    def over_last(node: Node | None) -> bool:
+        if node is None or not node.attributes.get("keepdims", 1):
+            return False
+        axes = node.inputs[1] if len(node.inputs) > 1 else node.attributes.get("axes")
+        return axes is not None and [int(n) for n in np.ravel(axes)] == [-1]
+
+    gone: set[int] = set()
+    for end in graph.nodes:
+        if end.type != "Div":
+            continue
+        root = made(end.inputs[1], "Sqrt")
+        plus = made(root.inputs[0], "Add") if root else None
+        spread = made(plus.inputs[0], "ReduceMean") if plus else None
+        centered = made(end.inputs[0], "Sub")
+        if root is None or plus is None or spread is None or centered is None:
+            continue
+        squares = made(spread.inputs[0], "Pow") or made(spread.inputs[0], "Mul")
+        middle = made(centered.inputs[1], "ReduceMean")
+        if squares is None or middle is None or not (over_last(spread) and over_last(middle)):
+            continue
+        eps, by, x = plus.inputs[1], squares.inputs[1], centered.inputs[0]
+        is_square = by == squares.inputs[0] if _is_name(by) else is_array(by) and (by == 2).all()
+        inner = (root, plus, spread, squares, middle)
+        if (
+            not is_square
+            or squares.inputs[0] != centered.outputs[0]
+            or middle.inputs[0] != x
+            or not is_array(eps)
+            or eps.size != 1
+            or any(uses[node.outputs[0]] != 1 for node in inner)
+            or uses[centered.outputs[0]] != (2 if squares.type == "Pow" else 3)
+        ):
+            continue
+        gone |= {id(node) for node in (*inner, centered)}
+        end.type, end.op = "Normalized", TABLE["Normalized"]
+        end.inputs, end.attributes = [x], {"epsilon": float(eps.reshape(-1)[0])}
+    graph.nodes = [node for node in graph.nodes if id(node) not in gone]
+
+
+def _is_name(x: Any) -> bool:
+    """Whether an operand is named, and no array."""
+    return type(x) is str

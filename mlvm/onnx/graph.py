@@ -96,6 +96,9 @@ class Graph:
         self.labels: dict[int, tuple[Array, str]] = {}
         """Arrays, and what the file calls them, by their ids."""
 
+    def __repr__(self) -> str:
+        return f"Graph({len(self.nodes)} nodes)"
+
     def all(self) -> list[Graph]:
         """This graph and those in it, the innermost first."""
         inner = [graph for node in self.nodes for graph in node.graphs]
@@ -268,6 +271,9 @@ class Builder:
             )
             if op is None:
                 raise ModelError(f"the node {message.name!r} is a {key}, which mlvm does not run")
+            if len(message.input) < op.least:
+                count = len(message.input)
+                raise ModelError(f"{what} has {count} operands, and takes {op.least} at least")
             given = {}
             for attribute in message.attribute:
                 if attribute.ref_attr_name:

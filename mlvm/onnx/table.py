@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,6 +30,8 @@ class Op(NamedTuple):
     kind: Kind
     host: Collection[int]
     packed: dict[int, Callable[[Any, Array], Array]]
+    least: int
+    """How many operands there must be."""
 
 
 TABLE: Final[dict[str, Op]] = {}
@@ -45,8 +48,10 @@ def op(
     """Enter a function under these names."""
 
     def enter(run: Function) -> Function:
+        kinds = [p for p in signature(run).parameters.values() if p.kind is not p.VAR_POSITIONAL]
+        least = sum(p.default is p.empty for p in kinds) - 1
         for name in names.split():
-            TABLE[name] = Op(run, kind, host, packed or {})
+            TABLE[name] = Op(run, kind, host, packed or {}, least)
         return run
 
     return enter

@@ -127,6 +127,33 @@ def test_a_batch_norm_is_folded_into_the_convolution_before_it() -> None:
     assert "s" in constants
 
 
+@cases("power", True, False)
+def test_a_layer_norm_of_seven_nodes_becomes_one(power: bool) -> None:
+    nodes = [
+        node("ReduceMean", "x", "m", axes=[-1]),
+        node("Sub", "x m", "d"),
+        node("Pow", "d two", "s") if power else node("Mul", "d d", "s"),
+        node("ReduceMean", "s", "v", axes=[-1]),
+        node("Add", "v eps", "a"),
+        node("Sqrt", "a", "r"),
+        node("Div", "d r", "n"),
+        node("Mul", "n w", "y"),
+    ]
+    constants = [
+        constant("two", np.float32(2)),
+        constant("eps", np.float32(1e-3)),
+        constant("w", B),
+    ]
+    x = RNG.standard_normal((3, 5, 4)).astype(np.float32)
+    expected = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-3) * B
+    for outputs, count in (("y", 2), ("y v", 8)):
+        data = model(graph(nodes, [value("x", 1, ("n", 5, 4))], outputs, constants), 13)
+        net = load(data)
+        assert len(net.graph.nodes) == count
+        made = net(ml.asarray(x))
+        np.testing.assert_allclose(made[0] if count == 8 else made, expected, rtol=1e-5, atol=1e-5)
+
+
 def test_images_lie_channels_last_until_the_end() -> None:
     program = ml.disassemble(ml.program_of(load(NETWORK), ml.asarray(X)))
     assert program.count("permute_dims") == 1  # that of the images
@@ -254,6 +281,7 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     (only(node("Add", "x z", "y", "n")), "Add 'n' asks for 'z', which no node before it"),
     (only(node("Neg", "z", "y"), node("Neg", "y", "z")), "asks for 'z'"),
     (only(node("Neg", "x", "y"), node("Abs", "x", "y")), "makes 'y', which there is"),
+    (only(node("Add", "x", "y", "n")), "Add 'n' has 1 operands, and takes 2"),
     (only(node("Neg", "x", "z")), "nothing makes the output 'y'"),
     (only(node("Neg", "x", "y"), opset=0), "opset 0"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "takes"),

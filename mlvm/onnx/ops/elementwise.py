@@ -24,11 +24,19 @@ _SAME: Final = """Abs Acos Acosh Asin Asinh Atan Atanh Ceil Cos Cosh Erf Exp Flo
 """Ops that the standard or `mlvm.eager` has, and their names there."""
 
 
+_OF_TWO: Final = """
+    Add Sub Mul And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual
+    BitwiseAnd BitwiseOr BitwiseXor
+"""
+"""Those of two operands."""
+
+
 def _enter(name: str, function: str) -> None:
     def run(at: Call, *xs: Any) -> Any:
         return getattr(at.xp, function)(*xs)
 
-    TABLE[name] = Op(run, "elementwise", (), {})
+    least = 3 if name == "Where" else 2 if name in _OF_TWO.split() else 1
+    TABLE[name] = Op(run, "elementwise", (), {}, least)
 
 
 for _each in _SAME.split():
@@ -85,13 +93,13 @@ def bit_shift(at: Call, x: Any, y: Any) -> Any:
 
 
 @op("Max", "elementwise")
-def maximum(at: Call, *xs: Any) -> Any:
-    return reduce(at.xp.maximum, xs)
+def maximum(at: Call, x: Any, *xs: Any) -> Any:
+    return reduce(at.xp.maximum, xs, x)
 
 
 @op("Min", "elementwise")
-def minimum(at: Call, *xs: Any) -> Any:
-    return reduce(at.xp.minimum, xs)
+def minimum(at: Call, x: Any, *xs: Any) -> Any:
+    return reduce(at.xp.minimum, xs, x)
 
 
 @op("Sum", "elementwise")

@@ -94,7 +94,7 @@ def _enter(name: str, function: Reduce) -> None:
         rest = [x.axes[axis] for axis in range(x.ndim) if axis not in chosen]
         return lying(y, [sorted(rest).index(axis) for axis in rest])
 
-    TABLE[name] = Op(run, "raw", (1,), {})
+    TABLE[name] = Op(run, "raw", (1,), {}, 1)
 
 
 for _name, _function in _REDUCTIONS.items():
