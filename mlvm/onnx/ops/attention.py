@@ -263,7 +263,8 @@ def multi_head_attention(at: Call, q: Value, k: Value = None, v: Value = None, b
 @op("com.microsoft.GroupQueryAttention", "raw")
 def group_query_attention(at: Call, q: Value, k: Value = None, v: Value = None,
                           past_k: Value = None, past_v: Value = None, ends: Value = None,
-                          total: Value = None, cos: Value = None, sin: Value = None) -> Value:  # fmt: skip
+                          total: Value = None, cos: Value = None,
+                          sin: Value = None) -> Value:  # fmt: skip
     count, few = at["num_heads"], at["kv_num_heads"]
     q = tensor(q)
     if k is None:
