@@ -205,7 +205,7 @@ def grid_sample(
             first = op.floor(stop_gradient(at))
             taps = [(op.round(at), None)] if mode == "nearest" else _taps(first, at - first, mode)
         sides.append([_tap(each, weight, length) for each, weight in taps])
-    indices, weights = zip(*sides[0], strict=True)
+    indices, weights = map(list, zip(*sides[0], strict=True))
     for side, length in zip(sides[1:], size[1:], strict=True):
         indices = [index * length + own for index in indices for own, _ in side]
         weights = [weight * own for weight in weights for _, own in side]
