@@ -12,6 +12,7 @@ from mlvm.core.errors import ModelError
 from mlvm.core.types import Array, DType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of
 from mlvm.onnx.few import rounded
+from mlvm.onnx.graph import is_array
 from mlvm.onnx.ops.neural import channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Lying, Value, Weight, tensor
@@ -282,7 +283,8 @@ def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
 def _few(node: Any, w: Array) -> Array:
     """Weights of MatMulNBits as rows in its bits: of signed integers where their zero is in the
     middle, of unsigned ones where it is given."""
-    bits, has_zeros = node.attributes.get("bits", 4), len(node.inputs) > 3 and bool(node.inputs[3])
+    bits = node.attributes.get("bits", 4)
+    has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
     if bits not in (2, 4, 8):
         raise ModelError(f"{node} has weights of {bits} bits")
     signs = sum(1 << i for i in range(bits - 1, 8, bits))
