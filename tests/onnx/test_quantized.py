@@ -37,13 +37,14 @@ def test_weights_of_few_bits(bits: int, zeros: str) -> None:
         each = 8 // bits
         whole = np.pad(codes, [(0, 0), (0, -codes.shape[1] % each)])
         shifts = bits * np.arange(each)
-        return (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
+        found: Array = (whole.reshape(n, -1, each) << shifts).sum(-1).astype("u1")
+        return found
 
     constants = [constant("w", packed(q).reshape(n, 3, -1)), constant("s", scale)]
     if zeros != "none":
         constants.append(constant("z", packed(zero) if zeros == "packed" else zero))
     names = "x w s" + " z" * (zeros != "none")
-    how = {"K": k, "N": n, "bits": bits, "block_size": block}
+    how: Any = {"K": k, "N": n, "bits": bits, "block_size": block}
     made = node("MatMulNBits", names, "y", domain="com.microsoft", **how)
     x = RNG.standard_normal((2, k)).astype("f4")
     y = called(model(graph([made], [value("x", 1, x.shape)], "y", constants)), x)
@@ -60,7 +61,7 @@ def test_convolutions_of_integers_are_exact(
 ) -> None:
     w = RNG.integers(-100, 100, (6, channels // groups, window, window)).astype(dtype)
     x = RNG.integers(0, 256, (2, channels, 6, 5)).astype("u1")
-    how = {"group": groups, "pads": [1, 0, 1, 2], "strides": [2, 1]}
+    how: Any = {"group": groups, "pads": [1, 0, 1, 2], "strides": [2, 1]}
     made = node("ConvInteger", "x w xz wz", "y", **how)
     zeros = [constant("xz", np.array(9, "u1")), constant("wz", np.array(3, dtype))]
     constants = [constant("w", w), *zeros]
