@@ -18,7 +18,7 @@ from mlvm.onnx.wire import FIELDS, Message
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
 _MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
-_REFUSALS: Final = (
+REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),
 )
@@ -163,7 +163,7 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
     """The results of a node. An error says which node it was."""
     try:
         made = call(node, operands, node, frame)
-    except _REFUSALS as error:
+    except REFUSALS as error:
         note = f"in the node {node}"
         if not isinstance(error, MlvmError):
             raise ModelError(f"{node}: {error}") from error
@@ -217,7 +217,7 @@ class Builder:
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
-            if node.type == "Identity" and type(node.inputs[0]) is str:
+            if node.type == "Identity" and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
             found = _computed(node)

@@ -242,6 +242,7 @@ def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> Non
         ("none", W.nbytes),
         ("weights.bin", 9),
         ("", 4),
+        ("w\0", W.nbytes),
     ):
         file.write_bytes(data(location, length))
         refuses(ModelError, "w", load, file)
@@ -313,6 +314,7 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
         "axis 9 is out of range",
     ),
     (only(node("Size", "", "y", "n")), "Size 'n'"),
+    (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
     (
         only(node("DepthToSpace", "w", "y", blocksize=0), constants=[constant("w", X)]),
         "DepthToSpace",

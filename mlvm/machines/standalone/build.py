@@ -334,7 +334,7 @@ def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> 
         ]
         fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
     text = (HERE / "src" / "step.h.in").read_text()
-    safe = title.replace("*/", "* /")
+    safe = title.replace("*/", "* /").encode("ascii", "backslashreplace").decode()
     for key, value in {
         **fields, "@TITLE@": safe, "@SETS@": ", ".join(sets), "@THREADS@": str(threads),
     }.items():  # fmt: skip
