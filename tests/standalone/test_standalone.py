@@ -227,6 +227,8 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
             "aarch64 has no avx2; there are neon, plain",
             ["--target=aarch64", "--simd=avx2"],
         ),
+        ("lanes.mlvm", "threads may be 1 to 1024, not 0", ["--threads=0"]),
+        ("lanes.mlvm", "depth may be 0 to 1048576, not", [f"--depth={1 << 70}"]),
         ("lanes.mlvm", "no target vax; there are host, x86_64", ["--target=vax"]),
         ("program.mlasm", "is a program: what Captured.save wrote is wanted", []),
     ):

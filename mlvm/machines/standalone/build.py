@@ -74,6 +74,10 @@ def build(
 ) -> Built:
     """Write the folder. Raises `CannotBuild` for what needs Python, and `OSError`."""
     sets = sets_for(target, simd)
+    counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
+    for name, given, least, most in (*counts, ("records", records, 0, 1 << 40)):
+        if not least <= given <= most:
+            raise CannotBuild(f"{name} may be {least} to {most}, not {given}")
     layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
