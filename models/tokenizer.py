@@ -28,6 +28,8 @@ _LLAMA3: Final = (
 )
 _WORDS: Final = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3}
 """What byte-pair encoding does not merge across, by the name of the way to split a text."""
+_LISTS: Final = {"tokens": {str}, "token_type": {int}, "merges": {str}, "scores": {float, int}}
+"""What the lists of the metadata have."""
 
 
 def _letters_of_bytes() -> dict[int, str]:
@@ -53,12 +55,20 @@ class Tokenizer:
         if self.kind not in ("llama", "gpt2") or not isinstance(self.tokens, list):
             raise ml.errors.WeightsError(f"the tokenizer is {self.kind!r}; llama and gpt2 are read")
         count = len(self.tokens)
+        for name, kinds in _LISTS.items():
+            given = value(name, [])
+            if type(given) is not list or not {*map(type, given)} <= kinds:
+                told = " or ".join(sorted(kind.__name__ for kind in kinds))
+                raise ml.errors.WeightsError(f"the tokenizer's {name} must be a list of {told}")
         self.kinds: Sequence[int] = value("token_type", [_NORMAL] * count)
         self.bos, self.eos = value("bos_token_id"), value("eos_token_id")
+        for token in (self.bos, self.eos):
+            if token is not None and not (type(token) is int and 0 <= token < count):
+                raise ml.errors.WeightsError(f"there is no token {token!r} among {count}")
         self.adds_bos = value("add_bos_token", self.kind == "llama") and self.bos is not None
         self._adds_space = value("add_space_prefix", True)
         self._ids = {token: i for i, token in enumerate(self.tokens)}
-        self._words = re.compile(_WORDS.get(value("pre", ""), _GPT2))
+        self._words = re.compile(_WORDS.get(str(value("pre", "")), _GPT2))
         if self.kind == "llama":
             self._ranks = dict(zip(self.tokens, value("scores", [0.0] * count), strict=False))
             named = [(i, x) for i, x in enumerate(self.tokens) if _BYTE.fullmatch(x)]

@@ -118,6 +118,8 @@ class Files:
             raise ModelError(
                 f"{tensor.name} lies in {name!r}, and bytes have no folder beside them"
             )
+        if "\0" in name:
+            raise ModelError(f"{tensor.name} lies in {name!r}, which names no file")
         path = Path(os.path.realpath(root / name))
         if not name or not path.is_relative_to(os.path.realpath(root)):
             raise ModelError(f"{tensor.name} lies in {name!r}, outside of the model's folder")
@@ -182,7 +184,10 @@ def array_of(tensor: Message, files: Files) -> Array:
         flat = widened(flat, number, size)
     if number == 9 and raw is not None:
         flat = flat.view(np.uint8) != 0
-    return flat.reshape(shape)
+    try:
+        return flat.reshape(shape)
+    except ValueError as error:  # no elements, and lengths beyond those of any array
+        raise ModelError(f"{what} has the shape {list(shape)}: {error}") from None
 
 
 def _listed(tensor: Message, number: int, dtype: DType, count: int, what: str) -> Array:

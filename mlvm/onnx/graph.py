@@ -18,6 +18,11 @@ from mlvm.onnx.wire import FIELDS, Message
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
 _MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
+REFUSALS: Final = (
+    *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
+    *(ArithmeticError, MemoryError),
+)
+"""What is raised for operands and attributes that an op does not take."""
 _DRAWS: Final = frozenset(
     [
         "RandomNormal",
@@ -132,8 +137,10 @@ class Graph:
                 for x in node.inputs
             ]
             made = run(node, given, inner)
-            for name, value in zip(node.outputs, made, strict=False):
-                scope[name] = value
+            scope.update(zip(node.outputs, made, strict=False))
+            for name in node.outputs[len(made) :]:
+                if name and name not in node.last:
+                    raise ModelError(f"{node} makes {len(made)} results, and {name!r} is asked for")
             for name in node.last:
                 scope.pop(name, None)
         return [scope[name] for name in self.outputs]
@@ -156,7 +163,7 @@ def run(node: Node, operands: list[Value], frame: Frame | None) -> tuple[Value, 
     """The results of a node. An error says which node it was."""
     try:
         made = call(node, operands, node, frame)
-    except (MlvmError, TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except REFUSALS as error:
         note = f"in the node {node}"
         if not isinstance(error, MlvmError):
             raise ModelError(f"{node}: {error}") from error
@@ -210,7 +217,7 @@ class Builder:
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
-            if node.type == "Identity" and type(node.inputs[0]) is str:
+            if node.type == "Identity" and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
             found = _computed(node)
@@ -366,7 +373,8 @@ def _computed(node: Node) -> tuple[Array, ...] | None:
     if node.op.kind == "raw" and not are_known(operands):
         return None
     results = run(node, operands, None)
-    return results if all(is_array(x) for x in results) else None
+    is_whole = len(results) >= len(node.outputs) and all(is_array(x) for x in results)
+    return results if is_whole else None
 
 
 def is_array(value: Any) -> bool:

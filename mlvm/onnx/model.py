@@ -27,7 +27,7 @@ from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx.arrays import Files, dtype_of
 from mlvm.onnx.fold import folded
-from mlvm.onnx.graph import Builder, Frame, Graph, Kind, Node, is_array
+from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node, is_array
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
@@ -220,7 +220,10 @@ def _asked(graph: Graph) -> frozenset[str]:
 
 
 def _as_packed(x: Array, pack: Callable[[Any, Array], Array] | None, node: Node) -> Array:
-    return x if pack is None else pack(node, x)
+    try:
+        return x if pack is None else pack(node, x)
+    except REFUSALS as error:
+        raise ModelError(f"{node}: {error}") from error
 
 
 def _placed(graph: Graph) -> dict[str, Callable[[], Array]]:

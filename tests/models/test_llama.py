@@ -138,6 +138,28 @@ def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
     refuses(ml.errors.WeightsError, reason, LlamaConfig.of, _PLAIN | change)
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"tokens": ["a", 1]}, "tokens must be a list of str"),
+        ({"tokens": []}, "contradict"),
+        ({"merges": [3]}, "merges must be a list of str"),
+        ({"scores": None}, "scores must be a list of float or int"),
+        ({"scores": ["x", "y"]}, "scores must be"),
+        ({"token_type": 3}, "token_type must be a list of int"),
+        ({"bos_token_id": 2}, "no token 2 among 2"),
+        ({"eos_token_id": "x"}, "no token 'x'"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_tokenizers_that_contradict_themselves_are_refused(
+    kind: str, change: dict[str, Any], reason: str
+) -> None:
+    given = {"model": kind, "tokens": ["a", "b"], "pre": []} | change
+    metadata = {f"tokenizer.ggml.{name}": x for name, x in given.items()}
+    refuses(ml.errors.WeightsError, reason, Tokenizer, metadata)
+
+
 def _spm() -> Tokenizer:
     words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256))]
     pieces = ["\u2581", "h", "e", "l", "o", "he", "ll", "hell", "hello", "\u2581hello", "lo"]

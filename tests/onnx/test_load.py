@@ -242,6 +242,7 @@ def test_weights_in_other_files_are_read_beside_the_model(tmp_path: Path) -> Non
         ("none", W.nbytes),
         ("weights.bin", 9),
         ("", 4),
+        ("w\0", W.nbytes),
     ):
         file.write_bytes(data(location, length))
         refuses(ModelError, "w", load, file)
@@ -296,9 +297,36 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
         only(node("Reshape", "w s", "y"), constants=[constant("w", B), constant("s", [5])]),
         "Reshape",
     ),
+    (
+        only(node("Add", "x w", "y"), constants=[constant("w", B[:0], dims=[0, 1 << 62, 1 << 62])]),
+        "shape",
+    ),
+    (
+        only(node("Split", "w", "y", num_outputs=0), constants=[constant("w", B)]),
+        "0 parts are asked for, and 1 have names",
+    ),
+    (
+        only(node("Split", "w", "y", num_outputs=1 << 40), constants=[constant("w", B)]),
+        "parts are asked for",
+    ),
+    (
+        only(node("CumSum", "w a", "y"), constants=[constant("w", B), constant("a", [9])]),
+        "axis 9 is out of range",
+    ),
+    (only(node("Size", "", "y", "n")), "Size 'n'"),
+    (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
+    (
+        only(node("DepthToSpace", "w", "y", blocksize=0), constants=[constant("w", X)]),
+        "DepthToSpace",
+    ),
 )  # fmt: skip
 def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -> None:
     refuses(ModelError, text, load, data)
+
+
+def test_a_result_that_an_op_does_not_make_is_refused() -> None:
+    net = load(model(graph([node("Neg", "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
+    refuses(ModelError, "Neg 'n' makes 1 results, and 'y' is asked for", net, ml.ones(3))
 
 
 def test_other_inputs_than_the_file_declares_are_refused() -> None:

@@ -227,6 +227,8 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
             "aarch64 has no avx2; there are neon, plain",
             ["--target=aarch64", "--simd=avx2"],
         ),
+        ("lanes.mlvm", "threads may be 1 to 1024, not 0", ["--threads=0"]),
+        ("lanes.mlvm", "depth may be 0 to 1048576, not", [f"--depth={1 << 70}"]),
         ("lanes.mlvm", "no target vax; there are host, x86_64", ["--target=vax"]),
         ("program.mlasm", "is a program: what Captured.save wrote is wanted", []),
     ):
@@ -235,6 +237,21 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         assert told in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     refuses(SystemExit, "", main, ["build", str(tmp_path / "drawn.mlvm")])
+
+
+@compiled
+def test_a_string_is_one_literal_whatever_is_in_it(tmp_path: Path) -> None:
+    """Nothing in it ends the literal: not a line that is joined to the next, nor a trigraph."""
+    from mlvm.machines.standalone.tables import string
+
+    given = ['x\\\n", "', 'a\nb\r"', "??/", "\x1b7\t1", "caf\u00e9"]
+    rows = ", ".join(map(string, given))
+    text = f"#include <stdio.h>\nstatic const char *const s[] = {{{rows}}};\nint main(void) {{\n"
+    text += 'for (int i = 0; i < (int)(sizeof s / sizeof *s); i++) printf("%s%c", s[i], 1);}'
+    (tmp_path / "s.c").write_text(text)
+    subprocess.run([COMPILER, "-std=c11", "-o", "s", "s.c"], cwd=tmp_path, check=True)
+    told = subprocess.run([tmp_path / "s"], capture_output=True, check=True).stdout
+    assert told.decode().split("\1")[:-1] == [*given[:-1], "caf\\xe9"]
 
 
 def test_a_host_function_is_refused(

@@ -74,6 +74,10 @@ def build(
 ) -> Built:
     """Write the folder. Raises `CannotBuild` for what needs Python, and `OSError`."""
     sets = sets_for(target, simd)
+    counts = ("threads", threads, 1, 1024), ("depth", depth, 0, 1 << 20)
+    for name, given, least, most in (*counts, ("records", records, 0, 1 << 40)):
+        if not least <= given <= most:
+            raise CannotBuild(f"{name} may be {least} to {most}, not {given}")
     layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
@@ -334,7 +338,7 @@ def _header(planned: Planned, sets: Sequence[str], threads: int, title: str) -> 
         ]
         fields[f"@{name.upper()}S@"] = "".join(rows) or f"    const void *no_{name};\n"
     text = (HERE / "src" / "step.h.in").read_text()
-    safe = title.replace("*/", "* /")
+    safe = title.replace("*/", "* /").encode("ascii", "backslashreplace").decode()
     for key, value in {
         **fields, "@TITLE@": safe, "@SETS@": ", ".join(sets), "@THREADS@": str(threads),
     }.items():  # fmt: skip

@@ -189,9 +189,10 @@ def real(value: float) -> str:
 
 
 def string(text: str) -> str:
-    """A literal of C."""
+    """A literal of C. What ends a line, or joins it to the next, is a number in it."""
     told = text.encode("ascii", "backslashreplace").decode()
-    return '"' + told.replace("\\", "\\\\").replace('"', '\\"').replace("?", "\\?") + '"'
+    special = [c if c.isprintable() and c not in '\\"?' else f"\\{ord(c):03o}" for c in told]
+    return f'"{"".join(special)}"'
 
 
 def array(declaration: str, items: Iterable[str]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
@@ -24,7 +25,7 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
     else:
         roi, scales, sizes = [*given, None, None, None][:3]
     axes = at.get("axes")
-    which = [*range(x.ndim)] if axes is None else [axis % x.ndim for axis in axes]
+    which = [*range(x.ndim)] if axes is None else [normalize_axis(n, x.ndim) for n in axes]
     mode = at.get("mode", "nearest")
     by = [1.0] * x.ndim
     counts = [*x.shape]

@@ -121,7 +121,10 @@ def split(at: Call, x: Value, sizes: Value = None) -> Value:
     length = x.shape[axis]
     given = at.get("split") if sizes is None else ints(sizes, "sizes of a split")
     if not given:
-        count = at.get("num_outputs", len(at.node.outputs))
+        named = len(at.node.outputs)
+        count = at.get("num_outputs", named)
+        if count != named:
+            raise ModelError(f"{count} parts are asked for, and {named} have names")
         each = -(-length // count)
         given = [min(each, length - each * i) for i in range(count)]
     if sum(given) != length or min(given, default=0) < 0:

@@ -10,6 +10,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.rules import normalize_axis
 from mlvm.core.types import Array, DType, Shape
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.table import Call, op
@@ -363,7 +364,7 @@ def normalized_rows(at: Call, x: Any) -> Any:
 
 @op("LayerNormalization", "tensors")
 def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
-    axis, eps = at.get("axis", -1) % x.ndim, at.get("epsilon", 1e-5)
+    axis, eps = normalize_axis(at.get("axis", -1), x.ndim), at.get("epsilon", 1e-5)
     y = normalized(x, scale, bias, axis, eps)
     if not any(at.node.outputs[1:]):
         return y
@@ -374,7 +375,7 @@ def layer_normalization(at: Call, x: Any, scale: Any, bias: Any = None) -> Any:
 
 @op("RMSNormalization SimplifiedLayerNormalization", "tensors")
 def rms_normalization(at: Call, x: Any, scale: Any) -> Any:
-    axes = tuple(range(at.get("axis", -1) % x.ndim, x.ndim))
+    axes = tuple(range(normalize_axis(at.get("axis", -1), x.ndim), x.ndim))
     wide = x if x.dtype == ml.float64 else ml.astype(x, ml.float32)
     by = ml.rsqrt(ml.mean(wide * wide, axis=axes, keepdims=True) + at.get("epsilon", 1e-5))
     return ml.astype(wide * by, x.dtype) * scale

@@ -9,6 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.rules import normalize_axis
 from mlvm.eager.functions.indexing import combined
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
@@ -46,7 +47,7 @@ def gather(at: Call, x: Value, indices: Value) -> Value:
 
 @op("GatherElements")
 def gather_elements(at: Call, x: Any, indices: Any) -> Any:
-    axis = at.get("axis", 0) % x.ndim
+    axis = normalize_axis(at.get("axis", 0), x.ndim)
     indices = positive(at.xp, indices, x.shape[axis])
     for i, n in enumerate(indices.shape):
         if i != axis and x.shape[i] != n:
@@ -110,7 +111,7 @@ def scatter_nd(at: Call, x: Any, indices: Any, updates: Any) -> Any:
 
 @op("ScatterElements Scatter")
 def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
-    axis, how = at.get("axis", 0) % x.ndim, at.get("reduction", "none")
+    axis, how = normalize_axis(at.get("axis", 0), x.ndim), at.get("reduction", "none")
     indices = positive(at.xp, indices, x.shape[axis])
     grid = [*np.indices(indices.shape, sparse=True)]
     if at.is_host:
@@ -133,7 +134,7 @@ def scatter_elements(at: Call, x: Any, indices: Any, updates: Any) -> Any:
 
 @op("TensorScatter", "tensors", host=[2])
 def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any:
-    axis = at.get("axis", -2) % cache.ndim
+    axis = normalize_axis(at.get("axis", -2), cache.ndim)
     n, count = cache.shape[axis], update.shape[axis]
     begin = np.zeros(cache.shape[0], np.int64) if starts is None else starts
     shape = [1] * cache.ndim
@@ -157,7 +158,7 @@ def tensor_scatter(at: Call, cache: Any, update: Any, starts: Any = None) -> Any
 def top_k(at: Call, x: Any, k: Any = None) -> Any:
     order: Any
     count = at["k"] if k is None else int(k.reshape(-1)[0])
-    axis, xp = at.get("axis", -1) % x.ndim, at.xp
+    axis, xp = normalize_axis(at.get("axis", -1), x.ndim), at.xp
     if not 0 <= count <= x.shape[axis]:
         raise ModelError(f"the first {count} of {x.shape[axis]} are asked for")
     descending = bool(at.get("largest", 1))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.rules import normalize_axis
 from mlvm.core.types import DType
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import TABLE, Call, Op, op
@@ -80,7 +81,9 @@ def _enter(name: str, function: Reduce) -> None:
             if name == "ReduceLogSumExp":
                 return x
             given = []
-        chosen = [*range(x.ndim)] if not given else [axis % max(x.ndim, 1) for axis in given]
+        chosen = (
+            [*range(x.ndim)] if not given else [normalize_axis(n, max(x.ndim, 1)) for n in given]
+        )
         if not given and at.get("noop_with_empty_axes", 0):
             chosen = []
         keep = bool(at.get("keepdims", 1))
@@ -136,7 +139,7 @@ def _hardmax(x: Any, axis: int) -> Any:
 
 @op("CumSum CumProd", host=[1])
 def cumulate(at: Call, x: Any, axis: Any) -> Any:
-    along, xp = int(axis.reshape(-1)[0]) % x.ndim, at.xp
+    along, xp = normalize_axis(int(axis.reshape(-1)[0]), x.ndim), at.xp
     is_sum = at.node.type == "CumSum"
     function = xp.cumulative_sum if is_sum else xp.cumulative_prod
     if at.get("reverse", 0):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.rules import normalize_axis
 from mlvm.onnx.arrays import dtype_of
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, bounded, ints, tensor
@@ -32,7 +33,7 @@ def dft(at: Call, x: Value, length: Any = None, axis: Any = None) -> Value:
     along = (
         at.get("axis", 1) if at.opset < 20 else (-2 if axis is None else ints(axis, "an axis")[0])
     )
-    along %= x.ndim
+    along = normalize_axis(along, x.ndim)
     inverse, one = bool(at.get("inverse", 0)), bool(at.get("onesided", 0))
     n = x.shape[along]
     if length is not None and length.size:
