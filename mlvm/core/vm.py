@@ -86,6 +86,7 @@ class VM(Identity):
         self._linked: dict[int, _Linked] = {}
         self._workspace = Workspace()
         self.depth = 0  # of launches within launches, by host functions
+        self.shared = False  # whether `share` lets others write to its tensors
         self._context = contextvars.Context()
         self._context.run(np.seterr, all="ignore")
         _vms.add(self)
@@ -222,6 +223,7 @@ class VM(Identity):
             raise HandleError(f"a tensor on {here} is not shared with {other.name} on {there}")
         self.array_of(handle)
         with other._lock:
+            self.shared = other.shared = True
             return other._store.adopt(self._store.entry(handle))
 
     def keep(self, nbytes: int) -> None:

@@ -45,7 +45,7 @@ from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature, parts_of
-from mlvm.eager.capture.hoisted import Hoisted, as_type
+from mlvm.eager.capture.hoisted import Hoisted, as_type, is_shared
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -845,7 +845,7 @@ def capture(
 
 def _hoist(recorded: RecordedCall, vm: VMProtocol) -> Hoist | None:
     """What may be computed ahead: what depends on no number that each call copies in anew."""
-    if getattr(vm, "shared", False):  # with others, whose writes nobody counts here
+    if is_shared(vm):
         return None
     states, numbers = recorded.record.states, map(id, recorded.numbers.tensors.values())
     fed = set(numbers)

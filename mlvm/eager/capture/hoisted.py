@@ -54,7 +54,7 @@ class Hoisted:
         stale = stale_of(self.sources)
         if stale is not None:
             raise stale
-        if self._seen == self._watch.changes:
+        if self._seen == self._watch.changes and not is_shared(self.vm):
             return
         self._watch.begin(self.sources)
         seen, vm, planned = self._watch.changes, self.vm, self.ahead.planned
@@ -73,6 +73,11 @@ class Hoisted:
             explaining.reset(token)
             vm.dealloc_storage(storage)
         self._seen = seen
+
+
+def is_shared(vm: VMProtocol) -> bool:
+    """Whether others write to the VM's tensors, too, and nobody here counts that."""
+    return getattr(vm, "shared", False)
 
 
 def as_type(x: Allocation, type: TensorType) -> Allocation:

@@ -135,6 +135,22 @@ def test_what_is_borrowed_may_be_written() -> None:
     assert np.array_equal(step(x), model(x))
 
 
+@pytest.mark.local(reason="only VMs of this process share memory")
+@pytest.mark.parametrize("before", [False, True])
+def test_what_is_shared_may_be_written_elsewhere(before: bool) -> None:
+    others = ml.VM()
+    with ml.use(ml.VM()):
+        model, x = Model().eval(), ml.ones((3, 4))
+        vm, w = model.w.arena.vm, model.w.handle
+        handle = vm.share(w, others) if before else -1  # type: ignore[attr-defined]
+        step = ml.capture(lambda x: model(x))
+        assert np.array_equal(step(x), model(x))
+        handle = handle if before else vm.share(w, others)  # type: ignore[attr-defined]
+        for k in range(2):
+            others.write(handle, np.full((6, 4), k, "f4"))
+            assert np.array_equal(step(x), model(x))
+
+
 def test_a_weight_that_has_ended_is_refused() -> None:
     arena = ml.Arena(ml.VM(), "weights")
     with ml.use(arena.vm), arena.allocating():

@@ -59,3 +59,17 @@ def test_many_channels_and_patches() -> None:
         for threads in (2, 3, 5):
             again = native("conv2d", x, kernel, threads=threads, **attributes)
             assert again.tobytes() == result.tobytes()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
+    """Windows of a single element, of which each group has several kernels."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, 4, groups)).astype("f4")
+    g = rng.standard_normal((2, 3, 2, 5 * groups)).astype("f4")
+    attributes: dict[str, Any] = {"window": (1, 1), "stride": (2, 2), "groups": groups}
+    attributes |= {"padding": ((1, 0), (0, 0))}
+    assert planned("conv2d_kernel_vjp", g, x, **attributes)
+    result = native("conv2d_kernel_vjp", g, x, **attributes)
+    expected = reference("conv2d_kernel_vjp", g, x, **attributes)
+    np.testing.assert_allclose(result, expected, 0, 1e-5)

@@ -92,8 +92,9 @@ def conv2d_kernel_vjp(op: str, types: Types, attributes: Attributes) -> KernelCa
     each, inner = outputs // groups, math.prod(out.shape[:-1])
     places = math.prod(g.shape[:-1])
     axes = [(groups, inputs, each)] if groups > 1 else []
+    apart = max(inner, 2)  # 1 says that windows are rows; here they are columns, if of one element
     product = Product(
-        dtype, Matrix(inner, places, 1, inner), Matrix(places, each, outputs, 1), axes
+        dtype, Matrix(inner, places, 1, apart), Matrix(places, each, outputs, 1), axes
     )
     dilation = attributes["dilation"]
     windows = _gathered(x, tuple(window), g, attributes["stride"], dilation)

@@ -324,7 +324,8 @@ static inline float to_odd(double x)
 #define HALVES(X) X(f16, , ) X(bf16, , )
 HALVES(HALF)
 
-/* Ops on bf16 without the way by rows of f32. GELUs are for eight bits: within 2^-15 of the true value. */
+/* Ops on bf16 without the way by rows of f32. GELUs are for eight bits: within 2^-15 of
+ * the true value, but for those of x below -10, which become 0 where less than 1e-36 is meant. */
 #define SHORT_C1 1.5957691216057308f /* 2 sqrt(2 / pi), and 0.044715 times that */
 #define SHORT_C3 0.07135481282553068f
 
