@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +20,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.local import LocalVM
+from mlvm.machines.native import _native
 from mlvm.machines.standalone.steps import Steps
 from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
@@ -74,7 +76,8 @@ def build(
 ) -> Built:
     """Write the folder. Raises `CannotBuild` for what needs Python, and `OSError`."""
     sets = sets_for(target, simd)
-    layout = _Layout(planned, threads, depth, records)
+    with _kernels_of_all_sets():
+        layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,6 +101,18 @@ def build(
         (folder / "weights.bin").write_bytes(weights)
     (folder / "Makefile").write_text(_makefile(TARGETS[target], sets, files, embed, threads))
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
+
+
+@contextmanager
+def _kernels_of_all_sets() -> Iterator[None]:
+    """Calls are of kernels that every set has: Python may use one that has more, `avx512_bf16`."""
+    used = _native.simd()
+    if used not in OPTIONS:
+        _native.choose_simd("plain")
+    try:
+        yield
+    finally:
+        _native.choose_simd(used)
 
 
 class _Layout:
