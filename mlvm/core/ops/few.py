@@ -67,7 +67,8 @@ def _values(dtype: DType) -> Array:
     bits = 8 // dtype.per_byte
     codes = np.arange(256)[:, np.newaxis] >> bits * np.arange(dtype.per_byte) & (1 << bits) - 1
     if dtype in FLOATS:
-        return _floats(dtype)[codes]
+        found: Array = _floats(dtype)[codes]
+        return found
     own = integers(dtype)
     signed: Array = np.where(codes > own[-1], codes + 2 * own[0], codes)
     return signed.astype(unpacked_dtype(dtype).numpy)

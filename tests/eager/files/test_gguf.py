@@ -102,7 +102,7 @@ def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
 
 def _file(**changes: Any) -> bytes:
     """A file of one tensor, spelt out."""
-    given = {
+    given: dict[str, Any] = {
         "magic": b"GGUF",
         "version": 3,
         "tensors": 1,
@@ -118,7 +118,8 @@ def _file(**changes: Any) -> bytes:
     entry += struct.pack(f"<I{len(given['shape'])}Q", len(given["shape"]), *given["shape"])
     entry += struct.pack("<IQ", given["code"], given["at"])
     whole: bytes = head + given["metadata"] + entry
-    return whole + bytes(-len(whole) % 32) + given["data"]
+    data: bytes = given["data"]
+    return whole + bytes(-len(whole) % 32) + data
 
 
 _KEY = struct.pack("<Q1sI", 1, b"k", 9)
