@@ -74,9 +74,9 @@ def main() -> None:
     zig = [sys.executable, "-m", "ziglang"]
     compiler, archiver = f"CC={' '.join(zig)} cc -target wasm32-wasi", f"AR={' '.join(zig)} ar"
     subprocess.run(["make", "-C", built, compiler, archiver, "libstep.a"], check=True)
-    linked = ["-O2", "-mexec-model=reactor", "-s", "-I", built, HERE / "page.c"]
-    out = [built / "libstep.a", "-o", folder / "page.wasm"]
-    subprocess.run([*zig, "cc", "-target", "wasm32-wasi", *linked, *out], check=True)
+    linked: list[str | Path] = ["-O2", "-mexec-model=reactor", "-s", "-I", built, HERE / "page.c"]
+    linked += [built / "libstep.a", "-o", folder / "page.wasm"]
+    subprocess.run([*zig, "cc", "-target", "wasm32-wasi", *linked], check=True)
     code = base64.b64encode((folder / "page.wasm").read_bytes()).decode()
     text = (HERE / "page.html").read_text().replace("@WASM@", code)
     (folder / "page.html").write_text(text)

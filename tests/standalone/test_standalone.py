@@ -22,6 +22,7 @@ from tests.brief import refuses
 
 pytestmark = pytest.mark.skipif(extension.EXTENSION is None, reason="there are no native kernels")
 if extension.EXTENSION is not None:
+    from mlvm.machines.native import _native
     from tests.standalone.making import SET, difference
 
 COMPILER: Final = os.environ.get("CC", "gcc")
@@ -132,12 +133,12 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
     program = made(tmp_path, "step.mlvm")
-    used = extension.EXTENSION.simd()
-    extension.EXTENSION.choose_simd(SET)
+    used = _native.simd()
+    _native.choose_simd(SET)
     try:
         assert difference(saved, program, runs=3) is None
     finally:
-        extension.EXTENSION.choose_simd(used)
+        _native.choose_simd(used)
 
 
 @pytest.fixture(scope="module")
