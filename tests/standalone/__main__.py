@@ -27,7 +27,7 @@ from mlvm.machines.native import _native
 from mlvm.machines.standalone.targets import CannotBuild
 from mlvm.step.saved import SavedStep
 from tests.same_programs.__main__ import Checkout, written
-from tests.standalone.making import Kernels, difference
+from tests.standalone.making import SET, Kernels, difference
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 AT_ONCE: Final = 8
@@ -81,15 +81,17 @@ def main() -> int:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--functions", type=int, default=500)
     parser.add_argument("--only", default="", help="parts whose names contain this text")
-    parser.add_argument("--simd", default=_native.simd())
+    parser.add_argument("--simd", default=SET)
     parser.add_argument("--keep", type=Path, help="a folder for what is made")
+    parser.add_argument("--steps", type=Path, help="a folder of saved steps, instead of these")
     options = parser.parse_args()
     if not _native.choose_simd(options.simd):
         parser.error(f"this processor has no {options.simd}")
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.keep or Path(scratch)
-        files = saved_steps(folder, options.functions, options.only)
+        files = sorted(options.steps.glob("*")) if options.steps else []
+        files = files or saved_steps(folder, options.functions, options.only)
         kernels = Kernels(folder / "kernels", options.simd)
         print(f"{len(files)} steps, {time.monotonic() - start:.0f} s", flush=True)
         ended: Counter[str] = Counter()

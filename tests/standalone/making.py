@@ -19,6 +19,8 @@ from mlvm.machines.standalone import build as standalone
 from mlvm.machines.standalone.targets import OPTIONS
 from mlvm.step.saved import LoadedStep, SavedStep
 
+SET: Final = _native.simd() if _native.simd() in OPTIONS else "avx512"
+"""The set in use, or the one of C that its kernels are of: avx512_bf16 has more products."""
 COMPILER: Final = os.environ.get("CC", "gcc")
 FLAGS: Final = [
     "-std=c11",

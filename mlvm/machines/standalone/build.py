@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -19,6 +20,7 @@ from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.local import LocalVM
+from mlvm.machines.native import _native
 from mlvm.machines.standalone.steps import Steps
 from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
@@ -78,7 +80,8 @@ def build(
     for name, given, least, most in (*counts, ("records", records, 0, 1 << 40)):
         if not least <= given <= most:
             raise CannotBuild(f"{name} may be {least} to {most}, not {given}")
-    layout = _Layout(planned, threads, depth, records)
+    with _kernels_of_all_sets():
+        layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,6 +105,18 @@ def build(
         (folder / "weights.bin").write_bytes(weights)
     (folder / "Makefile").write_text(_makefile(TARGETS[target], sets, files, embed, threads))
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
+
+
+@contextmanager
+def _kernels_of_all_sets() -> Iterator[None]:
+    """Calls are of kernels that every set has: Python may use one that has more, `avx512_bf16`."""
+    used = _native.simd()
+    if used not in OPTIONS:
+        _native.choose_simd("plain")
+    try:
+        yield
+    finally:
+        _native.choose_simd(used)
 
 
 class _Layout:
