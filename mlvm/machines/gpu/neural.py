@@ -181,11 +181,13 @@ def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) ->
     out, g, x = types
     grid, nbytes = g.shape[1:3], g.size * computed(out.dtype).itemsize
     largest, shares = Scratch("largest", nbytes), Scratch("shares", nbytes)
-    sizes, filler = (x.shape, grid, window), -math.inf
-    one: dict[str, Any] = {"filler": filler, "args": (largest, shares, 1, 2), "items": g.size}
-    two: dict[str, Any] = {"filler": filler, "args": (0, largest, shares, 2)}
-    first = _windows(device, types, "pool_shares", *sizes, **one, **how)
-    second = _windows(device, types, "max_pool2d_vjp", *sizes, **two, **how)
+    how |= {"filler": -math.inf}
+    args: tuple[Argument, ...] = (largest, shares, 1, 2)
+    first = _windows(
+        device, types, "pool_shares", x.shape, grid, window, args=args, items=g.size, **how
+    )
+    args = (0, largest, shares, 2)
+    second = _windows(device, types, "max_pool2d_vjp", x.shape, grid, window, args=args, **how)
     return None if first is None or second is None else [*first, *second]
 
 
