@@ -47,6 +47,8 @@ def steps_of(
     if not types[0].size:
         return []
     row = KERNELS.get(op.name)
+    if any(type.dtype.is_storage for type in types):  # several elements a byte
+        row = None
     calls = None if row is None else row.make(facts, types, **attributes)
     if row is None or calls is None:
         return [OnHost(op, attributes, tuple(types), tuple(args))]

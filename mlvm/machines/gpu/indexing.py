@@ -68,6 +68,17 @@ def _take_along_axis(device: Facts, types: Types, *, axis: int) -> Calls:
     return [_call(text, "take_along_axis", args, out.size * units, *numbers)]
 
 
+@kernel("weighted_take", judges=2)
+def _weighted_take(device: Facts, types: Types) -> Calls:
+    out, x, indices, _ = types
+    if not runs(device, types):
+        return None
+    _, points, many = indices.shape
+    numbers = (x.shape[1], x.shape[2], points, many, int(indices.shape[0] == 1))
+    text = _text(x.dtype.name, indices.dtype)
+    return [_call(text, "weighted_take", (0, 1, 2, 3, REFUSED), out.size, *numbers)]
+
+
 @kernel("one_hot", judges=1)
 def _one_hot(device: Facts, types: Types, *, num_classes: int, dtype: str) -> Calls:
     out, indices = types

@@ -102,7 +102,7 @@ class Facts(NamedTuple):
 
     def has(self, dtype: DType) -> bool:
         """Whether kernels can compute with it."""
-        return dtype.kind != "complex" and (self.has_f64 or dtype.name != "f64")
+        return dtype.kind not in ("complex", "storage") and (self.has_f64 or dtype.name != "f64")
 
 
 @dataclass(frozen=True)

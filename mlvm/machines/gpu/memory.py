@@ -241,12 +241,12 @@ class DeviceMemory(Memory):
         return made  # type: ignore[no-any-return]
 
     def new(self, type: TensorType) -> Array:
-        return self.zeros(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+        return self.zeros(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
 
     def copy(self, array: Array) -> Array:
         type = TensorType.of(array)
         try:
-            copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.shape)
+            copy = self.empty(type.nbytes).view(type.dtype.numpy).reshape(type.array_shape)
         except MemoryError as error:
             raise OutOfMemory(f"{type} asks for {type.nbytes:,} bytes: {error}") from None
         self.write(copy, array)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mlvm.core.ops.neural import Padding, Pair
+from mlvm.core.ops.windows import Padding, Pair
 from mlvm.core.types import DType, Shape
 from mlvm.machines.gpu.dtypes import around, computed, runs, scalar
 from mlvm.machines.gpu.kernels import (
@@ -136,55 +136,62 @@ def _windows(
     image: Shape,
     grid: Shape,
     window: Shape,
+    *,
     stride: Pair,
     padding: Padding,
+    dilation: Pair,
     filler: float = 0,
+    args: tuple[Argument, ...] = (0, 1),
+    items: int | None = None,
 ) -> Calls:
+    """One launch with an item for each element of the result, or so many."""
     if not runs(device, types):
         return None
     out = types[0]
-    sizes = (out.size, *image[1:], *grid, *window, *stride, padding[0][0], padding[1][0])
-    args: tuple[Argument, ...] = (0, 1, scalar(out.dtype, filler), *map(np.int64, sizes))
+    count = out.size if items is None else items
+    sizes = (count, *image[1:], *grid, *window, *stride, *dilation, padding[0][0], padding[1][0])
+    whole = (*args, scalar(out.dtype, filler), *map(np.int64, sizes))
     text = source("windows.c", T=out.dtype.name)
-    return [Call(text, entry, (out.size,), (GROUP,), args)]
+    return [Call(text, entry, (count,), (GROUP,), whole)]
 
 
 @kernel("patches")
-def _patches(
-    device: Facts,
-    types: Types,
-    *,
-    window: Pair,
-    stride: Pair,
-    padding: Padding,
-    pad_value: float,
-) -> Calls:
+def _patches(device: Facts, types: Types, *, window: Pair, pad_value: float, **how: Any) -> Calls:
     out, x = types
     grid = out.shape[1:3]
-    return _windows(device, types, "patches", x.shape, grid, window, stride, padding, pad_value)
+    return _windows(device, types, "patches", x.shape, grid, window, filler=pad_value, **how)
 
 
 @kernel("unpatches")
-def _unpatches(
-    device: Facts, types: Types, *, shape: Shape, stride: Pair, padding: Padding
-) -> Calls:
+def _unpatches(device: Facts, types: Types, *, shape: Shape, **how: Any) -> Calls:
     x = types[1].shape
-    return _windows(device, types, "unpatches", shape, x[1:3], x[3:5], stride, padding)
+    return _windows(device, types, "unpatches", shape, x[1:3], x[3:5], **how)
 
 
 @kernel("max_pool2d")
-def _max_pool2d(
-    device: Facts, types: Types, *, window: Pair, stride: Pair, padding: Padding
-) -> Calls:
+def _max_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
     out, x = types
     grid = out.shape[1:3]
-    return _windows(device, types, "max_pool2d", x.shape, grid, window, stride, padding, -math.inf)
+    return _windows(device, types, "max_pool2d", x.shape, grid, window, filler=-math.inf, **how)
+
+
+@kernel("max_pool2d_vjp")
+def _max_pool2d_vjp(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
+    """The largest of each window and the share of those who are, then the sums of these."""
+    out, g, x = types
+    grid, nbytes = g.shape[1:3], g.size * computed(out.dtype).itemsize
+    largest, shares = Scratch("largest", nbytes), Scratch("shares", nbytes)
+    how |= {"filler": -math.inf}
+    args: tuple[Argument, ...] = (largest, shares, 1, 2)
+    first = _windows(
+        device, types, "pool_shares", x.shape, grid, window, args=args, items=g.size, **how
+    )
+    args = (0, largest, shares, 2)
+    second = _windows(device, types, "max_pool2d_vjp", x.shape, grid, window, args=args, **how)
+    return None if first is None or second is None else [*first, *second]
 
 
 @kernel("avg_pool2d")
-def _avg_pool2d(
-    device: Facts, types: Types, *, window: Pair, stride: Pair, padding: Padding
-) -> Calls:
+def _avg_pool2d(device: Facts, types: Types, *, window: Pair, **how: Any) -> Calls:
     out, x = types
-    grid = out.shape[1:3]
-    return _windows(device, types, "avg_pool2d", x.shape, grid, window, stride, padding)
+    return _windows(device, types, "avg_pool2d", x.shape, out.shape[1:3], window, **how)

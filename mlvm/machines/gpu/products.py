@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Final, NamedTuple, cast
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.ops.neural import Padding, Pair
-from mlvm.core.types import TensorType
+from mlvm.core.ops.windows import Sides
+from mlvm.core.types import Shape, TensorType
 from mlvm.machines.gpu.dtypes import computed, runs
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Scratch, Types, kernel, source
 from mlvm.machines.gpu.moves import Window, move
@@ -26,6 +27,29 @@ class Sizes(NamedTuple):
     summed: int
 
 
+class _Windows(NamedTuple):
+    """Windows of volumes, which are an operand without being laid out. Along each of three axes:
+    place t of window i lies at i step + t apart + lead, divided by `divide`; where that is no
+    integer, or not in the volume, it is 0. `transposed`: a window is a column, not a row."""
+
+    volume: Sequence[int]
+    grid: Sequence[int]
+    window: Sequence[int]
+    step: Sequence[int]
+    apart: Sequence[int]
+    lead: Sequence[int]
+    divide: Sequence[int]
+    channels: int
+    channels_in_all: int
+    transposed: bool = False
+
+    def numbers(self, outputs: int, outputs_in_all: int) -> tuple[int, ...]:
+        """The arguments of a kernel. Of the results' columns, each product makes some."""
+        sizes = (*self.volume, *self.grid, *self.window[1:], self.channels)
+        places = (*self.step, *self.apart, *self.lead, *self.divide)
+        return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs)
+
+
 _PART: Final = 64 * 64  # elements of a result that keep a group busy
 _ENOUGH: Final = 64  # groups: with fewer, a long sum is shared out
 _LONG: Final = 1024  # elements of a sum that are not shared out
@@ -35,7 +59,7 @@ class _Operand(NamedTuple):
     """Where the elements of an operand lie: its steps along rows, columns, two axes of the batch
     and the axis that is summed over."""
 
-    number: int
+    number: Argument
     dtype: str
     row: int
     column: int
@@ -51,13 +75,13 @@ def product(
     y: _Operand,
     sizes: Sizes,
     second: int = 1,
-    windows: tuple[int, ...] = (),
+    windows: _Windows | None = None,
 ) -> list[Call]:
-    """The calls of a product."""
+    """The calls of a product. Results of windows lie side by side, as columns of one matrix."""
     m, n, _, batch, _ = sizes
     dtype = computed(out.dtype)
     names = {x.dtype, y.dtype, out.dtype.name}
-    if device.is_cpu and dtype.is_float and names == {dtype.name} and not windows and n >= 16:
+    if device.is_cpu and dtype.is_float and names == {dtype.name} and windows is None and n >= 16:
         return _in_panels(device, out, x, y, sizes, second)
     cut = tile(device, dtype, m, n, batch)
     groups = -(-m // cut.rows) * -(-n // cut.columns) * batch
@@ -77,11 +101,20 @@ def product(
         LANES=cut.lanes,
         X_ALONG=int(x.column == 1),
         Y_ALONG=int(y.column == 1),
-        **({"WINDOWS": 1} if windows else {}),
+        **_defines(windows),
     )
     items = groups * splits * cut.items, cut.items
-    numbers = (*_numbers(x, y, sizes, second, length, splits), *windows)
+    numbers = _numbers(x, y, sizes, second, length, splits)
+    if windows is not None:
+        numbers += windows.numbers(n, n * batch)
     return _added_up(device, out, text, "product", items, (x.number, y.number), numbers, splits)
+
+
+def _defines(windows: _Windows | None) -> dict[str, int]:
+    if windows is None:
+        return {}
+    divided = {"DIVIDED": 1} if max(windows.divide) > 1 else {}
+    return {"WINDOWS": 1, "TRANSPOSED": int(windows.transposed), **divided}
 
 
 def _shared_out(sizes: Sizes) -> tuple[int, int]:
@@ -135,7 +168,7 @@ def _in_panels(
     cut = tile(device, dtype, m, n, batch)
     lanes = min(cut.lanes, 64 // dtype.itemsize)
     wide = cut.wide if n >= cut.wide else lanes
-    calls, number = [], cast(Argument, y.number)
+    calls, number = [], y.number
     if y.column != 1:
         stack = batch // second if y.first else 1
         stack *= (second if y.second else 1) * (summed if y.summed else 1)
@@ -235,15 +268,104 @@ def _batch_contract(device: Facts, types: Types, *, transpose_x: bool, transpose
     return product(device, out, left, right, Sizes(rows, columns, inner, 1, batch))
 
 
+# --- convolutions ---------------------------------------------------------------------
+
+
+def _in_three(numbers: Sequence[int], filler: int = 1) -> Sequence[int]:
+    """Those of a volume. An image is one of depth 1."""
+    return (*(filler,) * (3 - len(numbers)), *numbers)
+
+
+def _windows_of(
+    x: TensorType,
+    grid: Shape,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> _Windows:
+    """The windows of a convolution of x."""
+    lead = _in_three([-before for before, _ in padding], 0)
+    sizes = _in_three(x.shape[1:-1]), _in_three(grid), _in_three(window)
+    how = _in_three(stride), _in_three(dilation), lead, (1, 1, 1)
+    return _Windows(*sizes, *how, x.shape[-1] // groups, x.shape[-1])
+
+
 @kernel("conv2d")
-def _conv2d(device: Facts, types: Types, *, stride: Pair, padding: Padding) -> Calls:
+def _conv2d(
+    device: Facts, types: Types, *, stride: Shape, padding: Sides, dilation: Shape, groups: int
+) -> Calls:
     out, x, weights = types
     if not runs(device, types):
         return None
-    inner, channels = math.prod(weights.shape[:3]), weights.shape[3]
-    rows = math.prod(out.shape[:3])
-    left = _Operand(1, x.dtype.name, inner, 1)
-    right = _Operand(2, weights.dtype.name, channels, 1)
-    grid = out.shape[1:3]
-    windows = (*x.shape[1:], *grid, weights.shape[1], *stride, padding[0][0], padding[1][0])
-    return product(device, out, left, right, Sizes(rows, channels, inner, 1, 1), windows=windows)
+    grid, window = out.shape[1:-1], weights.shape[:-2]
+    windows = _windows_of(x, grid, window, stride, padding, dilation, groups)
+    outputs = out.shape[-1]
+    sizes = Sizes(out.size // outputs, outputs // groups, math.prod(weights.shape[:-1]), groups, 1)
+    left = _Operand(1, x.dtype.name, 1, 1, windows.channels)
+    right = _Operand(2, weights.dtype.name, outputs, 1, sizes.n)
+    return product(device, out, left, right, sizes, windows=windows)
+
+
+@kernel("conv_transpose2d")
+def _conv_transpose2d(
+    device: Facts,
+    types: Types,
+    *,
+    shape: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> Calls:
+    """A convolution of x with zeros between its elements, which are not added up in the order of
+    windows; the kernel is turned first: [groups, *window, O / groups, I / groups]."""
+    out, x, weights = types
+    if not runs(device, types):
+        return None
+    window, (inputs, outputs) = weights.shape[:-2], weights.shape[-2:]
+    places, each = math.prod(window), outputs // groups
+    turned = Scratch("turned", weights.size * weights.dtype.itemsize)
+    lengths = (groups, places, each, inputs)
+    to = Window(0, (places * each * inputs, each * inputs, inputs, 1))
+    given = Window(0, (each, inputs * outputs, 1, outputs))
+    calls = move(lengths, to, given, weights.dtype, args=(turned, 2))
+    windows = _Windows(
+        _in_three(x.shape[1:-1]),
+        _in_three(out.shape[1:-1]),
+        _in_three(window),
+        (1, 1, 1),
+        _in_three([-apart for apart in dilation], -1),
+        _in_three([before for before, _ in padding], 0),
+        _in_three(stride),
+        each,
+        outputs,
+    )
+    sizes = Sizes(out.size // out.shape[-1], inputs, places * each, groups, 1)
+    left = _Operand(1, x.dtype.name, 1, 1, each)
+    right = _Operand(turned, weights.dtype.name, inputs, 1, sizes.k * inputs)
+    return [*calls, *product(device, out, left, right, sizes, windows=windows)]
+
+
+@kernel("conv2d_kernel_vjp")
+def _conv2d_kernel_vjp(
+    device: Facts,
+    types: Types,
+    *,
+    window: Shape,
+    stride: Shape,
+    padding: Sides,
+    dilation: Shape,
+    groups: int,
+) -> Calls:
+    out, g, x = types
+    if not runs(device, types):
+        return None
+    windows = _windows_of(x, g.shape[1:-1], window, stride, padding, dilation, groups)
+    windows = windows._replace(transposed=True)
+    outputs = g.shape[-1]
+    sizes = Sizes(out.size // outputs, outputs // groups, math.prod(g.shape[:-1]), groups, 1)
+    left = _Operand(2, x.dtype.name, 1, 0, windows.channels)
+    right = _Operand(1, g.dtype.name, outputs, 1, sizes.n)
+    return product(device, out, left, right, sizes, windows=windows)

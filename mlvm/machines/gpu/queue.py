@@ -124,7 +124,7 @@ class Queue:
             assert isinstance(x, Scratch)
             at = offsets[x.name]
             part = scratch[at : at + x.nbytes]
-            return part if type is None else part.view(type.dtype.numpy).reshape(type.shape)
+            return part if type is None else part.view(type.dtype.numpy).reshape(type.array_shape)
 
         launches: list[Launch] = []
         notes: list[Note] = []

@@ -1,7 +1,12 @@
-"""A device for these tests: the first of OpenCL's on which a kernel compiles."""
+"""A device for these tests: the first of OpenCL's on which a kernel compiles.
+
+Drivers compile without optimization here, which is most of the time of a test on PoCL;
+`python -m tests.machines.gpu.against` and `.larger` have all cases with it.
+"""
 
 from __future__ import annotations
 
+import os
 from functools import cache
 
 import numpy as np
@@ -16,6 +21,7 @@ from mlvm.machines.gpu.vm import GpuVM
 @cache
 def _found() -> tuple[str, str]:
     """The device's name, or why there is none."""
+    os.environ.setdefault("PYOPENCL_BUILD_OPTIONS", "-cl-opt-disable")
     why = why_not("opencl")
     for name in [each.name for each in devices() if each.name.startswith("opencl")]:
         try:

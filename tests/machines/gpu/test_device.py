@@ -161,6 +161,17 @@ def test_an_op_gives_what_it_gives_on_the_reference_machine(vm: GpuVM, name: str
     assert vm.counts.host_ops == before or name in ("arange", "normal", "sort", "argsort")
 
 
+def test_what_has_few_bits_goes_by_way_of_the_host(vm: GpuVM) -> None:
+    x = np.asarray([[1.0, -2.0, 3.0, -4.0]], "f4")
+    before = vm.counts.host_ops
+    case = CASES["pack"][0]
+    compare("pack", launched(vm, "pack", case), evaluate("pack", *case.inputs, **case.attributes))
+    with ml.use(vm):
+        few = ml.astype(ml.asarray(x), "i4")
+        np.testing.assert_array_equal(ml.astype(few, "f32").numpy(), x)
+    assert vm.counts.host_ops > before
+
+
 def test_an_op_without_a_kernel_runs_on_the_host_and_is_counted(vm: GpuVM) -> None:
     x = np.asarray([[2.0, 0.0], [0.0, 4.0]])
     [handle] = sent(vm, x)
@@ -364,6 +375,7 @@ def test_a_queue_keeps_its_order_while_the_device_computes(vm: GpuVM) -> None:
 
 
 def test_two_devices_are_a_group(device: str) -> None:
+    pytest.importorskip("threadpoolctl")
     group = Group([ml.VM(f"gpu{i}", device=device) for i in range(2)])
 
     def work(rank: int, vm: VM) -> Array:

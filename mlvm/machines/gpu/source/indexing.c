@@ -38,6 +38,28 @@ KERNEL void take_along_axis(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), RE
     out[at] = place < 0 ? 0 : x[(outer * length + place) * behind + at % behind];
 }
 
+/* Sums of `many` rows of [length, behind], with weights; those of weight 0 do not count. The indices are
+   [points, many] for each outer place, or the same for all. */
+KERNEL void weighted_take(TENSOR(T, out), TENSOR(T, x), TENSOR(I, indices), TENSOR(T, weights), REFUSALS,
+                          const i64 total, const i64 length, const i64 behind, const i64 points, const i64 many,
+                          const i64 shared)
+{
+    POINTER(T, out);
+    POINTER(T, x);
+    POINTER(I, indices);
+    POINTER(T, weights);
+    const i64 at = ITEM(0);
+    if (at >= total) return;
+    const i64 outer = at / behind / points, point = (shared ? 0 : outer * points) + at / behind % points;
+    COMPUTED(T) sum = 0;
+    for (i64 k = 0; k < many; k++) {
+        FIND(point * many + k, 0)
+        const COMPUTED(T) weight = LOAD(T, weights, point * many + k);
+        if (place >= 0 && weight != 0) sum += weight * LOAD(T, x, (outer * length + place) * behind + at % behind);
+    }
+    STORE(T, out, at, sum);
+}
+
 KERNEL void one_hot(TENSOR(T, out), TENSOR(I, indices), REFUSALS, const i64 total, const i64 length)
 {
     POINTER(T, out);

@@ -3,7 +3,8 @@
    A group makes ROWS x COLUMNS elements of a result, an item HIGH x WIDE of them, in steps of DEPTH along the
    contracted axis. That axis is cut into pieces of `length`, in each of the `summed` matrices that are added
    up; they are shared out to `splits` groups, of which each writes a result of its own: a reduction adds
-   these. WINDOWS: the rows of x are windows of images, as a convolution has them, which are never laid out.
+   these. WINDOWS: the rows of x, or its columns if TRANSPOSED, are windows of volumes, as a convolution has
+   them, which are never laid out; results are columns of one matrix. DIVIDED: between elements are zeros.
 
    X and Y are dtypes of the operands, A that of sums, T that of the result. V is LANES values of A. */
 
@@ -16,6 +17,29 @@
 #define WIDE_LOAD(p) *(p)
 #define WIDE_STORE(v, p) *(p) = (v)
 #endif
+#if TRANSPOSED
+#define OF_WINDOW(r, d) (d)
+#define OF_PLACE(r, d) (r)
+#else
+#define OF_WINDOW(r, d) (r)
+#define OF_PLACE(r, d) (d)
+#endif
+#ifdef DIVIDED
+#define ON_AXIS(i, step, length) (i >= 0 && i % step == 0 && (i /= step) < length)
+#else
+#define ON_AXIS(i, step, length) (i >= 0 && i < length)
+#endif
+/* Where a window begins, and where a place lies in it. */
+#define FIND_WINDOW(at, i)                                                                         \
+    columns[i] = (i32)((at) % grid_columns * step_column + lead_column);                           \
+    rows[i] = (i32)((at) / grid_columns % grid_rows * step_row + lead_row);                        \
+    layers[i] = (i32)((at) / grid_columns / grid_rows % grid_layers * step_layer + lead_layer);    \
+    images[i] = (at) / grid_columns / grid_rows / grid_layers * depth * height * width * pixel;
+#define FIND_PLACE(at, i)                                                                          \
+    channel_of[i] = (at) % channels;                                                               \
+    across[i] = (i32)((at) / channels % wide_window * apart_column);                               \
+    down[i] = (i32)((at) / channels / wide_window % high_window * apart_row);                      \
+    along[i] = (i32)((at) / channels / wide_window / high_window * apart_layer);
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT ON
 #endif
@@ -27,9 +51,12 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
                     const i64 x_first, const i64 x_second, const i64 y_first, const i64 y_second,
                     const i64 summed, const i64 x_summed, const i64 y_summed, const i64 length, const i64 splits
 #ifdef WINDOWS
-                    , const i64 height, const i64 width, const i64 channels, const i64 grid_rows,
-                    const i64 grid_columns, const i64 wide_window, const i64 down, const i64 across,
-                    const i64 top, const i64 left_edge
+                    , const i64 depth, const i64 height, const i64 width, const i64 grid_layers, const i64 grid_rows,
+                    const i64 grid_columns, const i64 high_window, const i64 wide_window, const i64 channels,
+                    const i64 pixel, const i64 step_layer, const i64 step_row, const i64 step_column,
+                    const i64 apart_layer, const i64 apart_row, const i64 apart_column, const i64 lead_layer,
+                    const i64 lead_row, const i64 lead_column, const i64 divide_layer, const i64 divide_row,
+                    const i64 divide_column, const i64 out_row, const i64 out_result
 #endif
 )
 {
@@ -50,14 +77,17 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
     V sums[HIGH][PARTS];
     UNROLL for (int i = 0; i < HIGH; i++) UNROLL for (int j = 0; j < PARTS; j++) sums[i][j] = 0;
 #ifdef WINDOWS
-    LOCAL i32 tops[ROWS], lefts[ROWS], downs[DEPTH], acrosses[DEPTH];
+#if TRANSPOSED
+    LOCAL i32 layers[DEPTH], rows[DEPTH], columns[DEPTH], along[ROWS], down[ROWS], across[ROWS];
+    LOCAL i64 images[DEPTH], channel_of[ROWS];
+    for (int i = item; i < ROWS; i += ITEMS) { FIND_PLACE(row + i, i) }
+#else
+    LOCAL i32 layers[ROWS], rows[ROWS], columns[ROWS], along[DEPTH], down[DEPTH], across[DEPTH];
     LOCAL i64 images[ROWS], channel_of[DEPTH];
-    for (int i = item; i < ROWS; i += ITEMS) {
-        const i64 window = row + i < m ? row + i : 0;
-        lefts[i] = (i32)(window % grid_columns * across - left_edge);
-        tops[i] = (i32)(window / grid_columns % grid_rows * down - top);
-        images[i] = window / grid_columns / grid_rows * height * width * channels;
-    }
+    for (int i = item; i < ROWS; i += ITEMS) { FIND_WINDOW(row + i, i) }
+#endif
+#else
+    const i64 out_row = n, out_result = m * n;
 #endif
     const i64 each = (k + length - 1) / length, pieces = each * summed;
     const i64 last = (split + 1) * pieces / splits;
@@ -67,12 +97,11 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
         const i64 y_at = result / second * y_first + result % second * y_second + piece / each * y_summed;
         for (i64 at = begin; at < end; at += DEPTH) {
 #ifdef WINDOWS
-            for (int d = item; d < DEPTH; d += ITEMS) {
-                const i64 place = (at + d) / channels;
-                channel_of[d] = (at + d) % channels;
-                downs[d] = (i32)(place / wide_window);
-                acrosses[d] = (i32)(place % wide_window);
-            }
+#if TRANSPOSED
+            for (int i = item; i < DEPTH; i += ITEMS) { FIND_WINDOW(at + i, i) }
+#else
+            for (int i = item; i < DEPTH; i += ITEMS) { FIND_PLACE(at + i, i) }
+#endif
             BARRIER;
 #endif
             for (int i = item; i < DEPTH * ROWS; i += ITEMS) {
@@ -80,9 +109,13 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
                 COMPUTED(A) value = 0;
                 if (row + r < m && at + d < end) {
 #ifdef WINDOWS
-                    const i64 h = tops[r] + downs[d], w = lefts[r] + acrosses[d];
-                    if (h >= 0 && h < height && w >= 0 && w < width)
-                        value = LOAD(X, x, images[r] + (h * width + w) * channels + channel_of[d]);
+                    const int window = OF_WINDOW(r, d), place = OF_PLACE(r, d);
+                    i64 layer = layers[window] + along[place], h = rows[window] + down[place];
+                    i64 w = columns[window] + across[place];
+                    if (ON_AXIS(layer, divide_layer, depth) && ON_AXIS(h, divide_row, height)
+                        && ON_AXIS(w, divide_column, width))
+                        value = LOAD(X, x, x_at + images[window] + ((layer * height + h) * width + w) * pixel
+                                               + channel_of[place]);
 #else
                     value = LOAD(X, x, x_at + (row + r) * x_row + (at + d) * x_inner);
 #endif
@@ -109,12 +142,12 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
             BARRIER;
         }
     }
-    out += (split * batch + result) * m * n;
+    out += split * batch * m * n + result * out_result;
     UNROLL for (int i = 0; i < HIGH; i++) {
         COMPUTED(A) made[WIDE];
         UNROLL for (int j = 0; j < PARTS; j++) WIDE_STORE(sums[i][j], made + j * LANES);
         if (row + high + i < m)
             for (int j = 0; j < WIDE && column + wide + j < n; j++)
-                STORE(T, out, (row + high + i) * n + column + wide + j, made[j]);
+                STORE(T, out, (row + high + i) * out_row + column + wide + j, made[j]);
     }
 }

@@ -2,7 +2,8 @@
 
 #define IMAGE \
     const i64 total, const i64 height, const i64 width, const i64 channels, const i64 rows, const i64 columns, \
-    const i64 high, const i64 wide, const i64 down, const i64 across, const i64 top, const i64 left
+    const i64 high, const i64 wide, const i64 down, const i64 across, const i64 apart_down, const i64 apart_across, \
+    const i64 top, const i64 left
 
 /* Where an element at place (i, j) of the window (row, column) lies in the image, -1 on the padding. */
 DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 width, i64 channels)
@@ -10,6 +11,22 @@ DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 w
     if (row < 0 || row >= height || column < 0 || column >= width) return -1;
     return ((image * height + row) * width + column) * channels + channel;
 }
+
+#define PLACE(i, j) inside(at, row * down + (i) * apart_down - top, column * across + (j) * apart_across - left, \
+                           channel, height, width, channels)
+
+/* Do that for each window of the image `at` that has the pixel (h, w) of it, as its place (i, j). */
+#define OF_EACH_WINDOW(DO) \
+    for (i64 i = 0; i < high; i++) { \
+        const i64 first = h - i * apart_down; \
+        if (first < 0 || first % down || first / down >= rows) continue; \
+        for (i64 j = 0; j < wide; j++) { \
+            const i64 second = w - j * apart_across; \
+            if (second < 0 || second % across || second / across >= columns) continue; \
+            const i64 window = (at * rows + first / down) * columns + second / across; \
+            DO \
+        } \
+    }
 
 KERNEL void patches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
 {
@@ -23,7 +40,7 @@ KERNEL void patches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IMAG
     const i64 i = at % high; at /= high;
     const i64 column = at % columns; at /= columns;
     const i64 row = at % rows; at /= rows;
-    const i64 place = inside(at, row * down + i - top, column * across + j - left, channel, height, width, channels);
+    const i64 place = PLACE(i, j);
     if (place < 0) STORE(T, out, element, filler);
     else out[element] = x[place];
 }
@@ -39,14 +56,7 @@ KERNEL void unpatches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IM
     const i64 w = at % width + left; at /= width;
     const i64 h = at % height + top; at /= height;
     COMPUTED(T) sum = 0;
-    for (i64 i = 0; i < high; i++) {
-        if (h < i || (h - i) % down || (h - i) / down >= rows) continue;
-        for (i64 j = 0; j < wide; j++) {
-            if (w < j || (w - j) % across || (w - j) / across >= columns) continue;
-            const i64 window = (at * rows + (h - i) / down) * columns + (w - j) / across;
-            sum += LOAD(T, x, ((window * high + i) * wide + j) * channels + channel);
-        }
-    }
+    OF_EACH_WINDOW(sum += LOAD(T, x, ((window * high + i) * wide + j) * channels + channel);)
     STORE(T, out, element, sum);
 }
 
@@ -60,7 +70,7 @@ KERNEL void unpatches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IM
     COMPUTED(T) one = filler; \
     for (i64 i = 0; i < high; i++) \
         for (i64 j = 0; j < wide; j++) { \
-            const i64 place = inside(at, row * down + i - top, column * across + j - left, channel, height, width, channels); \
+            const i64 place = PLACE(i, j); \
             if (place < 0) continue; \
             const COMPUTED(T) other = LOAD(T, x, place); \
             one = FOLD; \
@@ -80,4 +90,43 @@ KERNEL void avg_pool2d(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, I
     POINTER(T, x);
     POOL((one + other))
     STORE(T, out, element, one / (high * wide));
+}
+
+KERNEL void pool_shares(TENSOR(T, largest), TENSOR(T, shares), TENSOR(T, g), TENSOR(T, x),
+                        const COMPUTED(T) filler, IMAGE)
+{
+    GLOBAL COMPUTED(T) *largest = (GLOBAL COMPUTED(T) *)(largest_memory + largest_at);
+    GLOBAL COMPUTED(T) *shares = (GLOBAL COMPUTED(T) *)(shares_memory + shares_at);
+    POINTER(T, g);
+    POINTER(T, x);
+    POOL((one > other || one != one ? one : other))
+    COMPUTED(T) count = 0;
+    for (i64 i = 0; i < high; i++)
+        for (i64 j = 0; j < wide; j++) {
+            const i64 place = PLACE(i, j);
+            count += (place < 0 ? filler : LOAD(T, x, place)) == one;
+        }
+    largest[element] = one;
+    shares[element] = LOAD(T, g, element) / count;
+}
+
+KERNEL void max_pool2d_vjp(TENSOR(T, out), TENSOR(T, largest), TENSOR(T, shares),
+                           TENSOR(T, x), const COMPUTED(T) filler, IMAGE)
+{
+    POINTER(T, out);
+    const GLOBAL COMPUTED(T) *largest = (const GLOBAL COMPUTED(T) *)(largest_memory + largest_at);
+    const GLOBAL COMPUTED(T) *shares = (const GLOBAL COMPUTED(T) *)(shares_memory + shares_at);
+    POINTER(T, x);
+    const i64 element = ITEM(0);
+    if (element >= total) return;
+    i64 at = element;
+    const i64 channel = at % channels; at /= channels;
+    const i64 w = at % width + left; at /= width;
+    const i64 h = at % height + top; at /= height;
+    const COMPUTED(T) value = LOAD(T, x, element);
+    COMPUTED(T) sum = 0;
+    OF_EACH_WINDOW(
+        const i64 from = window * channels + channel;
+        sum += (COMPUTED(T))(value == largest[from]) * shares[from];)
+    STORE(T, out, element, sum);
 }
