@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -541,9 +541,12 @@ def _rows_first(b: Body, x: str, axis: int, count: int, ndim: int) -> str:
     return x if perm == [*range(ndim)] else b("Transpose", x, perm=perm)
 
 
-def _scattered(b: Body, data: str, updates: str, indices: int, axis: int, how: str) -> str:
-    """`data` with rows along `axis` replaced, or added to, at the positions of that operand."""
-    places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), b.out.ndim
+def _scattered(
+    b: Body, data: str, updates: str, indices: int, axis: int, how: str, n: int | None = None
+) -> str:
+    """`data` of n axes, with rows along `axis` replaced, or added to, at the positions of that
+    operand."""
+    places, n = b("Unsqueeze", b.operand(indices, i64), b.array([-1])), n or b.out.ndim
     count = b.types[indices].ndim
     rows = _rows_first(b, data, axis, 1, n)
     given = _rows_first(b, updates, axis, count, n - 1 + count)
@@ -575,13 +578,7 @@ def _index_set(b: Body) -> str:
     values = b("Expand", b.operand(1, b.out.dtype), b.array([*before, *places.shape, *behind]))
     flat = [*before, math.prod(shape[axis : axis + b.axes]), *behind]
     x = b.reshaped("x0", flat) if b.axes != 1 else "x0"
-    count = places.ndim
-    rows = _rows_first(b, x, axis, 1, len(flat))
-    given = _rows_first(b, values, axis, count, len(flat) - 1 + count)
-    indices = b("Unsqueeze", b.operand(2, i64), b.array([-1]))
-    made = b("ScatterND", rows, indices, given)
-    back = [*range(1, axis + 1), 0, *range(axis + 1, len(flat))]
-    made = made if back == [*range(len(flat))] else b("Transpose", made, perm=back)
+    made = _scattered(b, x, values, 2, axis, "none", len(flat))
     return b.reshaped(made, shape) if b.axes != 1 else made
 
 
@@ -740,23 +737,63 @@ def _cross_entropy_vjp(b: Body) -> str:
     return b("Mul", apart, b("Unsqueeze", "x0", b.array([-1])))
 
 
-_FIRST: Final = [0, 3, 1, 2]
-"""Axes [N,H,W,C] as [N,C,H,W], and back:"""
+def _channels_second(ndim: int) -> list[int]:
+    """The order of axes that makes [N, ..., C] of it [N, C, ...]."""
+    return [0, ndim - 1, *range(1, ndim - 1)]
 
-_LAST: Final = [0, 2, 3, 1]
+
+def _channels_last(b: Body, y: str) -> str:
+    return b("Transpose", y, perm=[0, *range(2, b.out.ndim), 1])
+
+
+def _sliding(b: Body) -> dict[str, list[int]]:
+    """Padding, strides and dilation as ONNX has them."""
+    how = {"pads": [side[i] for i in (0, 1) for side in b.padding], "strides": list(b.stride)}
+    return how | ({"dilations": list(b.dilation)} if max(b.dilation) > 1 else {})
 
 
 def _images(b: Body, op: str, *more: str, **attributes: Any) -> str:
     """An op of ONNX on images whose channels are last."""
-    (top, bottom), (left, right) = b.padding
-    x = b("Transpose", "x0", perm=_FIRST)
-    how = {"pads": [top, left, bottom, right], "strides": list(b.stride)}
-    return b("Transpose", b(op, x, *more, **how, **attributes), perm=_LAST)
+    x = b("Transpose", "x0", perm=_channels_second(b.out.ndim))
+    return _channels_last(b, b(op, x, *more, **_sliding(b), **attributes))
+
+
+def _filters(b: Body) -> str:
+    """The kernel [..., I, O] as [O, I, ...]."""
+    axes = b.types[1].ndim - 2
+    return b("Transpose", "x1", perm=[axes + 1, axes, *range(axes)])
 
 
 @body("conv2d")
 def _conv2d(b: Body) -> str:
-    return _images(b, "Conv", b("Transpose", "x1", perm=[3, 2, 0, 1]))
+    return _images(b, "Conv", _filters(b), group=b.groups)
+
+
+@body("conv_transpose2d")
+def _conv_transpose2d(b: Body) -> str:
+    rest = [  # rows that no window has reached
+        n + sum(side) - (count - 1) * step - (k - 1) * apart - 1
+        for n, side, count, step, k, apart in zip(
+            b.shape[1:-1], b.padding, b.types[0].shape[1:-1], b.stride, b.types[1].shape,
+            b.dilation, strict=False
+        )
+    ]  # fmt: skip
+    more = {"output_padding": rest} if any(rest) else {}
+    return _images(b, "ConvTranspose", _filters(b), group=b.groups, **more)
+
+
+@body("conv2d_kernel_vjp")
+def _conv2d_kernel_vjp(b: Body) -> str:
+    """A convolution of x by g, with the batch for channels: g's steps are the dilation."""
+    n, *places, channels = b.types[1].shape
+    axes, each = range(len(places)), channels // b.groups
+    x = b.reshaped("x1", [n, *places, b.groups, each])
+    order = [len(places) + 2, len(places) + 1, 0, *(i + 1 for i in axes)]
+    x = b.reshaped(b("Transpose", x, perm=order), [each, b.groups * n, *places])
+    g = b("Transpose", "x0", perm=[len(places) + 1, 0, *(i + 1 for i in axes)])
+    how = _sliding(b) | {"strides": list(b.dilation), "dilations": list(b.stride)}
+    y = b("Transpose", b("Conv", x, g, group=b.groups, **how), perm=[*(i + 2 for i in axes), 0, 1])
+    return b.sliced(y, [0] * b.out.ndim, b.out.shape, [1] * b.out.ndim)
 
 
 @body("max_pool2d")
@@ -769,39 +806,112 @@ def _avg_pool2d(b: Body) -> str:
     return _images(b, "AveragePool", kernel_shape=list(b.window), count_include_pad=1)
 
 
+class _Place(NamedTuple):
+    """An element of a window, and where a slice of the padded images reads it for all windows."""
+
+    i: int
+    j: int
+    start: Sequence[int]
+    length: Sequence[int]
+    step: Sequence[int]
+
+
 def _window_places(
     b: Body, shape: Sequence[int], grid: Sequence[int], window: Sequence[int]
-) -> Any:
-    """For each element of a window, where a slice of the padded images reads it."""
-    n, c = shape[0], shape[3]
-    for i in range(window[0]):
-        for j in range(window[1]):
-            yield i, j, (0, i, j, 0), (n, *grid, c), (1, *b.stride, 1)
+) -> list[_Place]:
+    length, step, (down, along) = (shape[0], *grid, shape[3]), (1, *b.stride, 1), b.dilation
+    return [
+        _Place(i, j, (0, i * down, j * along, 0), length, step)
+        for i in range(window[0])
+        for j in range(window[1])
+    ]
+
+
+def _added_up(b: Body, parts: Iterable[tuple[_Place, str]]) -> str:
+    """The sum of what each element of the windows adds to the images, without their padding."""
+    shape = [n + sum(p) for n, p in zip(b.out.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
+    placed = [b.embedded(x, at.length, shape, at.start, at.step) for at, x in parts]
+    (top, _), (left, _) = b.padding
+    total = b("Sum", *placed) if len(placed) > 1 else placed[0]
+    return b.sliced(total, (0, top, left, 0), b.out.shape, (1, 1, 1, 1))
+
+
+@body("max_pool2d_vjp")
+def _max_pool2d_vjp(b: Body) -> str:
+    x = b.padded("x1", [(0, 0), *b.padding, (0, 0)], -math.inf)
+    places = _window_places(b, b.out.shape, b.types[0].shape[1:3], b.window)
+    parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
+    most = b("Max", *parts)
+    chosen = [b.cast(b("Equal", part, most), b.out.dtype) for part in parts]
+    share = b("Div", "x0", b("Sum", *chosen))
+    return _added_up(b, [(at, b("Mul", x, share)) for at, x in zip(places, chosen, strict=True)])
 
 
 @body("patches")
 def _patches(b: Body) -> str:
-    n, rows, columns, high, wide, channels = b.out.shape
     x = b.padded("x0", [(0, 0), *b.padding, (0, 0)], b.pad_value)
-    places = _window_places(b, b.types[0].shape, (rows, columns), b.window)
-    parts = [b.sliced(x, start, length, step) for _, _, start, length, step in places]
+    places = _window_places(b, b.types[0].shape, b.out.shape[1:3], b.out.shape[3:5])
+    parts = [b.sliced(x, at.start, at.length, at.step) for at in places]
     whole = b("Concat", *parts, axis=3) if len(parts) > 1 else parts[0]
-    return b.reshaped(whole, [n, rows, columns, high, wide, channels])
+    return b.reshaped(whole, b.out.shape)
 
 
 @body("unpatches")
 def _unpatches(b: Body) -> str:
-    grid, window = b.types[0].shape[1:3], b.types[0].shape[3:5]
-    padded = [n + sum(p) for n, p in zip(b.shape, [(0, 0), *b.padding, (0, 0)], strict=True)]
-    total = None
-    for i, j, start, length, step in _window_places(b, b.shape, grid, window):
-        first = [0, 0, 0, i, j, 0]
-        part = b.sliced("x0", first, [*length[:3], 1, 1, length[3]], [1] * 6)
-        part = b.embedded(b.reshaped(part, length), length, padded, start, step)
-        total = part if total is None else b("Add", total, part)
-    assert total is not None  # a window has an element
-    (top, _), (left, _) = b.padding
-    return b.sliced(total, (0, top, left, 0), b.shape, (1, 1, 1, 1))
+    def part(at: _Place) -> str:
+        first, length = [0, 0, 0, at.i, at.j, 0], [*at.length[:3], 1, 1, at.length[3]]
+        return b.reshaped(b.sliced("x0", first, length, [1] * 6), at.length)
+
+    places = _window_places(b, b.shape, b.types[0].shape[1:3], b.types[0].shape[3:5])
+    return _added_up(b, [(at, part(at)) for at in places])
+
+
+@body("weighted_take")
+def _weighted_take(b: Body) -> str:
+    if b.types[1].shape[0] == 1:
+        rows = b("Gather", "x0", b.reshaped(b.positions(1), b.types[1].shape[1:]), axis=1)
+    else:
+        rows = b("GatherND", "x0", b("Unsqueeze", b.operand(1, i64), b.array([-1])), batch_dims=1)
+    weights, zero = b("Unsqueeze", "x2", b.array([-1])), b.number(0.0)
+    terms = b("Where", b("Equal", weights, zero), zero, b("Mul", rows, weights))
+    return b.reduced("ReduceSum", terms, [2], False)
+
+
+# --- weights of bytes ---------------------------------------------------------------------
+
+
+def _dequantized(b: Body, x: str, scale: str, shape: Sequence[int], scales: Sequence[int]) -> str:
+    """x of that shape in f32, by the scale of each group."""
+    pairs = scales if len(scales) > len(shape) else [*scales, 1]
+    scale, groups = b.reshaped(scale, pairs), pairs[-2]
+    y = b.reshaped(b.cast(x, f32), [*shape[:-1], groups, shape[-1] // groups])
+    if pairs[-1] == 1:
+        return b.reshaped(b("Mul", y, scale), shape)
+    scale, offset = b.several(2, "Split", scale, axis=-1, num_outputs=2)
+    return b.reshaped(b("Add", b("Mul", y, scale), offset), shape)
+
+
+@body("dequantize")
+def _dequantize(b: Body) -> str:
+    return _dequantized(b, "x0", "x1", b.types[0].shape, b.types[1].shape)
+
+
+@body("dequantize_rows")
+def _dequantize_rows(b: Body) -> str:
+    rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in ("x1", "x2"))
+    scales = (*b.types[0].shape, *b.types[2].shape[1:])
+    return _dequantized(b, rows, scale, b.out.shape, scales)
+
+
+@body("quantized_matmul")
+def _quantized_matmul(b: Body) -> str:
+    weights = _dequantized(b, "x1", "x2", b.types[1].shape, b.types[2].shape)
+    return b("MatMul", "x0", b("Transpose", weights, perm=[1, 0]))
+
+
+@body("integer_matmul")
+def _integer_matmul(b: Body) -> str:
+    return b("MatMulInteger", "x0", b("Transpose", "x1", perm=[1, 0]))
 
 
 @body("det")

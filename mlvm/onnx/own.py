@@ -32,7 +32,7 @@ def own_op(node: Message) -> Op | None:
                 name, attributes = found["op"], found["attributes"]
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
-                return Op(partial(_run, one_op(name, **attributes)), "tensors", (), {})
+                return Op(partial(_run, one_op(name, **attributes)), "tensors", (), {}, 0)
             except (ValueError, TypeError, KeyError, AttributeRefused):
                 return None
     return None

@@ -36,6 +36,7 @@ N, M = made((3, 4), INTS, 3), made((3, 4), INTS, 4) * 2 + 1
 P = abs(X) + 0.2
 IMAGES, KERNEL = made((2, 6, 5, 3)), made((3, 2, 3, 4), seed=5)
 PLACES = np.array([[0, -1], [2, 0]])
+BYTES = (X * 60).astype("i1")
 
 
 def ops(names: str, *args: Any, **attributes: Any) -> dict[str, tuple[Any, ...]]:
@@ -57,6 +58,19 @@ def of_images(kernel: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
     y = ml.avg_pool2d(ml.max_pool2d(y, window=(2, 2), stride=(1, 1), padding=((0, 0), (0, 0))),
                       window=(2, 1), stride=(1, 2), padding=((1, 0), (0, 0)))  # fmt: skip
     return ml.sum(y * y)
+
+
+def depthwise(kernel: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.conv2d(x, kernel, groups=3, dilation=(2, 1), stride=2) ** 2)
+
+
+def of_volumes(kernel: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(ml.conv3d(x, kernel, groups=2, stride=(1, 2, 1)) ** 2)
+
+
+def of_patches(x: ml.Tensor) -> ml.Tensor:
+    apart: Any = {"window": (2, 2), "padding": ((0, 0),) * 2, "dilation": (2, 1)}
+    return ml.sum(apply(one_op("patches", stride=(1, 1), **apart), x) ** 2)
 
 
 def exact_gelu(x: ml.Tensor) -> ml.Tensor:
@@ -154,6 +168,24 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("softmax_cross_entropy", X, np.array([1, 0, 3])),
     **ops("softmax_cross_entropy_vjp", V[:3], X, np.array([1, 0, 3])),
     **ops("patches", IMAGES, window=(3, 2), stride=(2, 1), padding=((1, 1), (0, 1)), pad_value=-1.),
+    "a dilated pool": (lambda x: ml.max_pool2d(x, (2, 2), stride=1, dilation=(2, 1)), IMAGES),
+    "a depthwise convolution": (
+        ml.grad(depthwise),
+        made((2, 3, 1, 6)), IMAGES),
+    "volumes": (
+        ml.value_and_grad(of_volumes, argnums=(0, 1)),
+        made((2, 2, 1, 1, 4)), made((1, 3, 4, 3, 2))),
+    **ops("conv_transpose2d", made((2, 3, 2, 6)), made((3, 2, 2, 6)), shape=(2, 6, 7, 4),
+          stride=(2, 3), padding=((1, 0), (0, 0)), groups=2),
+    **ops("weighted_take", made((2, 3, 4)), PLACES[:, None] % 3, made((2, 1, 2))),
+    "weighted_take of one": ops(
+        "weighted_take", made((2, 3, 4)), PLACES[None] % 3, made((1, 2, 2)))["weighted_take 0"],
+    "gradient of patches": (ml.grad(of_patches), IMAGES),
+    **ops("dequantize", BYTES, abs(made((3, 2)))),
+    "dequantize by pairs": ops("dequantize", BYTES, made((3, 2, 2)))["dequantize 0"],
+    **ops("dequantize_rows", PLACES, BYTES, made((3, 2, 2))),
+    **ops("quantized_matmul", X, BYTES, made((3, 2))),
+    **ops("integer_matmul", BYTES.astype("u1"), BYTES),
     **ops("det", made((2, 3, 3))),
     "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
     "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),

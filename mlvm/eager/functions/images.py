@@ -158,28 +158,30 @@ def grid_sample(
     A place is (x, y): from -1, the left or upper edge, to 1, the right or lower one; with
     `align_corners` these are the middles of the outermost pixels. Between pixels, "bilinear" weighs
     4, "bicubic" 16, and "nearest" takes the nearest. `padding` is what lies outside: "zeros", the
-    pixels at the "border", or a "reflection" of the image.
+    pixels at the "border", or a "reflection" of the image. A place in a volume is (x, y, z).
 
-    x: f[N, H, W, C], grid: f[N, OH, OW, 2] -> f[N, OH, OW, C]. Raises `ShapeError` for other
-    shapes, and for an image without pixels, `AttributeRefused` for another mode or padding,
-    `DTypeError` for other than floats.
+    x: f[N, H, W, C], grid: f[N, OH, OW, 2] -> f[N, OH, OW, C]; or x: f[N, D, H, W, C], grid:
+    f[N, OD, OH, OW, 3] -> f[N, OD, OH, OW, C]. Raises `ShapeError` for other shapes, and for an
+    image without pixels, `AttributeRefused` for another mode or padding, `DTypeError` for other
+    than floats.
 
         >>> x = ml.reshape(ml.arange(4.0), (1, 2, 2, 1))
         >>> ml.grid_sample(x, [[[[0.0, 0.0], [0.5, -0.5]]]])[0, 0, :, 0]
         Tensor([1.5, 1. ], f32[2])
     """
     require("float", type_of(x), type_of(grid))
-    fits = grid.ndim == x.ndim == 4 and grid.shape[::3] == (x.shape[0], 2)
-    if not fits or 0 in x.shape[1:3]:
+    axes = x.ndim - 2
+    fits = axes in (2, 3) and grid.ndim == x.ndim and grid.shape[:: axes + 1] == (x.shape[0], axes)
+    if not fits or 0 in x.shape[1:-1]:
         raise ShapeError(
-            f"x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], not {list(x.shape)} and "
-            f"{list(grid.shape)}"
+            "x is [N, H, W, C] with pixels and the grid [N, OH, OW, 2], or x is [N, D, H, W, C] "
+            f"and the grid [N, OD, OH, OW, 3], not {list(x.shape)} and {list(grid.shape)}"
         )
     if mode not in ("nearest", "bilinear", "bicubic"):
         raise AttributeRefused(f"mode is one of 'nearest', 'bilinear', 'bicubic', not {mode!r}")
     if padding not in get_args(Outside):
         raise AttributeRefused(f"padding is one of {get_args(Outside)}, not {padding!r}")
-    n, height, width, channels = x.shape
+    n, *size, channels = x.shape
 
     def inside(at: Tensor, length: int) -> Tensor:
         """The place, or one in the image that stands for it."""
@@ -188,7 +190,7 @@ def grid_sample(
         return at if padding == "zeros" else op.clip(at, 0.0, float(length - 1))
 
     sides = []
-    for place, length in zip(unstack(grid, axis=-1), (width, height), strict=True):
+    for place, length in zip(unstack(grid, axis=-1)[::-1], size, strict=True):
         if align_corners:
             at = (place + 1.0) * ((length - 1) / 2)
         else:
@@ -203,13 +205,14 @@ def grid_sample(
             first = op.floor(stop_gradient(at))
             taps = [(op.round(at), None)] if mode == "nearest" else _taps(first, at - first, mode)
         sides.append([_tap(each, weight, length) for each, weight in taps])
-    pairs = [(down, across) for down in sides[1] for across in sides[0]]
-    indices = stack([row * width + column for (row, _), (column, _) in pairs], axis=-1)
-    weights = stack([down * right for (_, down), (_, right) in pairs], axis=-1)
-    shape = (n, grid.shape[1] * grid.shape[2], len(pairs))
-    pixels = reshape(x, (n, height * width, channels))
-    y = op.weighted_take(pixels, reshape(indices, shape), reshape(weights, shape))
-    return reshape(y, (*grid.shape[:3], channels))
+    indices, weights = map(list, zip(*sides[0], strict=True))
+    for side, length in zip(sides[1:], size[1:], strict=True):
+        indices = [index * length + own for index in indices for own, _ in side]
+        weights = [weight * own for weight in weights for _, own in side]
+    shape = (n, math.prod(grid.shape[1:-1]), len(indices))
+    pixels = reshape(x, (n, math.prod(size), channels))
+    places, shares = (reshape(stack(each, axis=-1), shape) for each in (indices, weights))
+    return reshape(op.weighted_take(pixels, places, shares), (*grid.shape[:-1], channels))
 
 
 def _tap(place: Tensor, weight: Tensor | None, n: int) -> tuple[Tensor, Tensor]:

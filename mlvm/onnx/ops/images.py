@@ -80,19 +80,13 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
 def _weighted(x: Any, matrix: Array, axis: int) -> Any:
     """The sum of a few places of x for each of the result's."""
     most = int(np.count_nonzero(matrix, axis=1).max(initial=1))
-    dtype = x.dtype if x.dtype in (ml.float32, ml.float64) else ml.float32
-    wide = ml.astype(x, dtype)
     top = np.sort(np.argsort(-np.abs(matrix), axis=1, kind="stable")[:, :most], axis=1)
-    shape = [-1 if i == axis else 1 for i in range(x.ndim)]
-    total: Any = None
-    for j in range(top.shape[1]):
-        share = np.take_along_axis(matrix, top[:, j : j + 1], axis=1)
-        part = ml.take(wide, ml.asarray(top[:, j]), axis=axis)
-        part = part * ml.reshape(
-            ml.asarray(share[:, 0].astype(np.float32), dtype=dtype), tuple(shape)
-        )
-        total = part if total is None else total + part
-    return total if dtype == x.dtype else ml.astype(total, x.dtype)
+    share = np.take_along_axis(matrix, top, axis=1)
+    dtype = x.dtype if x.dtype in (ml.float32, ml.float64) else ml.float32
+    before, behind = x.shape[:axis], x.shape[axis + 1 :]
+    rows = ml.reshape(ml.astype(x, dtype), (math.prod(before), x.shape[axis], math.prod(behind)))
+    y = primitives.weighted_take(rows, ml.asarray(top[None]), ml.asarray(share[None], dtype=dtype))
+    return ml.astype(ml.reshape(y, (*before, len(matrix), *behind)), x.dtype)
 
 
 def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] | None) -> Array:
@@ -198,92 +192,15 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
 
 @op("GridSample", "raw")
 def grid_sample(at: Call, x: Value, grid: Value) -> Value:
-    mode = {"bilinear": "linear", "bicubic": "cubic"}.get(
-        at.get("mode", "linear"), at.get("mode", "linear")
+    mode, image = at.get("mode", "linear"), channels_last(x)
+    made = ml.grid_sample(
+        image,
+        ml.astype(tensor(grid), image.dtype),
+        mode={"linear": "bilinear", "cubic": "bicubic"}.get(mode, mode),
+        padding=at.get("padding_mode", "zeros"),
+        align_corners=bool(at.get("align_corners", 0)),
     )
-    border, corners = at.get("padding_mode", "zeros"), bool(at.get("align_corners", 0))
-    image, places = channels_last(x), tensor(grid)
-    if image.ndim == 4 and image.dtype == ml.float32 and mode != "cubic":
-        made = ml.grid_sample(
-            image,
-            ml.astype(places, image.dtype),
-            mode={"linear": "bilinear"}.get(mode, mode),
-            padding=border,
-            align_corners=corners,
-        )
-        return channels_second(made)
-    return channels_second(_sampled(image, places, mode, border, corners))
-
-
-def _sampled(x: Any, grid: Any, mode: str, border: str, corners: bool) -> Any:
-    """As `ml.grid_sample`, for any number of axes: x [N, ..., C], grid [N, ..., axes]."""
-    n, *size, c = x.shape
-    axes = len(size)
-    flat = ml.reshape(x, (n * math.prod(size), c))
-    image = ml.reshape(ml.arange(n), (n, *[1] * axes)) * math.prod(size)
-    taps: list[list[tuple[Any, Any]]] = []
-    for axis, length in enumerate(size):
-        at = grid[..., axes - 1 - axis]
-        at = (
-            (at + 1.0) * ((length - 1) / 2) if corners else ((at + 1.0) * float(length) - 1.0) / 2.0
-        )
-        if mode != "cubic":
-            at = _inside(at, length, border, corners)
-        if mode == "nearest":
-            own = [(ml.round(at), None)]
-        else:
-            first = ml.floor(at)
-            t = at - first
-            if mode == "linear":
-                own = [(first, 1.0 - t), (first + 1.0, t)]
-            else:
-                far, near = _cubic_far, _cubic_near
-                shares = (far(t + 1.0), near(t), near(1.0 - t), far(2.0 - t))
-                own = [
-                    (_inside(first + float(j), length, border, corners), share)
-                    for j, share in enumerate(shares, -1)
-                ]
-        taps.append(own)
-    total: Any = None
-    for chosen in np.ndindex(*[len(own) for own in taps]):
-        place: Any = image
-        share: Any = None
-        for axis, j in enumerate(chosen):
-            where, weight = taps[axis][j]
-            length = size[axis]
-            known = ml.logical_and(ml.greater_equal(where, 0.0), ml.less_equal(where, length - 1.0))
-            weight = (
-                ml.astype(known, where.dtype)
-                if weight is None
-                else ml.where(known, weight, ml.zeros_like(weight))
-            )
-            share = weight if share is None else share * weight
-            index = ml.astype(ml.clip(where, 0.0, length - 1.0), ml.int64)
-            place = place + index * math.prod(size[axis + 1 :])
-        part = ml.reshape(ml.take(flat, ml.reshape(place, (-1,)), axis=0), (*place.shape, c))
-        part = part * ml.astype(ml.expand_dims(share, axis=-1), part.dtype)
-        total = part if total is None else total + part
-    return total
-
-
-def _cubic_near(d: Any) -> Any:
-    return (1.25 * d - 2.25) * d * d + 1.0
-
-
-def _cubic_far(d: Any) -> Any:
-    return ((-0.75 * d + 3.75) * d - 6.0) * d + 3.0
-
-
-def _inside(at: Any, n: int, border: str, corners: bool) -> Any:
-    if border == "border":
-        return ml.clip(at, 0.0, n - 1.0)
-    if border != "reflection":
-        return at
-    low, span = (0.0, float(n - 1)) if corners else (-0.5, float(n))
-    if span == 0.0:
-        return at * 0.0
-    away = ml.remainder(at - low, 2.0 * span)
-    return ml.clip(ml.minimum(away, 2.0 * span - away) + low, 0.0, n - 1.0)
+    return channels_second(made)
 
 
 @op("AffineGrid", "tensors", host=[1])

@@ -100,16 +100,16 @@ def convolved(at: Call, x: Any, kernel: Any, axes: int) -> Any:
         raise ModelError(f"it has {axes} axes of places; there are convolutions of 1 to 3")
     strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
     span = [(k - 1) * d + 1 for k, d in zip(kernel.shape, apart, strict=False)]
-    padding = tuple(sides(at, x.shape[1:-1], span, strides))
     function: Any = (ml.conv1d, ml.conv2d, ml.conv3d)[axes - 1]
-    options: dict[str, Any] = {
-        "stride": tuple(strides),
-        "padding": padding,
-        "dilation": tuple(apart),
-    }
-    if axes == 1:
-        options = {"stride": strides[0], "padding": padding[0], "dilation": apart[0]}
+    options = _options(
+        stride=strides, padding=sides(at, x.shape[1:-1], span, strides), dilation=apart
+    )
     return function(x, kernel, groups=at.get("group", 1), **options)
+
+
+def _options(**options: Any) -> dict[str, Any]:
+    """For each axis an element; on one axis it stands alone."""
+    return {name: tuple(x) if len(x) > 1 else x[0] for name, x in options.items()}
 
 
 @op("ConvTranspose", "raw", packed={1: _kernel})
@@ -135,13 +135,7 @@ def conv_transpose(at: Call, x: Value, w: Value, b: Value = None) -> Value:
     # what lies before or behind is cut off, or is nothing
     function: Any = (ml.conv_transpose1d, ml.conv_transpose2d, ml.conv_transpose3d)[axes - 1]
     cut = [(max(low, 0), max(high, 0)) for low, high in padding]
-    options: dict[str, Any] = {
-        "stride": tuple(strides),
-        "padding": tuple(cut),
-        "dilation": tuple(apart),
-    }
-    if axes == 1:
-        options = {"stride": strides[0], "padding": cut[0], "dilation": apart[0]}
+    options = _options(stride=strides, padding=cut, dilation=apart)
     y = function(x, kernel, groups=groups, **options)
     widths = [(0, 0), *((max(-low, 0), max(-high, 0)) for low, high in padding), (0, 0)]
     if any(low or high for low, high in widths):
@@ -157,26 +151,10 @@ def pooled(
 ) -> Any:
     """The largest or mean elements of windows of x, channels last; the padding is of what is
     smallest, or zeros."""
-    axes, is_max = len(window), how == "max"
-    if any(low or high for low, high in padding):
-        x = ml.pad(x, [(0, 0), *padding, (0, 0)], -math.inf if is_max else 0.0)
-    if axes <= 3 and set(apart) == {1}:
-        function = getattr(ml, f"{how}_pool{axes}d")
-        if axes == 1:
-            return function(x, window[0], stride=strides[0])
-        return function(x, tuple(window), stride=tuple(strides))
-    for i in range(axes):  # axis by axis, by slices
-        span = (window[i] - 1) * apart[i] + 1
-        count = (x.shape[i + 1] - span) // strides[i] + 1
-        parts = [
-            x[(slice(None),) * (i + 1) + (slice(s, s + (count - 1) * strides[i] + 1, strides[i]),)]
-            for s in range(0, window[i] * apart[i], apart[i])
-        ]
-        total = parts[0]
-        for part in parts[1:]:
-            total = ml.maximum(total, part) if is_max else total + part
-        x = total if is_max else total / window[i]
-    return x
+    if len(window) > 3:
+        raise ModelError(f"it has {len(window)} axes of places; there are pools of 1 to 3")
+    function = getattr(ml, f"{how}_pool{len(window)}d")
+    return function(x, **_options(window=window, stride=strides, padding=padding, dilation=apart))
 
 
 def _windows(at: Call, x: Any) -> tuple[list[int], list[int], list[int], Sides]:
@@ -252,14 +230,9 @@ def average_pool(at: Call, x: Value) -> Value:
             counted = np.pad(counted, rest)
         else:
             counted = np.pad(counted, padding)
-        for i in range(len(window)):
-            n = (counted.shape[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1
-            counted = sum(
-                np.take(counted, np.arange(n) * strides[i] + k * apart[i], axis=i)
-                for k in range(window[i])
-            )
-        share = math.prod(window) / np.maximum(counted, 1.0)
-        y = y * ml.asarray(share[None, ..., None].astype(np.float32), dtype=y.dtype)
+        ones = ml.asarray(counted[None, ..., None], dtype=y.dtype)
+        share = pooled(ones, "avg", window, strides, apart, [(0, 0)] * len(window))
+        y = y / ml.maximum(share, 1.0 / math.prod(window))
     return channels_second(y)
 
 

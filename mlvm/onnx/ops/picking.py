@@ -9,7 +9,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import DType
+from mlvm.eager.functions.indexing import combined
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
@@ -83,20 +83,11 @@ _COMBINE = {"add": "add", "mul": "multiply", "max": "maximum", "min": "minimum"}
 
 def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
     """flat with rows at places replaced, or combined with what they are given."""
-    rows, n = int(places.shape[0]), int(flat.shape[0])
     if how == "none":
         return primitives.index_set(flat, updates, places, axis=0)
     if how == "add":
         return primitives.index_add(flat, updates, places, axis=0)
-    if DType.of(flat.dtype).is_float:
-        function = {"mul": ml.segment_prod, "max": ml.segment_max, "min": ml.segment_min}[how]
-        own = ml.concat([places, ml.arange(n, dtype=places.dtype)])
-        return function(ml.concat([updates, flat]), own, n)
-    for i in range(rows):  # integers, one after the other
-        at = places[i : i + 1]
-        one = getattr(ml, _COMBINE[how])(ml.take(flat, at, axis=0), updates[i : i + 1])
-        flat = primitives.index_set(flat, one, at, axis=0)
-    return flat
+    return combined(getattr(primitives, _COMBINE[how]), flat, updates, places)
 
 
 @op("ScatterND")

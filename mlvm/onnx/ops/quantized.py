@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import DType
+from mlvm.core.types import Array, DType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of
 from mlvm.onnx.few import rounded
-from mlvm.onnx.ops.neural import _kernel, channels_last, channels_second, convolved
+from mlvm.onnx.graph import is_array
+from mlvm.onnx.ops.neural import channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, Weight, tensor
+from mlvm.onnx.values import Lying, Value, Weight, tensor
 
 
 def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
@@ -78,71 +78,96 @@ def dequantize_linear(at: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     return xp.astype(y * _float(xp, by), wanted.numpy if xp is np else wanted)
 
 
-def dynamic(x: Any) -> tuple[Any, Any, Any]:
-    """x as u8, with its scale and zero (https://onnx.ai/onnx/operators/onnx__DynamicQuantizeLinear)."""
-    low, high = ml.minimum(ml.min(x), 0.0), ml.maximum(ml.max(x), 0.0)
-    scale = (high - low) / 255.0
-    safe = ml.where(ml.equal(scale, 0.0), ml.ones_like(scale), scale)
-    zero = ml.round(ml.clip(-low / safe, 0.0, 255.0))
-    y = ml.clip(ml.round(x / safe) + zero, 0.0, 255.0)
-    return ml.astype(y, ml.uint8), safe, ml.astype(zero, ml.uint8)
+@op("DynamicQuantizeLinear", "raw")
+def dynamic_quantize_linear(at: Call, x: Value) -> Value:
+    if type(x) is not Lying:
+        return ml.dynamic_quantize_linear(tensor(x))
+    q, scale, zero = ml.dynamic_quantize_linear(x.x)
+    return Lying(q, x.axes), scale, zero
 
 
-@op("DynamicQuantizeLinear", "tensors")
-def dynamic_quantize_linear(at: Call, x: Any) -> Any:
-    return dynamic(x)
-
-
-def centered(x: Any, zero: Any, *, by_row: bool = False) -> Any:
+def centered(x: Any, zero: Any) -> Any:
     """Integers less their zero, as floats, which hold all of them."""
     y = ml.astype(x, ml.float32)
-    if zero is None:
+    return y if zero is None else y - ml.astype(zero, ml.float32)
+
+
+class Rows(NamedTuple):
+    """The second operand of a product of integers, [n, k], and what goes with it."""
+
+    q: Any
+    zero: Any
+    """Its zeros, i32; None where they are 0."""
+    sums: Any
+    """The sum of each row less its zeros, i32[n]."""
+
+
+def rows_of(q: Any, zero: Value) -> Rows:
+    """[..., n, k] with a zero for all, or for each row."""
+    sums = ml.sum(q, axis=-1, dtype=ml.int32)
+    sums = ml.expand_dims(sums, axis=-2) if q.ndim > 2 else sums
+    wide = _zero(zero)
+    return Rows(q, wide, sums if wide is None else sums - wide * q.shape[-1])
+
+
+def _zero(zero: Value) -> Any:
+    """A zero in i32; None where it is 0."""
+    if zero is None or (isinstance(zero, np.ndarray) and not zero.any()):
+        return None
+    wide = ml.astype(tensor(zero), ml.int32)
+    return ml.reshape(wide, ()) if wide.size == 1 else wide
+
+
+def product(x: Any, zero: Value, rows: Rows) -> Any:
+    """(x - zero) @ (rows - zeros).T, i32. x: [..., k], with a zero for all, or for each row."""
+    if rows.q.ndim == 2 and x.dtype.itemsize == rows.q.dtype.itemsize == 1:
+        y = ml.integer_matmul(x, rows.q)
+    else:
+        wide = ml.astype(x, ml.float64), ml.astype(rows.q, ml.float64)
+        y = ml.astype(ml.matmul(*wide, transpose_y=True), ml.int32)
+    if rows.zero is not None:
+        y = y - ml.sum(x, axis=-1, keepdims=True, dtype=ml.int32) * rows.zero
+    by = _zero(zero)
+    if by is None:
         return y
-    zero = ml.astype(zero, ml.float32)
-    if by_row and zero.ndim == 1 and zero.shape[0] > 1:
-        zero = ml.expand_dims(zero, axis=-1)
-    return y - zero
+    return y - (ml.expand_dims(by, axis=-1) if by.ndim == 1 else by) * rows.sums
 
 
-def exact(product: Callable[[Any, Any], Any], a: Any, b: Any, inner: int) -> Any:
-    """Sums of so many products of centered bytes, i32: f32 holds them, where a is cut into its
-    upper and lower four bits if they are many."""
-    if inner * 255 * 255 < 1 << 24:
-        return ml.astype(product(a, b), ml.int32)
-    if inner * 16 * 255 < 1 << 24:
-        upper = ml.floor(a * (1 / 16))
-        low = ml.astype(product(a - upper * 16.0, b), ml.int32)
-        return ml.astype(product(upper, b), ml.int32) * 16 + low
-    wide = product(ml.astype(a, ml.float64), ml.astype(b, ml.float64))
-    return ml.astype(wide, ml.int32)
+def _turned(node: Any, w: Array) -> Array:
+    """[..., k, n] as rows, [..., n, k]."""
+    return np.ascontiguousarray(np.swapaxes(w, -1, -2))
 
 
-@op("MatMulInteger com.microsoft.MatMulInteger16", "tensors")
-def matmul_integer(at: Call, a: Any, b: Any, az: Any = None, bz: Any = None) -> Any:
-    return exact(ml.matmul, centered(a, az, by_row=True), centered(b, bz), a.shape[-1])
+def _rows(at: Call, place: int, w: Value, zero: Value) -> Rows:
+    """The operand at that place, [..., k, n], as the Module has it, or turned now."""
+    is_turned = type(at.node.inputs[place]) is Weight
+    return rows_of(w if is_turned else ml.matrix_transpose(tensor(w)), zero)
 
 
-def dynamic_matmul(x: Any, w: Any, scale: Any) -> Any:
-    """x, quantised by itself, by centered weights."""
-    q, by, middle = dynamic(x)
-    total = exact(ml.matmul, centered(q, middle), w, x.shape[-1])
-    return ml.astype(total, ml.float32) * by * scale
+@op("MatMulInteger com.microsoft.MatMulInteger16", "raw", packed={1: _turned})
+def matmul_integer(at: Call, a: Value, b: Value, az: Value = None, bz: Value = None) -> Value:
+    return product(tensor(a), az, _rows(at, 1, b, bz))
 
 
-@op("com.microsoft.DynamicQuantizeMatMul", "tensors")
+def dynamic_matmul(x: Any, rows: Rows, scale: Any) -> Any:
+    """x, quantised by itself, by rows."""
+    q, by, zero = ml.dynamic_quantize_linear(x)
+    return ml.astype(product(q, zero, rows), ml.float32) * by * scale
+
+
+@op("com.microsoft.DynamicQuantizeMatMul", "raw", packed={1: _turned})
 def dynamic_quantize_matmul(
-    at: Call, x: Any, w: Any, scale: Any, zero: Any = None, bias: Any = None
-) -> Any:
-    y = dynamic_matmul(x, centered(w, zero), scale)
-    return y if bias is None else y + bias
+    at: Call, x: Value, w: Value, scale: Value, zero: Value = None, bias: Value = None
+) -> Value:
+    y = dynamic_matmul(tensor(x), _rows(at, 1, w, zero), tensor(scale))
+    return y if bias is None else y + tensor(bias)
 
 
-@op("com.microsoft.MatMulIntegerToFloat", "tensors")
-def matmul_integer_to_float(at: Call, a: Any, b: Any, sa: Any, sb: Any, za: Any = None,
-                            zb: Any = None, bias: Any = None) -> Any:  # fmt: skip
-    total = exact(ml.matmul, centered(a, za, by_row=True), centered(b, zb), a.shape[-1])
-    y = ml.astype(total, ml.float32) * sa * sb
-    return y if bias is None else y + bias
+@op("com.microsoft.MatMulIntegerToFloat", "raw", packed={1: _turned})
+def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, za: Value = None,
+                            zb: Value = None, bias: Value = None) -> Value:  # fmt: skip
+    y = ml.astype(product(tensor(a), za, _rows(at, 1, b, zb)), ml.float32) * tensor(sa) * tensor(sb)
+    return y if bias is None else y + tensor(bias)
 
 
 def _requantized(y: Any, scale: Any, zero: Any) -> Any:
@@ -152,35 +177,66 @@ def _requantized(y: Any, scale: Any, zero: Any) -> Any:
     return ml.astype(ml.clip(made, float(info.min), float(info.max)), dtype)
 
 
-@op("QLinearMatMul", "tensors")
-def qlinear_matmul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
-                   zy: Any) -> Any:  # fmt: skip
-    total = exact(ml.matmul, centered(a, za, by_row=True), centered(b, zb), a.shape[-1])
-    sa, sb, sy = (ml.astype(s, ml.float32) for s in (sa, sb, sy))
+@op("QLinearMatMul", "raw", packed={3: _turned})
+def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+                   sy: Value, zy: Value) -> Value:  # fmt: skip
+    total = product(tensor(a), za, _rows(at, 3, b, zb))
+    sa, sb, sy = (ml.astype(tensor(s), ml.float32) for s in (sa, sb, sy))
     sa = ml.expand_dims(sa, axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    y = ml.astype(total, ml.float32) * (sa * sb)
-    return _requantized(y, sy, zy)
+    return _requantized(ml.astype(total, ml.float32) * (sa * sb), sy, tensor(zy))
 
 
-def _integer_conv(at: Call, x: Value, xz: Any, w: Value, wz: Any, place: int) -> Any:
-    """The convolution of integers, i32, channels last."""
-    packed = type(at.node.inputs[place]) is Weight
-    kernel = tensor(w) if packed else ml.permute_dims(tensor(w), (*range(2, w.ndim), 1, 0))
-    axes = kernel.ndim - 2
-    kernel = ml.astype(kernel, ml.float32)
-    if wz is not None:
-        kernel = kernel - ml.astype(tensor(wz), ml.float32)
-    image = centered(channels_last(x), None if xz is None else tensor(xz))
-    inner = math.prod(kernel.shape[:-1])
-    return exact(lambda x, w: convolved(at, x, w, axes), image, kernel, inner)
+def _filters(node: Any, w: Array) -> Array:
+    """[O, I, ...] as [O, ..., I]."""
+    return np.ascontiguousarray(np.moveaxis(w, 1, -1))
 
 
-@op("ConvInteger", "raw", packed={1: _kernel})
+_EXACT: Final = (1 << 24) // 255**2
+"""So many products of bytes have sums that f32 holds."""
+
+
+def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int) -> Any:
+    """The convolution of integers, i32, channels last: a product of windows, or one of floats that
+    hold its sums."""
+    q = w if type(at.node.inputs[place]) is Weight else ml.moveaxis(tensor(w), 1, -1)
+    image, (outputs, *window, _) = channels_last(x), q.shape
+    inner, axes = q.size // max(outputs, 1), len(window)
+    if at.get("group", 1) > 1 or (math.prod(window) > 1 and inner <= _EXACT):
+        dtype = ml.float32 if inner <= _EXACT else ml.float64
+        zero = None if wz is None else ml.reshape(tensor(wz), (-1, *[1] * (axes + 1)))
+        kernel = ml.permute_dims(centered(q, zero), (*range(1, axes + 2), 0))
+        flat = centered(image, None if xz is None else tensor(xz))
+        y = convolved(at, ml.astype(flat, dtype), ml.astype(kernel, dtype), axes)
+        return ml.astype(y, ml.int32)
+    strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
+    span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
+    padding = sides(at, image.shape[1:-1], span, strides)
+    if any(map(any, padding)):
+        frame = [(0, 0), *padding, (0, 0)]
+        around = np.pad(np.zeros((1, *image.shape[1:-1], 1), bool), frame, constant_values=True)
+        image = ml.pad(image, frame)
+        if xz is not None:
+            image = ml.where(ml.asarray(around), tensor(xz), image)
+    counts = [
+        (n - k) // step + 1 for n, k, step in zip(image.shape[1:-1], span, strides, strict=True)
+    ]
+    parts = [
+        image[(slice(None), *(
+            slice(i * d, i * d + (n - 1) * step + 1, step)
+            for i, d, n, step in zip(index, apart, counts, strides, strict=True)
+        ))]
+        for index in np.ndindex(*window)
+    ]  # fmt: skip
+    columns = ml.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
+    return product(columns, xz, rows_of(ml.reshape(q, (outputs, inner)), wz))
+
+
+@op("ConvInteger", "raw", packed={1: _filters})
 def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = None) -> Value:
     return channels_second(_integer_conv(at, x, xz, w, wz, 1))
 
 
-@op("QLinearConv", "raw", packed={3: _kernel})
+@op("QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
     y = _integer_conv(at, x, zx, w, zw, 3)
@@ -224,38 +280,40 @@ def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
     return _requantized(ml.concat(parts, axis=at["axis"]), tensor(sy), tensor(zy))
 
 
-def _nibbles(node: Any, w: Any) -> Any:
-    """Weights of MatMulNBits, whose numbers lie two (or four) in a byte, as a byte each."""
+def _few(node: Any, w: Array) -> Array:
+    """Weights of MatMulNBits as rows in its bits: of signed integers where their zero is in the
+    middle, of unsigned ones where it is given."""
     bits = node.attributes.get("bits", 4)
-    if bits == 8:
-        return w
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return (w[..., None] >> shifts & (1 << bits) - 1).reshape(*w.shape[:-1], -1)
+    has_zeros = len(node.inputs) > 3 and (is_array(node.inputs[3]) or bool(node.inputs[3]))
+    if bits not in (2, 4, 8):
+        raise ModelError(f"{node} has weights of {bits} bits")
+    signs = sum(1 << i for i in range(bits - 1, 8, bits))
+    rows = w.reshape(len(w), -1) ^ np.uint8(0 if has_zeros else signs)
+    return rows.view(DType.named(f"{'u' if has_zeros else 'i'}{bits}").numpy)
 
 
-@op("com.microsoft.MatMulNBits", "raw", packed={1: _nibbles})
+@op("com.microsoft.MatMulNBits", "raw", packed={1: _few})
 def matmul_nbits(at: Call, x: Value, w: Value, scales: Value, zeros: Value = None,
                  groups: Value = None, bias: Value = None) -> Value:  # fmt: skip
     k, n, block, bits = at["K"], at["N"], at["block_size"], at.get("bits", 4)
     if groups is not None:
         raise ModelError("its weights are in groups of their own (g_idx)")
-    x = tensor(x)
-    codes = (
-        tensor(w)
-        if type(at.node.inputs[1]) is Weight
-        else ml.asarray(_nibbles(at.node, np.asarray(tensor(w))))
-    )
-    count = -(-k // block)
-    codes = ml.astype(ml.reshape(codes, (n, count, -1)), ml.float32)
-    by = ml.astype(ml.reshape(tensor(scales), (n, count, 1)), ml.float32)
-    if zeros is None:
-        middle: Any = float(1 << bits - 1)
-    elif DType.of(zeros.dtype).is_float:
-        middle = ml.astype(ml.reshape(tensor(zeros), (n, count, 1)), ml.float32)
-    else:
-        flat = np.asarray(zeros) if isinstance(zeros, np.ndarray) else np.asarray(tensor(zeros))
-        flat = _nibbles(at.node, flat.reshape(n, -1))[:, :count]
-        middle = ml.asarray(flat.reshape(n, count, 1).astype(np.float32))
-    weights = ml.reshape((codes - middle) * by, (n, -1))[:, :k]
-    y = ml.matmul(x, ml.astype(weights, x.dtype), transpose_y=True)
+    if type(at.node.inputs[1]) is not Weight:
+        raise ModelError("its weights are none of the file")
+    x, count = tensor(x), -(-k // block)
+    wide = ml.astype(x, ml.float32)
+    if count * block > k:
+        wide = ml.pad(wide, [*[(0, 0)] * (x.ndim - 1), (0, count * block - k)])
+    by = ml.reshape(ml.astype(tensor(scales), ml.float32), (n, count))
+    if zeros is not None:
+        flat = tensor(zeros)
+        if DType.of(flat.dtype).is_float:
+            middle = ml.astype(ml.reshape(flat, (n, count)), ml.float32)
+        else:  # as many to a byte
+            shifts = ml.asarray(1 << np.arange(0, 8, bits))
+            codes = ml.expand_dims(ml.astype(ml.reshape(flat, (n, -1)), ml.int64), axis=-1)
+            codes = ml.reshape(codes // shifts % (1 << bits), (n, -1))[:, :count]
+            middle = ml.astype(codes, ml.float32)
+        by = ml.stack([by, -by * middle], axis=-1)
+    y = ml.astype(ml.quantized_matmul(wide, w, by), x.dtype)
     return y if bias is None else y + tensor(bias)

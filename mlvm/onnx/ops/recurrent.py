@@ -204,7 +204,7 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
-    from mlvm.onnx.ops.quantized import centered, dynamic_matmul
+    from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
 
     def quantized(v: Value, zero: Value, scale: Value) -> tuple[Any, Any, Any]:
         return tensor(v), tensor(zero), tensor(scale)
@@ -219,7 +219,9 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         start = tuple(
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
-        inner = centered(wq[d], wzero[d]), centered(rq[d], rzero[d])  # once, and not in each step
+        inner = [  # once, and not in each step
+            rows_of(ml.matrix_transpose(q[d]), zero[d]) for q, zero in ((wq, wzero), (rq, rzero))
+        ]
         rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), inner[0], wscale[d])
         bias = tensor(b)[d] if b is not None else None
         if bias is not None:

@@ -158,6 +158,26 @@ for mode in ("nearest", "bilinear", "bicubic"):
                 ),
             )
 
+
+def sampled_volume(x: Any, grid: Any) -> Any:
+    """Images of its layers, and between them a line."""
+    depth = x.shape[1]
+    at = np.clip((grid[..., 2] + 1) / 2 * (depth - 1), 0, depth - 1)
+    flat = grid[..., :2].reshape(len(grid), -1, grid.shape[3], 2)
+    layers = np.stack([sampled(x[:, i], flat, "bilinear", "border", True) for i in range(depth)])
+    weights = np.maximum(1 - abs(at - np.arange(depth).reshape(-1, 1, 1, 1, 1)), 0)
+    return (layers.reshape(depth, *grid.shape[:-1], -1) * weights[..., None]).sum(0)
+
+
+ROWS["grid_sample of volumes"] = Row(
+    lambda x, grid: ml.grid_sample(x, grid, padding="border", align_corners=True),
+    (normal(2, 3, 4, 2, 2), RNG.uniform(-1.7, 1.7, (2, 2, 3, 2, 3))),
+    sampled_volume,
+    channels_first(
+        lambda F, x, grid: F.grid_sample(x, grid, padding_mode="border", align_corners=True)
+    ),
+)
+
 ROWS["pixel_shuffle"] = Row(
     lambda x: ml.pixel_shuffle(x, 2),
     (normal(2, 3, 2, 8),),
