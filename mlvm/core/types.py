@@ -52,7 +52,9 @@ class DType:
         try:
             return DType.all.get(name) or DType.storage[name]
         except (KeyError, TypeError):
-            raise DTypeError(f"no dtype {name!r}; there are {', '.join(DType.all)}") from None
+            raise DTypeError(
+                f"no dtype {name!r}; there are {', '.join([*DType.all, *DType.storage])}"
+            ) from None
 
     @staticmethod
     def of(dtype: object) -> DType:
@@ -74,7 +76,9 @@ class DType:
             return _LONG_NAMES[name]
         if type(dtype).__module__ == "torch" and name.startswith("torch."):
             return DType.of(name.removeprefix("torch."))
-        raise DTypeError(f"no dtype for {dtype!r}; there are {', '.join(DType.all)}")
+        raise DTypeError(
+            f"no dtype for {dtype!r}; there are {', '.join([*DType.all, *DType.storage])}"
+        )
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, DType):

@@ -74,8 +74,10 @@ class Model(ml.nn.Module):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph = self.graph
         given = dict(zip(graph.inputs, args, strict=False))
-        if len(args) > len(graph.inputs) or kwargs.keys() & given.keys():
-            raise AttributeRefused(f"the inputs are {', '.join(graph.inputs)}").at("Model", ())
+        twice = sorted(kwargs.keys() & given.keys())
+        if twice or len(args) > len(graph.inputs):
+            told = f"{twice[0]!r} is given twice" if twice else f"{len(args)} inputs are given"
+            raise AttributeRefused(f"{told}; they are {self.inputs}").at("Model", ())
         given |= kwargs
         for name in given.keys() ^ {*graph.inputs}:
             if name in given or graph.kinds[name].container != "optional":
@@ -191,7 +193,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         graph.asked = _asked(graph)
         return Model(graph, _placed(graph), files)
     except EncodingError as error:
-        raise ModelError(escaped(f"{what}: {error}")) from None
+        raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
     except MlvmError as error:
         told = ModelError(escaped(f"{what}: {error}"))
         for note in getattr(error, "__notes__", ()):

@@ -54,7 +54,10 @@ def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]
     (["none.onnx"], "none.onnx"),
     (["damaged.onnx"], "error: damaged.onnx: "),
     (["it.onnx", "--input", "f32[9,9]"], "the input 'rows' is f32[4,3], not f32[9,9]"),
-    (["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"], "the inputs are rows"),
+    (
+        ["it.onnx", "--input", "f32[4,3]", "--input", "f32[2]"],
+        "2 inputs are given; they are {'rows'",
+    ),
     (["it.onnx", "--input", "what.npy"], "what.npy"),
     (["it.onnx", "--save", "there/is/none.mlvm"], "there/is/none.mlvm"),
 )

@@ -141,6 +141,13 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         _native.choose_simd(used)
 
 
+@compiled
+def test_weights_of_few_bits(tmp_path: Path) -> None:
+    model = ml.quantize(ml.nn.Linear(64, 8, key=ml.random.key(0)), "i4", group=32)
+    saved = written(tmp_path / "step.mlvm", model, ml.random.normal((3, 64), key=ml.random.key(1)))
+    assert difference(saved, made(tmp_path, "step.mlvm"), runs=1) is None
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A step that trains a table of 8 rows, built with its weights."""

@@ -114,6 +114,8 @@ def quantize(
     if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
         raise AttributeRefused("dynamic is for i8 with one scale a row: leave out group")
     layers = dict(_linear_layers(model))
+    if not layers:
+        raise AttributeRefused("there is no Linear layer in what is given; see quantize_groups")
     chosen = {
         id(layer): path
         for path, layer in layers.items()

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, TypeAlias
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, ParamSpec, TypeAlias
 
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
@@ -26,19 +28,50 @@ Count: TypeAlias = Tensor | float
 """A number of updates: f32[], or a plain number."""
 
 
-def _of_any_count(schedule: Schedule) -> Callable[[Count], Tensor]:
-    """The schedule, of a plain number and of integers too."""
+P = ParamSpec("P")
 
-    @wraps(schedule)
-    def of_any_count(count: Count) -> Tensor:
+
+class _Made:
+    """A schedule, of a plain number and of integers too. It is copied and pickled as the call that
+    made it."""
+
+    def __init__(self, rate: Schedule, call: partial[Any]) -> None:
+        self._rate = rate
+        self._call = call
+        vars(self).update(vars(rate))
+
+    def __call__(self, count: Count) -> Tensor:
         if not isinstance(count, Tensor):
             count = creation.full((), count, dtype=f32)
-        return schedule(count if count.dtype is f32 else elements.astype(count, f32))
+        return self._rate(count if count.dtype is f32 else elements.astype(count, f32))
 
-    return of_any_count
+    def __reduce__(self) -> tuple[partial[Any], tuple[()]]:
+        return self._call, ()
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self._call.args)]
+        given += [f"{name}={x!r}" for name, x in self._call.keywords.items()]
+        return f"<{self._call.func.__name__}({', '.join(given)})>"
 
 
-def constant(rate: float) -> Callable[[Count], Tensor]:
+def _maker(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
+    """The function as users have it: what it makes takes any count, and can be pickled."""
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> Callable[[Count], Tensor]:
+        try:
+            return _Made(fn(*args, **keywords), partial(function, *args, **keywords))
+        except TypeError:
+            text = wrapper.hint(fn.__name__, args, keywords, signature(fn).parameters)
+            if text is not None:
+                raise TypeError(text) from None
+            raise
+
+    return function
+
+
+@_maker
+def constant(rate: float) -> Schedule:
     """The same rate for every update.
 
     It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
@@ -48,12 +81,11 @@ def constant(rate: float) -> Callable[[Count], Tensor]:
         Tensor(0.1, f32[])
     """
     rate = number_in("constant", "rate", rate, 0)
-    return _of_any_count(lambda count: creation.full((), rate, dtype=f32))
+    return lambda count: creation.full((), rate, dtype=f32)
 
 
-def cosine(
-    peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0
-) -> Callable[[Count], Tensor]:
+@_maker
+def cosine(peak: float, total_steps: int, warmup_steps: int = 0, final: float = 0.0) -> Schedule:
     """From 0 to `peak` in a line over `warmup_steps`, then to `final` in half a cosine wave that
     ends at `total_steps` (Loshchilov and Hutter, arXiv 1608.03983, without restarts).
 
@@ -69,7 +101,6 @@ def cosine(
     number_in("cosine", "total_steps", total_steps, 1)
     number_in("cosine", "warmup_steps", warmup_steps, 0, total_steps)
 
-    @_of_any_count
     def schedule(count: Tensor) -> Tensor:
         rate = _anneal(peak, final, (count - warmup_steps) / (total_steps - warmup_steps))
         if not warmup_steps:
@@ -79,9 +110,10 @@ def cosine(
     return schedule
 
 
+@_maker
 def cosine_restarts(
     peak: float, first_steps: int, factor: float = 1.0, final: float = 0.0
-) -> Callable[[Count], Tensor]:
+) -> Schedule:
     """From `peak` towards `final` in half a cosine wave, again and again: over `first_steps`
     updates, and then each time over `factor` as many (Loshchilov and Hutter, arXiv 1608.03983).
 
@@ -100,7 +132,6 @@ def cosine_restarts(
     def start(n: Tensor) -> Tensor:
         return first / (factor - 1) * (op.pow(factor, n) - 1)
 
-    @_of_any_count
     def schedule(count: Tensor) -> Tensor:
         if factor == 1:
             return _anneal(peak, final, op.remainder(count, first) / first)
@@ -112,9 +143,8 @@ def cosine_restarts(
     return schedule
 
 
-def exponential(
-    initial: float, decay_rate: float, transition_steps: int = 1
-) -> Callable[[Count], Tensor]:
+@_maker
+def exponential(initial: float, decay_rate: float, transition_steps: int = 1) -> Schedule:
     """initial * decay_rate^(count / transition_steps), as optax's `exponential_decay`.
 
     It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
@@ -126,10 +156,11 @@ def exponential(
     initial = number_in("exponential", "initial", initial, 0)
     decay_rate = number_in("exponential", "decay_rate", decay_rate, 0)
     steps = number_in("exponential", "transition_steps", transition_steps, 1)
-    return _of_any_count(lambda count: initial * op.pow(decay_rate, count / steps))
+    return lambda count: initial * op.pow(decay_rate, count / steps)
 
 
-def step(initial: float, decay_rate: float, step_size: int) -> Callable[[Count], Tensor]:
+@_maker
+def step(initial: float, decay_rate: float, step_size: int) -> Schedule:
     """`initial`, and every `step_size` updates decay_rate times as much, as PyTorch's `StepLR`.
 
     It takes the count of updates, f32[] or a number, and gives f32[]. Raises `AttributeRefused` for
@@ -142,12 +173,11 @@ def step(initial: float, decay_rate: float, step_size: int) -> Callable[[Count],
     initial = number_in("step", "initial", initial, 0)
     decay_rate = number_in("step", "decay_rate", decay_rate, 0)
     size = number_in("step", "step_size", step_size, 1)
-    return _of_any_count(lambda count: initial * op.pow(decay_rate, op.floor(count / size)))
+    return lambda count: initial * op.pow(decay_rate, op.floor(count / size))
 
 
-def warmup(
-    schedule: float | Schedule, warmup_steps: int, initial: float = 0.0
-) -> Callable[[Count], Tensor]:
+@_maker
+def warmup(schedule: float | Schedule, warmup_steps: int, initial: float = 0.0) -> Schedule:
     """From `initial` in a line to where the schedule begins, over `warmup_steps` updates; then the
     schedule, which counts from there. A number is a constant one.
 
@@ -162,7 +192,6 @@ def warmup(
     steps = number_in("warmup", "warmup_steps", warmup_steps, 1)
     after = schedule if callable(schedule) else constant(schedule)
 
-    @_of_any_count
     def warmed_up(count: Tensor) -> Tensor:
         rate = after(op.maximum(count - steps, 0.0))
         return op.where(count < steps, initial + (rate - initial) * (count / steps), rate)
@@ -251,6 +280,7 @@ class Plateau:
         return f"<Plateau: {self.rate}>"
 
 
+@_maker
 def one_cycle(
     peak: float,
     total_steps: int,
@@ -258,7 +288,7 @@ def one_cycle(
     warmup_fraction: float = 0.3,
     initial_divisor: float = 25.0,
     final_divisor: float = 1e4,
-) -> Callable[[Count], Tensor]:
+) -> Schedule:
     """From initial = peak / initial_divisor up to `peak`, and down to initial / final_divisor, in
     half a cosine wave each (Smith and Topin, arXiv 1708.07120). `warmup_fraction` of `total_steps`
     go up. The end is reached after `total_steps` updates, as in optax's `cosine_onecycle_schedule`;
@@ -277,7 +307,6 @@ def one_cycle(
     final = initial / number_in("one_cycle", "final_divisor", final_divisor, 1)
     turn = number_in("one_cycle", "warmup_fraction", warmup_fraction, 0, 1) * total_steps
 
-    @_of_any_count
     def schedule(count: Tensor) -> Tensor:
         down = _anneal(peak, final, (count - turn) / (total_steps - turn))
         if not turn:

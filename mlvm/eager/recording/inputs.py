@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, Self, cast
 
 from typing_extensions import TypeVar
 
@@ -14,6 +14,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager.recording.recorder import current_capture, refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.input import pipeline, queue
 
 A = TypeVar("A", bound=Allocation, default=Tensor)
@@ -43,6 +44,10 @@ class QueueTensor(queue.QueueTensor):
 class Pipeline(pipeline.Pipeline[Tensor]):
     __doc__ = pipeline.Pipeline.__doc__
     _kind = Tensor
+
+    def __new__(cls, *args: Any, **given: Any) -> Self:
+        require_arguments(cls, args, given)
+        return super().__new__(cls)
 
     def _default_vm(self) -> VMProtocol:
         return current_arena().vm

@@ -295,7 +295,7 @@ def _arrays(planned: Planned) -> Iterator[Array]:
         if home not in homes:
             homes[home] = aligned_array(TensorType(u8, (nbytes,)))
         memory = homes[home][at : at + type.nbytes]
-        yield memory.view(type.dtype.numpy).reshape(type.shape)
+        yield memory.view(type.dtype.numpy).reshape(type.array_shape)
 
 
 def _depth(steps: Steps, most: int) -> int:

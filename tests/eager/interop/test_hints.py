@@ -116,6 +116,12 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.optim.Adam(model, 0.1, weight_decay=0.1)): r"; use ml\.optim\.AdamW, ",
         (lambda: untyped.optim.Adam(model, 0.1, amsgrad=True)): "unexpected keyword .*'amsgrad'",
         (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
+        (lambda: untyped.Pipeline([x], num_workers=2)): r"^Pipeline\(\): .*; use workers=$",
+        (lambda: untyped.Pipeline([x], 1, collate_fn=list)): "no collate_fn=; .* transform=",
+        (lambda: untyped.Pipeline([x])): "missing 1 required positional argument: 'batch_size'",
+        (lambda: untyped.optim.cosine(warmup=3)): r"^cosine\(\): .*; use warmup_steps=$",
+        (lambda: untyped.optim.step(1.0, gamma=0.5, step_size=3)): r"; use decay_rate=$",
+        (lambda: untyped.optim.cosine(1.0)): "missing 1 required .*'total_steps'",
     }
     for call, text in calls.items():
         refuses(TypeError, text, call)

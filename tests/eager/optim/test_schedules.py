@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 import re
 from collections.abc import Callable
 from typing import Any
@@ -66,6 +68,21 @@ def test_a_schedule_takes_a_number(schedule: Any) -> None:
         found = schedule(count)
         assert found.type is expected.type
         assert found.item() == expected.item()
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_a_schedule_can_be_pickled_and_copied(schedule: Any) -> None:
+    for other in (pickle.loads(pickle.dumps(schedule)), copy.deepcopy(schedule)):
+        assert repr(other) == repr(schedule)
+        assert other(5).item() == schedule(5).item()
+
+
+def test_an_optimizer_with_a_schedule_can_be_pickled() -> None:
+    rate = optim.warmup(optim.Plateau(1.0), 3)
+    optimizer = optim.SGD(ml.ones(2), rate)
+    rate.load_state({**rate.state(), "rate": ml.asarray(0.5)})  # type: ignore[attr-defined]
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert again.learning_rate(5).item() == rate(5).item() == 0.5
 
 
 @pytest.mark.parametrize("schedule", ALL)
