@@ -62,11 +62,11 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_320,
+    "mlvm/core": 6_330,
     "mlvm/machines": 1_670,
     "mlvm/machines/native": 2_340,
-    "mlvm/machines/gpu": 3_020,
-    "mlvm/machines/standalone": 950,
+    "mlvm/machines/gpu": 3_130,
+    "mlvm/machines/standalone": 970,
     "mlvm/machines/remote": 3_910,
     "mlvm/arena": 1_280,
     "mlvm/show": 1_610,
@@ -82,15 +82,15 @@ BUDGET = {
     "mlvm/eager/transform": 2_020,
     "mlvm/eager/nn": 2_120,
     "mlvm/eager/parallel": 630,
-    "mlvm/eager/optim": 1_220,
+    "mlvm/eager/optim": 1_240,
     "mlvm/eager/files": 790,
-    "mlvm/eager/interop": 1_050,
+    "mlvm/eager/interop": 1_060,
     "mlvm/eager/capture": 2_010,
-    "mlvm/onnx": 5_160,
+    "mlvm/onnx": 5_190,
     "mlvm": 490,
-    "models": 3_420,
+    "models": 3_430,
     "bench": 4_230,
-    "tests": 63_960,
+    "tests": 64_210,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
