@@ -8,6 +8,7 @@ launch.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
@@ -47,6 +48,7 @@ class Note:
         self.op, self.attributes, self.types = op, attributes, types
         self.judged, self.judges, self.slot = judged, judges, slot
         self.place: Place | None = None
+        self.launch, self.thread = 0, threading.current_thread()
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, judged: Array) -> Exception:
@@ -76,6 +78,9 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
+        self._due: list[tuple[Note, bool]] = []
+        self.launch = 0
+        """The number of the present launch."""
 
     @property
     def flags(self) -> list[Any]:
@@ -99,17 +104,23 @@ class Refusals:
 
     def note(self, note: Note) -> None:
         """Its call is launched."""
-        note.place = user_place()
+        note.place, note.launch, note.thread = user_place(), self.launch, threading.current_thread()
         self._noted[note] = None
 
     def settle(self, flags: Sequence[Array]) -> None:
-        """Look at what was read. Raises the error of the first call that has refused a value."""
-        if not flags:
-            return
-        noted, self._noted = list(self._noted), {}
-        refused = [note for note in noted if flags[0][note.slot]]
-        if not refused:
-            return
-        self._memory.write(self._all, np.zeros(_MOST, np.int32))
-        [judged] = self._memory.fetched([refused[0].judged])
-        raise refused[0].error(judged)
+        """Look at what was read. Raises the error of the first call of a launch that has refused a
+        value: one at a time, to whoever waits first, and to the thread that has launched it."""
+        if flags:
+            noted, self._noted = list(self._noted), {}
+            refused = [note for note in noted if flags[0][note.slot]]
+            if refused:
+                self._memory.write(self._all, np.zeros(_MOST, np.int32))
+            first = {note.launch: note for note in reversed(refused)}
+            self._due += [(note, False) for note in refused if first[note.launch] is note]
+        me = threading.current_thread()
+        self._due = [(note, told) for note, told in self._due if not told or note.thread.is_alive()]
+        for i, (note, told) in enumerate(self._due):
+            if not told or note.thread is me:
+                self._due[i : i + 1] = [] if note.thread is me else [(note, True)]
+                [judged] = self._memory.fetched([note.judged])
+                raise note.error(judged)

@@ -115,6 +115,8 @@ class GpuVM(LocalVM):
         self, program: Program, args: Sequence[TensorHandle] = (), *, max_steps: int | None = None
     ) -> list[Array]:
         with self._lock, self.memory:
+            if self.depth == 0:
+                self.memory.refusals.launch += 1
             try:
                 return super().launch(program, args, max_steps=max_steps)
             except Failed as failed:

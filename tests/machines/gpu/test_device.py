@@ -45,6 +45,7 @@ from tests.core.ops.cases import CASES
 from tests.core.ops.evaluate import evaluate
 from tests.machines.gpu.against import compare, launched
 from tests.test_docs import ROOT, shown
+from tests.threads import PATIENCE, start
 
 F4 = TensorType("f32", (4,))
 
@@ -284,6 +285,26 @@ def test_a_refused_value_is_told_at_the_next_wait_with_its_place(vm: GpuVM) -> N
         power,
         sent(vm, np.asarray([2]), np.asarray([-1])),
     )
+
+
+def test_each_launch_that_refuses_a_value_is_told_once_and_to_its_own_thread(vm: GpuVM) -> None:
+    x, out = sent(vm, np.arange(4, dtype="f4"), np.zeros(1, "f4"))
+    take = Program.of_op("take.out", 3, {"axis": 0}, 0)
+
+    def launch(index: int) -> None:
+        vm.launch(take, [out, x, *sent(vm, np.asarray([index]))])
+
+    for index in (7, 2, 8):
+        launch(index)
+    for index in (7, 8):
+        refuses(PositionRefused, f"index {index} ", vm.read, out)
+    vm.read(out)
+    launch(9)
+    start(refuses, PositionRefused, "index 9 ", vm.read, out).result(PATIENCE)
+    refuses(PositionRefused, "index 9 ", vm.read, out)
+    start(launch, 10).result(PATIENCE)
+    refuses(PositionRefused, "index 10 ", vm.read, out)
+    vm.read(out)
 
 
 def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
