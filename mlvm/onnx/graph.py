@@ -17,7 +17,7 @@ from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
 _NEWEST: Final = 1000  # an opset beyond is no number of one
-_MOST_NODES: Final = 1_000_000  # that functions in functions may amount to
+_MOST_NODES: Final = 100_000  # that functions in functions may amount to
 REFUSALS: Final = (
     *(MlvmError, TypeError, ValueError, AttributeError, LookupError),
     *(ArithmeticError, MemoryError),

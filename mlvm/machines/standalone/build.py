@@ -84,6 +84,9 @@ def build(
         layout = _Layout(planned, threads, depth, records)
     tables = Tables(layout.steps.functions, sets)
     text = layout.text(tables, embed)
+    makefile = folder / "Makefile"
+    if makefile.exists() and not makefile.read_bytes().startswith(_WRITTEN.encode()):
+        raise CannotBuild(f"{folder} has a Makefile of another's; give a folder for the step alone")
     folder.mkdir(parents=True, exist_ok=True)
     files = sorted({FILE_OF[name] for name in tables.kernels})
     files += ["elementwise"] * bool(tables.rows)
@@ -103,7 +106,7 @@ def build(
         )
     else:
         (folder / "weights.bin").write_bytes(weights)
-    (folder / "Makefile").write_text(_makefile(TARGETS[target], sets, files, embed, threads))
+    makefile.write_text(_makefile(TARGETS[target], sets, files, embed, threads))
     return Built(sets, tuple([name for _, name in used]), layout.memory, len(weights))
 
 
@@ -272,6 +275,9 @@ class _Layout:
         )
 
 
+_WRITTEN: Final = (
+    "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
+)
 _RUNTIME: Final = "mlvm/standalone/src"
 _KERNELS: Final = "mlvm/native/src/plan/kernels"
 
@@ -395,7 +401,7 @@ def _makefile(
     own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", *["threads"] * (threads > 1))]
     own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
     lines = [
-        "# Written by `python -m mlvm build`: `make` makes libstep.a, and `step`, a program.",
+        _WRITTEN,
         f"CC = {target.compiler}",
         "AR = ar",
         "OPTIMIZE = -O3",
