@@ -28,7 +28,12 @@ _LLAMA3: Final = (
 )
 _WORDS: Final = {"llama-bpe": _LLAMA3, "llama3": _LLAMA3}
 """What byte-pair encoding does not merge across, by the name of the way to split a text."""
-_LISTS: Final = {"tokens": {str}, "token_type": {int}, "merges": {str}, "scores": {float, int}}
+_LISTS: Final[Mapping[str, set[type]]] = {
+    "tokens": {str},
+    "token_type": {int},
+    "merges": {str},
+    "scores": {float, int},
+}
 """What the lists of the metadata have."""
 
 
