@@ -65,8 +65,8 @@ BUDGET = {
     "mlvm/core": 6_330,
     "mlvm/machines": 1_670,
     "mlvm/machines/native": 2_340,
-    "mlvm/machines/gpu": 3_130,
-    "mlvm/machines/standalone": 970,
+    "mlvm/machines/gpu": 3_150,
+    "mlvm/machines/standalone": 980,
     "mlvm/machines/remote": 3_910,
     "mlvm/arena": 1_280,
     "mlvm/show": 1_610,
@@ -88,9 +88,9 @@ BUDGET = {
     "mlvm/eager/capture": 2_010,
     "mlvm/onnx": 5_190,
     "mlvm": 490,
-    "models": 3_430,
+    "models": 3_440,
     "bench": 4_230,
-    "tests": 64_210,
+    "tests": 64_240,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

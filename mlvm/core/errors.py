@@ -451,7 +451,7 @@ class ModelError(MlvmError, ValueError):
     >>> with open('damaged.onnx', 'wb') as file: _ = file.write(b'none')
     >>> try: ml.onnx.load('damaged.onnx')
     ... except ml.errors.ModelError as error: print(str(error).partition(': ')[2])
-    field 13 of Model has the wire type 6
+    no ONNX file, or a damaged one: field 13 of Model has the wire type 6
     """
 
 
