@@ -82,7 +82,8 @@ class BuildNative(build_ext):
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
-            flags += [f"-fsanitize={sanitize}", "-g", "-O1", "-fno-omit-frame-pointer"]
+            flags += [f"-fsanitize={sanitize}", "-g", "-O1"]
+            flags += ["-fno-omit-frame-pointer", "-fno-var-tracking"]  # which would take minutes
         kinds = "-".join(["objects", f"O{OPTIMIZE}", *(sanitize or "").split(",")]).rstrip("-")
         build = Path(self.build_temp) / kinds
         # The name carries no folder: a build for coverage or a sanitizer has its own.

@@ -59,6 +59,14 @@ struct KernelCall {
 #define MLVM_JOIN(x, y) MLVM_JOIN_(x, y)
 #ifdef TARGET
 #define TARGETED(name) MLVM_JOIN(name, TARGET)
+
+/* A function that the compiler is to write anew for each call, whose constants then decide loops. Not
+ * where nothing is optimized, nor under sanitizers, whose checks in each copy would take it minutes. */
+#if defined(__OPTIMIZE__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+#define SPECIALIZED static inline __attribute__((always_inline))
+#else
+#define SPECIALIZED static inline
+#endif
 #endif
 #ifdef WANTED /* the file that says `#define USES_kernel_layer_norm_f32 ~, KEPT` and so on */
 #include WANTED

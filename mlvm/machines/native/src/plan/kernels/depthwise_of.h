@@ -22,7 +22,7 @@ static inline V OF(load_some)(const T *from, int64_t count)
 }
 
 /* `some`: there are fewer channels than a vector has lanes; `inside`: all taps are in the image. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int places,
            const int vectors, const int inside, const int some)
 {
@@ -67,7 +67,7 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
 }
 
 /* Some channels of as many places: the last vector may repeat some of the one before. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(channels)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end, const int places,
              const int vectors, const int inside)
 {
@@ -195,7 +195,7 @@ static int OF(depthwise_transpose)(const KernelCall *call, char *const *p, int64
 
 /* What some taps of a row of the kernel get from a row of windows; `from` is their pixel in the first
  * of these. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t column, const int taps,
          const int vectors, int64_t some)
 {
@@ -227,7 +227,7 @@ OF(taps)(V sum[3][4], const int64_t *n, const T *g, const T *from, int64_t colum
 
 /* The gradient for the taps b .. b + taps - 1 of row a and for a few vectors of channels. A sum has
  * parts, of as many rows of windows as have PART places. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                 const int taps, const int vectors, int64_t some, int64_t skip)
 {
@@ -269,7 +269,7 @@ OF(kernel_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t 
         }
 }
 
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(kernel_channels)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                     int64_t end, const int taps)
 {

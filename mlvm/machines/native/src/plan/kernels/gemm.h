@@ -411,7 +411,7 @@ static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, 
 
 /* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
  * summed in the order of tiles, too. Two squares after the other are a line of the cache. */
-static inline __attribute__((always_inline)) void OF(turned_squares)(T *total, const T *x, const S *y,
+SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y,
                                                                      int64_t y_column, int64_t k,
                                                                      const int squares)
 {
@@ -498,7 +498,7 @@ typedef struct {
 } OF(Factor);
 
 /* `beyond`: there is memory behind each column. */
-static inline __attribute__((always_inline)) void OF(dot)(T *out, const OF(Factor) *factor,
+SPECIALIZED void OF(dot)(T *out, const OF(Factor) *factor,
                                                           const S *y, int64_t y_column,
                                                           const int columns, int beyond)
 {

@@ -27,7 +27,7 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 static const T OF(no_pixel)[64 / sizeof(T)] = {0};
 
 /* Some places of a line of results (see depthwise_of.h), a vector of channels. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(group_places)(const OF(Line) *line, int64_t each, int64_t place, int64_t channel,
                  const int places, const int several)
 {
@@ -101,7 +101,7 @@ static int OF(grouped)(const KernelCall *call, char *const *p, int64_t begin, in
 /* --- the gradient for the kernel --- */
 
 /* For tap (a, b), a vector of channels, and the channels first .. first + count - 1 of a group of x. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 OF(group_part)(const int64_t *n, char *const *p, int64_t a, int64_t b, int64_t channel,
                int64_t first, const int count, const int several)
 {

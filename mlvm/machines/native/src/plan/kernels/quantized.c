@@ -165,7 +165,7 @@ static inline float total(const V *sums)
 }
 
 /* `rows` rows of weights by `many` rows of x. */
-static inline __attribute__((always_inline)) void
+SPECIALIZED void
 tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row, const Weights *w,
      int rows, int many, Element of)
 {
@@ -234,7 +234,7 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
             out[i * out_row + r] = total(sums[r][i]);
 }
 
-static inline __attribute__((always_inline)) int
+SPECIALIZED int
 product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, Element of)
 {
     const int64_t *n = call->n;
@@ -310,7 +310,7 @@ static inline void dot_plain(int32_t *sums, int32_t *of_y, const uint8_t *x, int
 }
 
 #if defined(__AVX512F__)
-__attribute__((target("avx512vnni"))) static inline __attribute__((always_inline)) void
+__attribute__((target("avx512vnni"))) SPECIALIZED void
 dot_vnni_of(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many, const int8_t *y,
             int64_t k, uint8_t turn)
 {

@@ -19,7 +19,7 @@ typedef struct {
 
 typedef void (*OF(TileFn))(const OF(Tile) *);
 
-static inline __attribute__((always_inline)) void OF(tile)(const OF(Tile) *t, const int rows,
+SPECIALIZED void OF(tile)(const OF(Tile) *t, const int rows,
                                                            const int vectors, const int64_t a_row)
 {
     V sum[ROWS][2];
