@@ -68,7 +68,7 @@ BUDGET = {
     "mlvm/machines/gpu": 3_150,
     "mlvm/machines/standalone": 980,
     "mlvm/machines/remote": 3_910,
-    "mlvm/arena": 1_280,
+    "mlvm/arena": 1_290,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
     "mlvm/step": 2_130,

@@ -47,6 +47,8 @@ class _Writes:
         self._watches = weakref.WeakKeyDictionary()
         self._of: weakref.WeakKeyDictionary[Watch, list[Region]] = weakref.WeakKeyDictionary()
         self._regions.on_moved = self._moved
+        self._quiet: dict[tuple[int, Sequence[TensorHandle]], Program] = {}
+        """Launches that write to nothing that is watched now."""
 
         def launch(
             proceed: Callable[..., list[Array]],
@@ -58,9 +60,16 @@ class _Writes:
                 return proceed(program, args, **options)
             with vm.lock:
                 try:
-                    return proceed(program, args, **options)
-                finally:
+                    outputs = proceed(program, args, **options)
+                    launched = id(program), tuple(args)
+                    if self._quiet.get(launched) is not program and self._launched(program, args):
+                        if len(self._quiet) >= _MOST_QUIET:
+                            self._quiet.clear()
+                        self._quiet[launched] = program
+                except BaseException:  # an interrupt may come anywhere
                     self._launched(program, args)
+                    raise
+                return outputs
 
         def touching(proceed: Callable[..., Any], *args: Any, **options: Any) -> Any:
             with vm.lock:
@@ -73,6 +82,7 @@ class _Writes:
         observe(vm, launch=of_updates(launch), **dict.fromkeys(others, touching))
 
     def watch(self, watch: Watch, found: Iterable[Region | None]) -> None:
+        self._quiet.clear()
         for region in self._of.pop(watch, ()):
             self._watches[region].discard(watch)
         now = [region for region in found if region is not None]
@@ -80,21 +90,26 @@ class _Writes:
         for region in now:
             self._watches.setdefault(region, weakref.WeakSet()).add(watch)
 
-    def _launched(self, program: Program, args: Sequence[TensorHandle]) -> None:
-        if isinstance(program, Program):  # or the launch has raised
-            numbers = written(program)
-            if numbers is None:
-                self._count(self._of)
-            else:
-                self._written([args[i] for i in numbers if i < len(args)])
+    def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
+        """Count what the launch has written to. Returns whether nothing of it is watched."""
+        if not isinstance(program, Program):  # the launch has raised
+            return False
+        numbers = written(program)
+        if numbers is None:
+            self._count(self._of)
+            return False
+        return not self._written([args[i] for i in numbers if i < len(args)])
 
-    def _written(self, handles: Iterable[object]) -> None:
-        known = self._regions.data  # most handles are of none of them
+    def _written(self, handles: Iterable[object]) -> bool:
+        """Count the writes to these. Returns whether one of them is watched."""
+        known, found = self._regions.data, False  # most handles are of none of them
         for handle in handles:
             reference = known.get(handle) if isinstance(handle, int) else None
             region = None if reference is None else reference()
             if region is not None:
+                found = found or bool(self._watches.get(region))
                 self._moved(region)
+        return found
 
     def _moved(self, region: Region) -> None:
         self._count(self._watches.get(region, ()))
@@ -103,6 +118,8 @@ class _Writes:
         for watch in list(watches):
             watch.changes += 1
 
+
+_MOST_QUIET: Final = 64
 
 _ELSEWHERE: Final = -1
 """Stands for a tensor that is no argument: one that a program names by its handle."""
