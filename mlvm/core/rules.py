@@ -50,6 +50,12 @@ def require_one_float_dtype(*operands: TensorType) -> None:
         raise DTypeError(f"dtypes {', '.join(map(str, dtypes))} must be one and the same")
 
 
+def require_cotangent(g: TensorType, result: TensorType) -> None:
+    """Raise `ShapeError` unless `g` can be the cotangent of a result of that type."""
+    if g is not result:
+        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {result}")
+
+
 def common_dtype(operands: Sequence[TensorType]) -> DType:
     """The promoted dtype of all operands."""
     return reduce(promote, [operand.dtype for operand in operands])

@@ -19,7 +19,7 @@ from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
 from mlvm.core.ops.rows import row_sums, sum_rows
-from mlvm.core.rules import normalize_axis, require, require_one_float_dtype
+from mlvm.core.rules import normalize_axis, require, require_cotangent, require_one_float_dtype
 from mlvm.core.types import Array, TensorType
 
 
@@ -31,8 +31,7 @@ def _activation(x: TensorType, **_: object) -> TensorType:
 def _vjp(g: TensorType, result: TensorType, x: TensorType) -> TensorType:
     """The type of x, for which `g`, the cotangent of a result of that type, has a gradient."""
     require_one_float_dtype(g, x)
-    if g is not result:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {result}")
+    require_cotangent(g, result)
     return x
 
 

@@ -19,7 +19,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import blocks
-from mlvm.core.rules import require, require_one_float_dtype
+from mlvm.core.rules import require, require_cotangent, require_one_float_dtype
 from mlvm.core.types import Array, Shape, TensorType
 
 Pair: TypeAlias = tuple[int, int]
@@ -345,9 +345,7 @@ def _conv2d_kernel_vjp(
         raise AttributeRefused(f"groups must divide the channels of {x}, given {groups}")
     outputs = g.shape[-1] if g.ndim else 0
     kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
-    expected = _conv2d(x, kernel, stride, padding, dilation, groups)
-    if g is not expected:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {expected}")
+    require_cotangent(g, _conv2d(x, kernel, stride, padding, dilation, groups))
     return kernel
 
 
@@ -406,9 +404,7 @@ def max_pool2d(
 
 def _max_pool2d_vjp(g: TensorType, x: TensorType, **attributes: Any) -> TensorType:
     require_one_float_dtype(g, x)
-    expected = _pool(x, **attributes)
-    if g is not expected:
-        raise ShapeError(f"the cotangent is {g}, but the result it belongs to is {expected}")
+    require_cotangent(g, _pool(x, **attributes))
     return x
 
 

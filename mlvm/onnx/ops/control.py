@@ -18,13 +18,18 @@ _MOST_TURNS: int = 1 << 31
 _FEW: int = 4  # turns that are written one after the other
 
 
+def _element(value: Value) -> Any:
+    """The element of a condition or a count; None where only running the program tells."""
+    if not isinstance(value, np.ndarray):
+        if blocks.is_recorded():
+            return None
+        value = np.asarray(tensor(value))
+    return value.reshape(-1)[0]
+
+
 def _decided(value: Value) -> bool | None:
-    """A condition as a bool; None where only running the program tells."""
-    if isinstance(value, np.ndarray):
-        return bool(value.reshape(-1)[0])
-    if blocks.is_recorded():
-        return None
-    return bool(np.asarray(tensor(value)).reshape(-1)[0])
+    found = _element(value)
+    return None if found is None else bool(found)
 
 
 @op("If", "raw")
@@ -74,11 +79,8 @@ def loop(at: Call, most: Value = None, condition: Value = None, *state: Value) -
 
 
 def _count(most: Value) -> int | None:
-    if isinstance(most, np.ndarray):
-        return int(most.reshape(-1)[0])
-    if blocks.is_recorded():
-        return None
-    return int(np.asarray(tensor(most)).reshape(-1)[0])
+    found = _element(most)
+    return None if found is None else int(found)
 
 
 def _stacked(column: list[Value], body: Any, place: int) -> Value:

@@ -280,10 +280,6 @@ def max_unpool(at: Call, x: Value, places: Value, shape: Any = None) -> Value:
 # --- norms --------------------------------------------------------------------------------
 
 
-def _on_channels(v: Any, ndim: int) -> Any:
-    return ml.reshape(v, (-1, *[1] * (ndim - 2)))
-
-
 @op("BatchNormalization", "raw")
 def batch_normalization(
     at: Call, x: Value, scale: Value, bias: Value, mean: Value, var: Value
