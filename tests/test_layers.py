@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -120,7 +121,8 @@ class Import:
     in_function: bool
 
 
-def imports(source: str, package: str) -> Iterator[Import]:
+@cache
+def imports(source: str, package: str) -> tuple[Import, ...]:
     """Every import of a module that lies in `package`, relative ones made absolute.
 
     `from m import x` counts as m.x, since x may be a module.
@@ -135,13 +137,12 @@ def imports(source: str, package: str) -> Iterator[Import]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             for alias in node.names:
                 yield Import(f"{base}.{alias.name}", node.lineno, in_function)
-        inside = in_function or isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-        )
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
+            if not isinstance(child, ast.expr):
+                yield from visit(child, inside)
 
-    yield from visit(ast.parse(source), False)
+    return tuple(visit(ast.parse(source), False))
 
 
 def layer(module: str) -> str:
