@@ -66,9 +66,9 @@ BUDGET = {
     "mlvm/core": 6_330,
     "mlvm/machines": 1_670,
     "mlvm/machines/native": 2_340,
-    "mlvm/machines/gpu": 3_150,
+    "mlvm/machines/gpu": 3_170,
     "mlvm/machines/standalone": 980,
-    "mlvm/machines/remote": 3_910,
+    "mlvm/machines/remote": 3_900,
     "mlvm/arena": 1_290,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 490,
     "models": 3_440,
     "bench": 4_230,
-    "tests": 64_240,
+    "tests": 64_280,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
