@@ -34,7 +34,7 @@ TARGETS = {
         "avx2": "-mavx2 -mfma",
         "avx512": AVX512,
         "avx512_bf16": f"{AVX512} -mavx512bf16",
-        "amx": f"{AVX512} -mamx-tile -mamx-bf16",
+        "amx": f"{AVX512} -mamx-tile -mamx-bf16 -DUSE_AMX",
         "amx_emulated": f"{AVX512} -DAMX_EMULATED",
     },
     "arm": {"neon": "-DUSE_NEON"},

@@ -5,7 +5,7 @@
  * the other, and rounded alike however rows, columns and steps are divided. */
 #include "../plan.h"
 
-#if defined(__AMX_BF16__) || defined(AMX_EMULATED)
+#if defined(USE_AMX) || defined(AMX_EMULATED)
 #include "batch.h"
 #include "elements.h"
 #include "tiles.h"
