@@ -83,6 +83,8 @@ class BuildNative(build_ext):
 
     def _takes(self, options):
         """Whether the compiler knows these options: an old one has fewer instruction sets."""
+        if not options:
+            return True
         run = [*self.compiler.compiler_so, *options.split(), "-E", "-x", "c", os.devnull]
         return subprocess.run(run, capture_output=True, check=False).returncode == 0
 
@@ -91,7 +93,7 @@ class BuildNative(build_ext):
         unix = self.compiler.compiler_type == "unix"
         machine = MACHINES.get(platform.machine().lower(), "") if unix else ""
         targets = {"plain": "", **TARGETS.get(machine, {})}
-        targets = {name: flags for name, flags in targets.items() if not flags or self._takes(flags)}
+        targets = {name: flags for name, flags in targets.items() if self._takes(flags)}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:

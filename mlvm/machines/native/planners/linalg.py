@@ -277,7 +277,7 @@ def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
 
 def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     """Blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
-    (m, k, x_row, x_k), (_, n, _, _) = product.x, product.y
+    (m, k, _, x_k), n = product.x, product.y.columns
     groups = product.groups[0]
     block = _even(k, 1024)
     panels = groups * _whole(k) * 2  # bytes for a column
