@@ -38,6 +38,10 @@ def _noise(*shape: int) -> Array:
     return half.cast(np.random.default_rng(shape[0]).standard_normal(shape, np.float32), bf16)
 
 
+def _number(value: float) -> Array:
+    return half.cast(np.asarray(value, np.float32), bf16)
+
+
 def _product(name: str, x: Array, y: Array, threads: int = 1, **attributes: Any) -> Array:
     """By the kernel of AMX."""
     arrays, bound = prepared(name, x, y, **attributes)
@@ -77,8 +81,8 @@ def test_the_emulated_instruction_does_what_the_manual_says(small: bool) -> None
     x, y = _noise(20, 70), _noise(70, 37)
     if small:
         x, y = (half.cast(half.widened(z) * np.float32(5e-20), bf16) for z in (x, y))
-        x[::3, ::5] = half.cast(np.float32(1e-39), bf16)
-        y[:, ::7] = half.cast(np.float32(1e38), bf16)
+        x[::3, ::5] = _number(1e-39)
+        y[:, ::7] = _number(1e38)
     expected = half.cast(_defined(x, y), bf16)
     assert _product("matmul", x, y).tobytes() == expected.tobytes()
     assert small == (half.widened(expected) == 0).any()
@@ -109,7 +113,8 @@ def test_a_product_is_within_its_roundings_and_the_same_however_divided(tx: bool
 def test_a_large_result_goes_past_the_caches_with_the_same_bits() -> None:
     x, y = _noise(1100, 40), _noise(40, 2048)
     large = _product("matmul", x, y, 2)
-    assert large.tobytes() == b"".join(_product("matmul", x[i : i + 550], y) for i in (0, 550))
+    parts = [_product("matmul", x[i : i + 550], y).tobytes() for i in (0, 550)]
+    assert large.tobytes() == b"".join(parts)
 
 
 @cases("tx", False, True)
@@ -144,7 +149,7 @@ def test_a_chain_on_a_product_has_the_bits_of_its_links(m: int, k: int, n: int) 
 
 def test_not_a_number_and_infinities_go_through() -> None:
     x, y = _noise(33, 40), _noise(40, 33)
-    x[3, 5], x[4, 6] = half.cast(np.float32(np.inf), bf16), half.cast(np.float32(np.nan), bf16)
+    x[3, 5], x[4, 6] = _number(np.inf), _number(np.nan)
     result = half.widened(_product("matmul", x, y))
     assert np.isinf(result[3]).all()
     assert np.isnan(result[4]).all()
