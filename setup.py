@@ -30,10 +30,17 @@ FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown
 AVX512 = "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
 # The kernels once more for each of these, with such options.
 TARGETS = {
-    "x86": {"avx2": "-mavx2 -mfma", "avx512": AVX512, "avx512_bf16": f"{AVX512} -mavx512bf16"},
+    "x86": {
+        "avx2": "-mavx2 -mfma",
+        "avx512": AVX512,
+        "avx512_bf16": f"{AVX512} -mavx512bf16",
+        "amx": f"{AVX512} -mamx-tile -mamx-bf16 -DUSE_AMX",
+        "amx_emulated": f"{AVX512} -DAMX_EMULATED",
+    },
     "arm": {"neon": "-DUSE_NEON"},
 }
-ONLY = {"avx512_bf16": ["linalg.c"]}  # all else is that of the target before
+# All else is that of `avx512`.
+ONLY = {"avx512_bf16": ["linalg.c"], "amx": ["amx.c"], "amx_emulated": ["amx.c"]}
 MACHINES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
 
 
@@ -74,11 +81,19 @@ class BuildNative(build_ext):
             return []
         return GCC_FLAGS if "Free Software Foundation" in version else []
 
+    def _takes(self, options):
+        """Whether the compiler knows these options: an old one has fewer instruction sets."""
+        if not options:
+            return True
+        run = [*self.compiler.compiler_so, *options.split(), "-E", "-x", "c", os.devnull]
+        return subprocess.run(run, capture_output=True, check=False).returncode == 0
+
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
         machine = MACHINES.get(platform.machine().lower(), "") if unix else ""
         targets = {"plain": "", **TARGETS.get(machine, {})}
+        targets = {name: flags for name, flags in targets.items() if self._takes(flags)}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:

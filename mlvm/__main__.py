@@ -578,7 +578,7 @@ def print_info() -> None:
     print(f"mlvm {__version__}, Python {platform.python_version()}, numpy {np.__version__}")
     print(f"kernels: {extension.status()}")
     sets = [
-        name if here else f"{name} (this processor lacks it)"
+        name if here else f"{name} ({extension.why_lacking(name)})"
         for name, here in extension.simd_sets().items()
     ]
     print(f"instruction sets: {', '.join(sets) or 'those of numpy'}")

@@ -736,7 +736,7 @@ class Captured(Generic[P, R]):
         explains: Callable[[Exception], None] = known.explain
         token = explaining.set(known.explain)
         try:
-            with scratch.lock, nullcontext() if hoisted is None else vm.lock:
+            with scratch.lock, _UNLOCKED if hoisted is None else vm.lock:
                 if hoisted is not None:
                     explains = hoisted.explain
                     hoisted.refresh()
@@ -775,6 +775,8 @@ class Captured(Generic[P, R]):
         finally:
             explaining.reset(token)
 
+
+_UNLOCKED: Final = nullcontext()
 
 _ARRAYS: Final = np.ndarray, np.generic
 

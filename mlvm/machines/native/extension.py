@@ -2,8 +2,8 @@
 
 The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
 the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
-instruction sets that the processor has: `avx512_bf16`, `avx512`, `avx2`, `plain`. MLVM_THREADS is
-how many threads the default VM has.
+instruction sets that the processor has: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for
+tests `amx_emulated`. MLVM_THREADS is how many threads the default VM has.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ def wanted(native: bool | None) -> bool:
     native = EXTENSION is not None if native is None else bool(native)
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
-        wrong = f"MLVM_SIMD={simd}: this processor or build has no such instruction set"
+        lacking = why_lacking(simd) if simd in simd_sets() else "this build has no such set"
+        wrong = f"MLVM_SIMD={simd}: {lacking}"
         raise MachineError(f"{wrong}; there are {' '.join(here)}")
     return native
 
@@ -72,6 +73,13 @@ def simd_sets() -> dict[str, bool]:
     processor has them. Empty without the extension."""
     sets: dict[str, bool] = {} if EXTENSION is None else EXTENSION.simd_sets()
     return sets
+
+
+def why_lacking(simd: str) -> str:
+    """Why an instruction set of this build cannot be used here, for people."""
+    assert EXTENSION is not None
+    refused = EXTENSION.simd_refused(simd)
+    return "the system refuses its registers" if refused else "this processor lacks it"
 
 
 def pool(threads: int, pinned: bool) -> Pool:

@@ -13,7 +13,7 @@ else.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Final, TypeAlias
 
 from mlvm.core import ops as _fill_the_op_table  # noqa: F401
@@ -29,11 +29,18 @@ Planner: TypeAlias = Callable[[Types, Attributes], KernelCall | None]
 PLANNERS: Final[dict[str, Planner]] = {}
 """By op name."""
 
-_INTEGERS: Final = {
-    kernel: tuple([name.lower() for name in names])
-    for kernel, (_, names) in _native.kernels().items()
-}
-"""The names of the integers that a kernel's calls have, which `plan/names.h` explains."""
+
+@cache
+def _integers(simd: str) -> dict[str, tuple[str, ...]]:
+    """The kernels of that instruction set, which is in use; and the names of the integers that
+    calls of each have, which `plan/names.h` explains."""
+    kernels = _native.kernels().items()
+    return {kernel: tuple([name.lower() for name in names]) for kernel, (_, names) in kernels}
+
+
+def has_kernel(kernel: str) -> bool:
+    """Whether the instruction set in use has a kernel of that name."""
+    return kernel in _integers(_native.simd())
 
 
 def planner(
@@ -66,7 +73,7 @@ def kernel_call(
     """A call of the kernel of that name; None if there is none. `work` is in nanoseconds on one
     thread, `scratch` and `shared` in bytes. `rest` are integers in any number after those with
     names, of which those that are not given are 0. `rows` are the row functions of a chain."""
-    names = _INTEGERS.get(kernel)
+    names = _integers(_native.simd()).get(kernel)
     if names is None:
         return None
     if not integers.keys() <= {*names}:

@@ -10,9 +10,8 @@ from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType, bf16, f32
-from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.native.planner import Types, kernel_call, planner
+from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
 
 Axis: TypeAlias = tuple[int, int, int]
@@ -24,6 +23,11 @@ _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's second-level cache beside other things."""
 _MOST_PANELS: Final = 1 << 24
 """Bytes of y that a thread copies at most, for a chain after the product."""
+_AMX: Final = "bf16_amx"
+_SIDE: Final = 32
+"""Of a block of products in the tiles of AMX: rows, columns, and factors of a step."""
+_PAST_CACHES: Final = 1 << 22
+"""A result of so many bytes goes past the caches."""
 
 
 class Matrix(NamedTuple):
@@ -142,7 +146,7 @@ def matmul_chain(
         return None
     if chain is None and product.dtype.startswith("bf16"):
         return None
-    return tiles(product, chain)
+    return tiles(product, chain) if product.dtype != _AMX else _amx(product, chain)
 
 
 def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
@@ -195,11 +199,13 @@ def rounding(
 
 
 def factor_dtype(x: TensorType, y: TensorType, attributes: Attributes) -> str | None:
-    """The suffix of the kernels for these factors: pairs of bf16 where the processor multiplies
-    these at once, and each sum has whole pairs."""
+    """The suffix of the kernels for these factors: of bf16 tiles where there are any, and pairs
+    where the processor multiplies these at once, and each sum has whole pairs."""
     if x.dtype is bf16 and y.dtype is bf16:
         length = x.shape[-2 if attributes["transpose_x"] and x.ndim > 1 else -1]
-        return "bf16x2" if "gemv_bf16x2" in _native.kernels() and length % 2 == 0 else "bf16"
+        if length and has_kernel("matmul_bf16_amx"):
+            return _AMX
+        return "bf16x2" if has_kernel("gemv_bf16x2") and length % 2 == 0 else "bf16"
     return float_dtype(x, y)
 
 
@@ -237,6 +243,10 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
     """How the product is best made. `chain` follows, unless a vector is made; None for other
     products of bf16 without one."""
     x, y = product.x, product.y
+    if product.dtype == _AMX:
+        if y.columns > 1:
+            return chain and _amx(product)  # which rounds its result itself
+        product = product._replace(dtype="bf16")
     if y.columns == 1:
         # The rows of x with a vector: columns of x transposed.
         axes = [(length, b, a) for length, a, b in product.axes]
@@ -263,6 +273,54 @@ def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
     units = product.batch * -(-product.y.columns // unit)
     integers = {**product.integers, "x": x, "y": y, "by_columns": by_columns, "unit": unit}
     return kernel_call(kernel, 3, units, product.work, integers, rest=product.rest)
+
+
+def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
+    """Blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
+    (m, k, _, x_k), n = product.x, product.y.columns
+    groups = product.groups[0]
+    block = _even(k, 1024)
+    panels = groups * _whole(k) * 2  # bytes for a column
+    rows, columns = _even(m, 256), _whole(n)
+    if chain:
+        rows = min(rows, max(_SIDE, _CACHE // (4 * n) // _SIDE * _SIDE))
+        if columns * panels > _MOST_PANELS:
+            return None
+    else:
+        columns = _even(n, min(512, max(_SIDE, _MOST_PANELS // panels // _SIDE * _SIDE)))
+    # Scratch: rows of x, panels of y; then for a chain what its child wants; then sums.
+    strip = min(rows, _whole(m)) * block
+    child_scratch = 2 * strip + columns * panels
+    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    kept = chain is not None or groups > 1 or block < k
+    by_columns = n > m and not chain
+    unit = 2 * _SIDE if by_columns else _SIDE
+    integers = product.integers | {"block": block, "copy_x": x_k != 1 or k % _SIDE != 0}
+    integers |= {"x": chain.x if chain else 1, "y": chain.y if chain else 2}
+    integers |= {"by_columns": by_columns, "unit": unit, "rows_at_once": rows}
+    integers |= {"columns_at_once": columns, "strip_length": strip}
+    integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
+    integers |= {"past": product.batch * m * n * 2 >= _PAST_CACHES}
+    return kernel_call(
+        f"matmul_chain_{_AMX}" if chain else f"matmul_{_AMX}",
+        chain.nparams if chain else 3,
+        product.batch * -(-(n if by_columns else m) // unit),
+        product.work / 8 + (chain.child.work if chain else 0),
+        integers,
+        scratch=product_scratch + kept * rows * columns * 4,
+        children=[chain.child] if chain else [],
+        rest=product.rest,
+    )
+
+
+def _whole(length: int) -> int:
+    """As whole blocks of AMX."""
+    return -(-length // _SIDE) * _SIDE
+
+
+def _even(length: int, most: int) -> int:
+    """The length of equal parts, whole blocks of AMX, of at most so many."""
+    return max(_SIDE, _whole(-(-length // -(-length // most)))) if length else _SIDE
 
 
 def tiles(

@@ -1,6 +1,7 @@
 /* Kernel calls and pools as Python objects, and what there is of kernels. */
 #include "call.h"
 
+#include "../plan/processor.h"
 #include "../plan/tables.h"
 
 #include <stdlib.h>
@@ -306,6 +307,17 @@ static PyObject *get_simd_sets(PyObject *module, PyObject *unused)
     return sets;
 }
 
+static PyObject *simd_refused(PyObject *module, PyObject *name)
+{
+    (void)module;
+    PyObject *bytes = PyUnicode_AsUTF8String(name);
+    if (!bytes)
+        return NULL;
+    int refused = processor_refused(PyBytes_AsString(bytes));
+    Py_DECREF(bytes);
+    return PyBool_FromLong(refused);
+}
+
 static PyObject *choose_simd(PyObject *module, PyObject *name)
 {
     (void)module;
@@ -363,9 +375,11 @@ static PyObject *get_rows(PyObject *module, PyObject *unused)
 }
 
 static PyMethodDef call_functions[] = {
-    {"simd", get_simd, METH_NOARGS, "The instruction set in use: avx512_bf16, avx512, avx2 or plain."},
+    {"simd", get_simd, METH_NOARGS, "The name of the instruction set in use."},
     {"simd_sets", get_simd_sets, METH_NOARGS,
      "The instruction sets of this build, the best first, and whether the processor has them."},
+    {"simd_refused", simd_refused, METH_O,
+     "Whether the processor has that instruction set, and the system does not let this process use it."},
     {"choose_simd", choose_simd, METH_O,
      "Use that instruction set for calls made from now on; False if there is no such one here."},
     {"kernels", get_kernels, METH_NOARGS, "All kernels: of each the file it is in, and the names of the integers that its calls have."},

@@ -54,21 +54,23 @@
  * columns. COPY_X, COPY_Y: whether to copy; else they are read where they are. STRIP_LENGTH: elements of
  * scratch for copied rows, before those for panels; then begin, in bytes, CHILD_SCRATCH and
  * PRODUCT_SCRATCH. AXES: of the batch. OUT_ROW: how far rows of the result are apart, OUT_PRODUCT its
- * products. Where COPY_X is GATHER, a row of x is a window over images, or over volumes; or a column is,
- * if X_ROW is 1. Of a window RUN elements at a time lie side by side, RUNS of them in a line of it.
- * SPARSE: how far apart the pixels are taken to lie, with zeros between them. RUN_Y rows of y at
- * a time come from the last to the first, RUN_STEP elements apart; or 0. */
+ * products. PAST: whether the result goes past the cache. Where COPY_X is GATHER, a row of x is a window
+ * over images, or over volumes; or a column is, if X_ROW is 1. Of a window RUN elements at a time lie side
+ * by side, RUNS of them in a line of it. SPARSE: how far apart the pixels are taken to lie, with zeros
+ * between them. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0. */
 #define linalg_integers(EACH)                                                            \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
     EACH(Y_K) EACH(Y_COLUMN) EACH(Y_GROUP) EACH(X) EACH(Y) EACH(OUT) EACH(BY_COLUMNS)    \
     EACH(UNIT) EACH(COPY_X) EACH(COPY_Y) EACH(ROWS_AT_ONCE) EACH(COLUMNS_AT_ONCE)        \
     EACH(BLOCKS_AT_ONCE) EACH(STRIP_LENGTH) EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH)    \
-    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(RUN_Y) EACH(RUN_STEP) EACH(CHANNELS)            \
+    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(PAST) EACH(RUN_Y) EACH(RUN_STEP) EACH(CHANNELS) \
     EACH(IMAGE_DEPTH) EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(RUN) EACH(RUNS)          \
     EACH(WINDOW_HEIGHT) EACH(STRIDE_BEHIND) EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS)        \
     EACH(PAD_FRONT) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(APART_BEHIND) EACH(APART_DOWN)     \
     EACH(APART_ACROSS) EACH(SPARSE_BEHIND) EACH(SPARSE_DOWN) EACH(SPARSE_ACROSS)         \
     EACH(GRID_DEPTH) EACH(GRID_HEIGHT) EACH(GRID_WIDTH) EACH(AXES)
+
+#define amx_integers(EACH) linalg_integers(EACH)
 
 /* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
  * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. X_SIGNED, Y_SIGNED: bytes of these kinds. */

@@ -6,7 +6,8 @@
 #include <string.h>
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
-#define KERNEL_FILES(X, target, products)                                                \
+#define KERNEL_FILES(X, target, products, tiles)                                         \
+    X(amx, tiles)                                                                        \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
     X(depthwise, target)                                                                 \
@@ -26,20 +27,20 @@
 #define DECLARE_ROWS(file, target) extern const RowEntry file##_rows_##target[];
 #define LIST_KERNELS(file, target) file##_kernels_##target,
 #define LIST_ROWS(file, target) file##_rows_##target,
-#define TABLES(target, products)                                                         \
-    KERNEL_FILES(DECLARE_KERNELS, target, products)                                      \
+#define TABLES(set, target, products, tiles)                                             \
+    KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                               \
     ROW_FILES(DECLARE_ROWS, target)                                                      \
-    static const KernelEntry *const kernels_##products[] = {                             \
-        KERNEL_FILES(LIST_KERNELS, target, products) NULL};                              \
-    static const RowEntry *const rows_##products[] = {ROW_FILES(LIST_ROWS, target) NULL};
+    static const KernelEntry *const kernels_##set[] = {                                  \
+        KERNEL_FILES(LIST_KERNELS, target, products, tiles) NULL};                       \
+    static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
 
 #define TEXT(name) #name,
 #define INTEGERS(file, unused) static const char *const file##_names[] = {file##_integers(TEXT) NULL};
 #define LIST_INTEGERS(file, unused) file##_names,
-KERNEL_FILES(INTEGERS, , )
-static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, , )};
+KERNEL_FILES(INTEGERS, , , )
+static const char *const *const integers[] = {KERNEL_FILES(LIST_INTEGERS, , , )};
 #define NAME_OF_FILE(file, unused) #file,
-static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, , )};
+static const char *const files[] = {KERNEL_FILES(NAME_OF_FILE, , , )};
 
 typedef struct {
     const char *name;
@@ -47,23 +48,32 @@ typedef struct {
     const RowEntry *const *rows;
 } Set;
 
-/* The build compiles kernels/ for some of these and says so, the best first; for avx512_bf16 only
- * products, all else is that of avx512. */
+/* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products of
+ * its own, and amx those of bf16 in tiles: all else is that of avx512. */
+#ifdef WITH_AMX
+TABLES(amx, avx512, avx512, amx)
+#endif
+#ifdef WITH_AMX_EMULATED
+TABLES(amx_emulated, avx512, avx512, amx_emulated)
+#endif
 #ifdef WITH_AVX512_BF16
-TABLES(avx512, avx512_bf16)
+TABLES(avx512_bf16, avx512, avx512_bf16, avx512)
 #endif
 #ifdef WITH_AVX512
-TABLES(avx512, avx512)
+TABLES(avx512, avx512, avx512, avx512)
 #endif
 #ifdef WITH_AVX2
-TABLES(avx2, avx2)
+TABLES(avx2, avx2, avx2, avx2)
 #endif
 #ifdef WITH_NEON
-TABLES(neon, neon)
+TABLES(neon, neon, neon, neon)
 #endif
-TABLES(plain, plain)
+TABLES(plain, plain, plain, plain)
 
 static const Set sets[] = {
+#ifdef WITH_AMX
+    {"amx", kernels_amx, rows_amx},
+#endif
 #ifdef WITH_AVX512_BF16
     {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16},
 #endif
@@ -75,6 +85,9 @@ static const Set sets[] = {
 #endif
 #ifdef WITH_NEON
     {"neon", kernels_neon, rows_neon},
+#endif
+#ifdef WITH_AMX_EMULATED
+    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated},
 #endif
     {"plain", kernels_plain, rows_plain},
 };

@@ -4,7 +4,7 @@
 
 #include "plan.h"
 
-/* The instruction set in use: "avx512_bf16", "avx512", "avx2" or "plain". */
+/* The instruction set in use: "amx", "avx512_bf16", "avx512", "avx2", "neon", "plain". */
 const char *simd_name(void);
 
 /* The i-th instruction set of this build, the best first, and whether the processor has it; NULL

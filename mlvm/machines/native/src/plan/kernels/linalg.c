@@ -1,6 +1,7 @@
 /* Matrix products. */
 #include "../plan.h"
 
+#include "batch.h"
 #include "elements.h"
 #include "half.h"
 #include "vectors.h"
@@ -62,48 +63,6 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define SPREAD_bf16x2(x) SPREAD_f32(x)
 #define TRANSPOSE_bf16x2(r) TRANSPOSE_f32(r)
 #endif
-
-/* --- what a call says --- */
-
-/* Of each axis of the batch its length, and the strides of x and y, follow. */
-enum { linalg_integers(NAME) AXIS };
-
-/* Where the operands of one product of the batch begin. */
-static inline void offsets(const int64_t *n, int64_t product, int64_t *x, int64_t *y)
-{
-    *x = *y = 0;
-    for (const int64_t *axis = n + AXIS + 3 * (n[AXES] - 1); axis >= n + AXIS; axis -= 3) {
-        int64_t i = product % axis[0];
-        product /= axis[0];
-        *x += i * axis[1];
-        *y += i * axis[2];
-    }
-}
-
-/* What is done with rows of a product while they are in the cache. */
-typedef struct {
-    const KernelCall *child;
-    char **p;          /* its parameters */
-    char **product;    /* the one among them that a strip takes the place of */
-    char *scratch, *strip;
-    int64_t row_bytes;
-    int64_t first_row; /* of the present product, among the rows of all */
-} Next;
-
-/* Where a product begins of which the strip from `row` on is wanted. */
-static inline void *begin_rows(Next *next, void *out, int64_t row)
-{
-    if (!next->strip)
-        return out;
-    *next->product = next->strip - (next->first_row + row) * next->row_bytes;
-    return next->strip - row * next->row_bytes;
-}
-
-static inline int end_rows(const Next *next, int64_t row, int64_t rows)
-{
-    int64_t first = next->first_row + row;
-    return next->child->kernel->run(next->child, next->p, first, first + rows, next->scratch);
-}
 
 /* For the dtype T: */
 #define COLUMNS (2 * LANES)                             /* of a tile */
