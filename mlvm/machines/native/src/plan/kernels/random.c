@@ -256,11 +256,19 @@ static int permutation(const KernelCall *call, char *const *p, int64_t begin, in
     (void)begin, (void)end, (void)scratch;
     const int64_t count = call->n[COUNT];
     int64_t *out = (int64_t *)p[0];
-    Stream stream = stream_of(p[1], count / 2);
+    Stream stream = stream_of(p[1], count * 3 / 4);
     for (int64_t i = 0; i < count; i++)
         out[i] = i;
+    uint64_t mask = 1;
+    while ((int64_t)mask < count - 1)
+        mask = mask << 1 | 1;
     for (int64_t i = count - 1; i > 0; i--) {
-        int64_t j = (int64_t)bounded(&stream, (uint64_t)i, 4), x = out[i];
+        if ((int64_t)(mask >> 1) >= i)
+            mask >>= 1;
+        int64_t j = (int64_t)(take_word(&stream, 4) & mask);
+        while (j > i)
+            j = (int64_t)(take_word(&stream, 4) & mask);
+        const int64_t x = out[i];
         out[i] = out[j];
         out[j] = x;
     }
