@@ -109,8 +109,9 @@ def depth(n: ml.Tensor) -> ml.Tensor:
 
 @compiled
 def test_all_that_a_program_may_do(tmp_path: Path) -> None:
-    """Training with dropout, gradients of a loop of unknown length, recursion, f64, and products of
-    halves: built where Python's set has kernels of its own for these, they are those of C's set."""
+    """Training with dropout, gradients of a loop of unknown length, recursion, f64, draws, tensors
+    without elements, and products of halves: built where Python's set has kernels of its own for
+    these, they are those of C's set."""
     model = ml.nn.Sequential(ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.gelu)
     optimizer = ml.optim.AdamW(model, 1e-2)
     key = ml.random.key(7)
@@ -127,7 +128,13 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         optimizer.update(gradients)
         half, wide = ml.astype(x, ml.bfloat16), ml.astype(x, ml.float64)
         products = half @ half.T, ml.relu(half @ half[0]), wide @ ml.asarray(np.ones(4))
-        return loss, depth(n), ml.sort(x, axis=0), products
+        nothing = x[:, :0]
+        bytes = ml.sum(ml.astype(x * 50, ml.uint8), axis=1, dtype=ml.int32)
+        none = bytes, ml.sum(nothing), ml.max(nothing, axis=0), ml.argsort(nothing, axis=0)
+        normal = ml.random.normal((3, 9), key=key)
+        whole = ml.random.randint((7,), low=-3, high=1 << 40, key=key)
+        drawn = normal, whole, ml.random.permutation(11, key=key)
+        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
@@ -232,14 +239,14 @@ def test_the_command_line(folder: Path) -> None:
 def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By op and line."""
     key, x = ml.random.key(0), ml.asarray(np.ones(3, np.float32))
-    written(tmp_path / "drawn.mlvm", lambda x: ml.random.permutation(3, key=key), x)
+    written(tmp_path / "drawn.mlvm", lambda x: ml.random.gamma(x, key=key), x)
     written(tmp_path / "lanes.mlvm", lambda x: ml.sum(x), x)
     (tmp_path / "cut.mlvm").write_bytes((tmp_path / "lanes.mlvm").read_bytes()[:100])
     (tmp_path / "x.onnx").write_bytes(b"\x08\x08\x12\x07pytorch:\xff\x10")
     here = f"{Path(__file__)}:{test_what_needs_python_is_refused.__code__.co_firstlineno + 3}"
     out = ["-o", str(tmp_path / "out")]
     for file, told, options in (
-        ("drawn.mlvm", f"permutation, at {here}, cannot be built: there is no kernel in C for", []),
+        ("drawn.mlvm", f"gamma, at {here}, cannot be built: there is no kernel in C for", []),
         (
             "lanes.mlvm",
             "aarch64 has no avx2; there are neon, plain",

@@ -112,6 +112,7 @@ def _randint(
 
 # --- standard normal values -----------------------------------------------------------
 
+
 @cache
 def _ziggurat() -> str:
     """The tables, as C."""
