@@ -154,10 +154,12 @@ class _Layout:
         made = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
         ahead = _rounded(max([x.at + x.type.nbytes for x in made], default=0))
         wanted = ahead + max([self._beside(run.call) for run in runs], default=0)
+        if not wanted:
+            return
         moment, at = self.planned.moments.get(pc), 0
-        if wanted and moment is None:
+        if moment is None:
             at = _rounded(self.planned.scratch)
-        elif wanted:
+        else:
             for stay in sorted(x for x in self.planned.stays if x.start <= moment < x.end):
                 if at + wanted <= stay.at:
                     break
