@@ -48,6 +48,7 @@ from mlvm.machines.gpu.devices import devices, why_not
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from mlvm.machines.remote import command as remote
+from mlvm.machines.standalone import planned as standalone
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS
 from mlvm.parallel.launch import launch
 from mlvm.parallel.mpirun import mpirun
@@ -58,6 +59,11 @@ from mlvm.show.session import all_recorded
 from mlvm.show.trace import trace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import LoadedStep, SavedStep
+
+A_STEP: Final = (
+    "what is built is a captured step: the file of Captured.save, or of an ONNX model, "
+    "`python -m mlvm onnx MODEL.onnx --save step.mlvm`"
+)
 
 
 class BadInput(MlvmError):
@@ -153,7 +159,8 @@ def _parser() -> argparse.ArgumentParser:
 
     text = "write a captured step as C, which needs neither Python nor malloc"
     add = commands.add_parser("build", help=text, description=text).add_argument
-    add("file", metavar="STEP.mlvm", help="what Captured.save wrote")
+    text = "what Captured.save wrote, or `onnx MODEL.onnx --save STEP.mlvm`"
+    add("file", metavar="STEP.mlvm", help=text)
     add("-o", dest="folder", type=Path, required=True, metavar="DIR", help="the folder to write")
     add("--target", default="host", metavar="T", help=f"{', '.join(TARGETS)} (default: host)")
     sets = ("auto", *OPTIONS)
@@ -379,16 +386,10 @@ def run(options: argparse.Namespace) -> None:
         print(f"output {number}: {text}")
 
 
-def build(options: argparse.Namespace) -> None:
-    """Write a step as C, and say what is in it."""
-    extension.require("a step is built from the native kernels")
-    from mlvm.machines.standalone import build as standalone  # with the extension alone
-
-    found = read_file(options.file)
-    if not isinstance(found, SavedStep):
-        raise BadInput(f"{options.file} is a program: what Captured.save wrote is wanted")
+def planned_of(found: SavedStep) -> standalone.Planned:
+    """The step as a build takes it."""
     planned, plan = found.planned, found.planned.plan
-    step = standalone.Planned(
+    return standalone.Planned(
         planned.program,
         [standalone.Tensor(*each) for each in planned.arguments],
         [standalone.Tensor(*each) for each in found.results],
@@ -397,9 +398,24 @@ def build(options: argparse.Namespace) -> None:
         found.states,
         plan.nbytes,
         planned.lines,
+        [standalone.Stay(x.offset, x.nbytes, x.start, x.end) for x in planned.lifetimes],
+        {pc: moment for moment, pc in enumerate(planned.moments)},
     )
-    made = standalone.build(
-        step,
+
+
+def build(options: argparse.Namespace) -> None:
+    """Write a step as C, and say what is in it."""
+    extension.require("a step is built from the native kernels")
+    from mlvm.machines.standalone import build as builder  # with the extension alone
+
+    try:
+        found = read_file(options.file)
+    except BadInput as error:
+        raise BadInput(f"{error}; {A_STEP}") from None
+    if not isinstance(found, SavedStep):
+        raise BadInput(f"{options.file} is a program; {A_STEP}")
+    made = builder.build(
+        planned_of(found),
         options.folder,
         target=options.target,
         simd=options.simd,

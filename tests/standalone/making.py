@@ -11,6 +11,7 @@ from typing import Final
 
 import numpy as np
 
+from mlvm.__main__ import planned_of
 from mlvm.core.errors import MlvmError
 from mlvm.core.types import Array, TensorType
 from mlvm.machines.local import LocalVM
@@ -31,15 +32,6 @@ FLAGS: Final = [
     "-I.",
 ]
 SEED: Final = 5
-
-
-def planned(saved: SavedStep) -> standalone.Planned:
-    """What the command line makes of a saved step."""
-    step = saved.planned
-    arguments = [standalone.Tensor(*each) for each in step.arguments]
-    results = [standalone.Tensor(*each) for each in saved.results]
-    kept = saved.inputs, saved.outputs, saved.states
-    return standalone.Planned(step.program, arguments, results, *kept, step.plan.nbytes, step.lines)
 
 
 def command(arguments: Sequence[str | Path], folder: Path) -> None:
@@ -71,7 +63,7 @@ class Kernels:
 
     def build(self, saved: SavedStep, folder: Path) -> Path:
         """The step's program. Raises `CannotBuild`."""
-        standalone.build(planned(saved), folder, simd=self.simd)
+        standalone.build(planned_of(saved), folder, simd=self.simd)
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
         own += ["mlvm/standalone/src/records.c"]
         own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]

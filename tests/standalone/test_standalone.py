@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import runpy
 import shutil
 import subprocess
@@ -110,8 +109,9 @@ def depth(n: ml.Tensor) -> ml.Tensor:
 
 @compiled
 def test_all_that_a_program_may_do(tmp_path: Path) -> None:
-    """Training with dropout, gradients of a loop of unknown length, recursion, f64, and products of
-    halves: built where Python's set has kernels of its own for these, they are those of C's set."""
+    """Training with dropout, gradients of a loop of unknown length, recursion, f64, draws, tensors
+    without elements, and products of halves: built where Python's set has kernels of its own for
+    these, they are those of C's set."""
     model = ml.nn.Sequential(ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.gelu)
     optimizer = ml.optim.AdamW(model, 1e-2)
     key = ml.random.key(7)
@@ -128,7 +128,13 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         optimizer.update(gradients)
         half, wide = ml.astype(x, ml.bfloat16), ml.astype(x, ml.float64)
         products = half @ half.T, ml.relu(half @ half[0]), wide @ ml.asarray(np.ones(4))
-        return loss, depth(n), ml.sort(x, axis=0), products
+        nothing = x[:, :0]
+        bytes = ml.sum(ml.astype(x * 50, ml.uint8), axis=1, dtype=ml.int32)
+        none = bytes, ml.sum(nothing), ml.max(nothing, axis=0), ml.argsort(nothing, axis=0)
+        normal = ml.random.normal((3, 9), key=key)
+        whole = ml.random.randint((7,), low=-3, high=1 << 40, key=key)
+        drawn = normal, whole, ml.random.permutation(11, key=key)
+        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))
@@ -233,12 +239,14 @@ def test_the_command_line(folder: Path) -> None:
 def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """By op and line."""
     key, x = ml.random.key(0), ml.asarray(np.ones(3, np.float32))
-    written(tmp_path / "drawn.mlvm", lambda x: ml.random.permutation(3, key=key), x)
+    written(tmp_path / "drawn.mlvm", lambda x: ml.random.gamma(x, key=key), x)
     written(tmp_path / "lanes.mlvm", lambda x: ml.sum(x), x)
+    (tmp_path / "cut.mlvm").write_bytes((tmp_path / "lanes.mlvm").read_bytes()[:100])
+    (tmp_path / "x.onnx").write_bytes(b"\x08\x08\x12\x07pytorch:\xff\x10")
     here = f"{Path(__file__)}:{test_what_needs_python_is_refused.__code__.co_firstlineno + 3}"
     out = ["-o", str(tmp_path / "out")]
     for file, told, options in (
-        ("drawn.mlvm", f"permutation, at {here}, cannot be built: there is no kernel in C for", []),
+        ("drawn.mlvm", f"gamma, at {here}, cannot be built: there is no kernel in C for", []),
         (
             "lanes.mlvm",
             "aarch64 has no avx2; there are neon, plain",
@@ -247,7 +255,9 @@ def test_what_needs_python_is_refused(tmp_path: Path, capsys: pytest.CaptureFixt
         ("lanes.mlvm", "threads may be 1 to 1024, not 0", ["--threads=0"]),
         ("lanes.mlvm", "depth may be 0 to 1048576, not", [f"--depth={1 << 70}"]),
         ("lanes.mlvm", "no target vax; there are host, x86_64", ["--target=vax"]),
-        ("program.mlasm", "is a program: what Captured.save wrote is wanted", []),
+        ("program.mlasm", "is a program; what is built is a captured step: the file", []),
+        ("x.onnx", "not UTF-8 text; what is built is", []),
+        ("cut.mlvm", "84 follow it; what is built is", []),
     ):
         (tmp_path / "program.mlasm").write_text(".func main 0 *\n    halt\n")
         assert main(["build", str(tmp_path / file), *out, *options]) == 1
@@ -291,14 +301,24 @@ def test_a_host_function_is_refused(
     assert "it is a host function, which runs in Python" in capsys.readouterr().err
 
 
-def test_the_example_of_a_sensor(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@compiled
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="links without the kernels")
+@pytest.mark.parametrize(("example", "step"), [("anomaly", "learn"), ("digits", "train")])
+def test_the_memory_that_examples_need(
+    example: str, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "embedded" / "anomaly.py"
-    monkeypatch.setattr(sys, "argv", [example.name, str(tmp_path)])
-    runpy.run_path(str(example))
-    options = ["-o", str(tmp_path / "c"), "--simd", "plain", "--weights", "embed"]
-    assert main(["build", str(tmp_path / "learn.mlvm"), *options]) == 0
-    memory = re.search(r"memory: (\d+) bytes", capsys.readouterr().out)
-    assert memory is not None
-    assert int(memory[1]) < 20_000
+    """The plan's, the state's, and at most 16 KiB: kernels work where the plan has nothing."""
+    file = Path(__file__).resolve().parents[2] / "examples" / "embedded" / f"{example}.py"
+    monkeypatch.setattr(sys, "argv", [file.name, str(tmp_path)])
+    runpy.run_path(str(file), run_name="__main__")
+    assert main(["build", str(tmp_path / f"{step}.mlvm"), "-o", str(tmp_path / "c")]) == 0
+    text = '#include "step.h"\n#include <stdio.h>\nint main(void) { printf("%zu", step_memory()); }'
+    (tmp_path / "c" / "memory.c").write_text(text)
+    files = ["memory.c", "tables.c", "mlvm/standalone/src/step.c", "mlvm/standalone/src/records.c"]
+    files += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    options = ["-std=c11", "-I.", "-Wl,--unresolved-symbols=ignore-all", "-o", "memory"]
+    subprocess.run([COMPILER, *files, *options], cwd=tmp_path / "c", check=True)
+    told = subprocess.run([tmp_path / "c" / "memory"], capture_output=True, check=True).stdout
+    saved = SavedStep.from_bytes((tmp_path / f"{step}.mlvm").read_bytes())
+    ours = int(told) - saved.planned.plan.nbytes - sum([state.nbytes for state in saved.states])
+    assert 0 < ours <= 16 << 10

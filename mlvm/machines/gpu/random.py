@@ -7,9 +7,7 @@ The generator is a function of a key and a counter: all blocks are made at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache
-from typing import Final
 
 import numpy as np
 
@@ -28,6 +26,7 @@ from mlvm.machines.gpu.kernels import (
     source,
 )
 from mlvm.machines.gpu.reductions import GROUP, running
+from mlvm.machines.ziggurat import ziggurat
 
 
 def _call(text: str, entry: str, args: tuple[Argument, ...], total: int, each: int) -> Call:
@@ -113,37 +112,14 @@ def _randint(
 
 # --- standard normal values -----------------------------------------------------------
 
-_LAYERS: Final = 256
-_EDGE: Final = 3.6541528853610088  # where the tail begins
-_AREA: Final = 0.004928673233974655  # of each layer, and of the tail
-
 
 @cache
 def _ziggurat() -> str:
-    """The tables, as C: the widths of the layers by 2^23 (the first is the tail's), how many of the
-    2^23 steps lie inside of the next layer, and the density at each edge (Marsaglia and Tsang,
-    Journal of Statistical Software 5, 2000)."""
-    x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
-    x[-1], density[-1] = _EDGE, math.exp(-0.5 * _EDGE**2)
-    for i in range(_LAYERS - 2, 0, -1):
-        density[i] = _AREA / x[i + 1] + density[i + 1]
-        x[i] = math.sqrt(-2 * math.log(density[i]))
-    x[0] = _AREA / density[-1]
-    steps = [_EDGE / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
-    inside = [int(step * 2**23) for step in steps]
-    tables: dict[str, Sequence[float]] = {
-        "widths": [width / 2**23 for width in x],
-        "inside": inside,
-        "density": density,
-    }
+    """The tables, as C."""
     return " ".join(
-        f"TABLE f32 {name}[{_LAYERS}] = {{{', '.join(map(_literal, values))}}};"
-        for name, values in tables.items()
+        f"TABLE f32 {name}[{len(values)}] = {{{', '.join([f'{float(x)!r}f' for x in values])}}};"
+        for name, values in ziggurat()._asdict().items()
     )
-
-
-def _literal(value: float) -> str:
-    return f"{float(np.float32(value))!r}f"
 
 
 @kernel("normal")

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,41 +15,20 @@ from mlvm.core.errors import MachineError
 from mlvm.core.machine import fused
 from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.verify import verify
-from mlvm.core.program.program import Program
 from mlvm.core.types import Array, TensorType, aligned_array, u8
 from mlvm.machines import native
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import _native
-from mlvm.machines.standalone.steps import Steps
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.standalone.lower import Temporary
+from mlvm.machines.standalone.planned import Planned, Tensor
+from mlvm.machines.standalone.steps import Run, Step, Steps
 from mlvm.machines.standalone.tables import FILE_OF, Tables, array, string
 from mlvm.machines.standalone.targets import OPTIONS, TARGETS, CannotBuild, Target, sets_for
 
 HERE: Final = Path(__file__).parent
 NATIVE: Final = Path(native.__file__).parent
 ALIGNMENT: Final = 64
-
-
-class Tensor(NamedTuple):
-    """An argument or result of a step: its role, the number or byte that it is at, and its type, as
-    `mlvm.step.flow.Location` has them."""
-
-    role: str
-    place: int
-    type: TensorType
-
-
-@dataclass(frozen=True)
-class Planned:
-    """What is built: a saved step, in terms of this floor."""
-
-    program: Program
-    arguments: Sequence[Tensor]
-    results: Sequence[Tensor]
-    inputs: Sequence[TensorType]
-    outputs: Sequence[TensorType]
-    states: Sequence[Array]
-    scratch: int
-    lines: Mapping[tuple[str, int], str]
 
 
 class Built(NamedTuple):
@@ -140,6 +118,8 @@ class _Layout:
         uses = any(step.records for function in self.steps.functions for step in function.steps)
         self.records = records * uses
         self.memory = planned.scratch
+        for pc, steps in self.steps.runs():
+            self._lay_beside(pc, steps)
         self.outputs = [self._take(type.nbytes) for type in planned.outputs]
         self.inputs = [
             self._take(type.nbytes) if self._is_written("input", i) else None
@@ -149,8 +129,8 @@ class _Layout:
             self._take(array.nbytes) if self._is_written("state", i) else None
             for i, array in enumerate(planned.states)
         ]
-        most = max([x.at + x.type.nbytes for x in self.steps.temporaries], default=0)
-        self.temporaries = self._take(most)
+        cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
+        self.scratch = self._take(max(map(self._beside, cases), default=0))
         self.memory = _rounded(self.memory)
         self.in_weights, end = [], ALIGNMENT
         for state in planned.states:
@@ -162,6 +142,34 @@ class _Layout:
         at = _rounded(self.memory)
         self.memory = at + nbytes
         return at
+
+    def _beside(self, call: KernelCall) -> int:
+        """The bytes of scratch memory that a call needs: each thread's, and what all share."""
+        return _rounded(call.scratch) * self.threads + _rounded(call.shared)
+
+    def _lay_beside(self, pc: int, steps: Sequence[Step]) -> None:
+        """Give the calls that an op became their scratch memory and temporaries: where the plan has
+        nothing at that moment, or behind it."""
+        runs = [step.run for step in steps if step.run is not None]
+        made = [x for run in runs for x in run.parameters if isinstance(x, Temporary)]
+        ahead = _rounded(max([x.at + x.type.nbytes for x in made], default=0))
+        wanted = ahead + max([self._beside(run.call) for run in runs], default=0)
+        if not wanted:
+            return
+        moment, at = self.planned.moments.get(pc), 0
+        if moment is None:
+            at = _rounded(self.planned.scratch)
+        else:
+            for stay in sorted(x for x in self.planned.stays if x.start <= moment < x.end):
+                if at + wanted <= stay.at:
+                    break
+                at = max(at, _rounded(stay.at + stay.nbytes))
+        self.memory = max(self.memory, at + wanted)
+        for step, run in zip(steps, runs, strict=True):
+            parameters = [
+                x._replace(at=at + x.at) if isinstance(x, Temporary) else x for x in run.parameters
+            ]
+            step.run = Run(run.call, tuple(parameters), at + ahead)
 
     def _is_written(self, role: str, place: int) -> bool:
         written = [self.planned.arguments[i] for i in self.steps.written]
@@ -201,11 +209,13 @@ class _Layout:
         planned, functions = self.planned, self.steps.functions
         place: dict[object, int] = {i: i for i in range(len(planned.arguments))}
         addresses = [self._address(each) for each in planned.arguments]
-        for each in self.steps.temporaries:
-            if each not in place:
-                place[each] = len(addresses)
-                addresses.append(f"{{IN_MEMORY, {self.temporaries + each.at}}}")
-        body = tables.text(place)
+        for step in functions[0].steps:
+            for each in step.run.parameters if step.run is not None else ():
+                if each not in place:
+                    assert isinstance(each, Temporary)
+                    place[each] = len(addresses)
+                    addresses.append(f"{{IN_MEMORY, {each.at}}}")
+        body = tables.text(place, self.scratch)
         pushed = [
             f"{{{number}, &type{tables.types[planned.arguments[number].type]}}}"
             for number in self.steps.pushed
@@ -236,7 +246,6 @@ class _Layout:
         declared = [
             array(f"static const {name}[]", rows or ["{0}"]) for name, rows in named.items()
         ]
-        calls = tables.calls()
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]
         members = {
@@ -249,8 +258,6 @@ class _Layout:
             "nstates": len(states),
             "memory": self.memory,
             "ours": self.memory,
-            "scratch": max([call.scratch for call in calls], default=0),
-            "shared": max([call.shared for call in calls], default=0),
             "threads": self.threads,
             "values": main.height + depth * max(deepest, default=0) + 1,
             "frames": depth,

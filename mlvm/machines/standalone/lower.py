@@ -15,12 +15,13 @@ import numpy as np
 from mlvm.core.machine.callee import OpInto, WritesInto
 from mlvm.core.op import Attributes
 from mlvm.core.ops import half
-from mlvm.core.types import DType, TensorType, f32, f64
+from mlvm.core.types import DType, TensorType, f32, f64, i64
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.kernels import NativeFused, NativeKernel, Parts
 from mlvm.machines.native.planner import PLANNERS
 
 _ALIGNMENT = 64
+_TAKE_ANY_VALUE = frozenset(["sum", "mean", "max", "min", "sort", "argsort"])
 
 
 class Temporary(NamedTuple):
@@ -100,8 +101,18 @@ class _Lowering:
         if not isinstance(kernel, NativeKernel):
             raise _Impossible
         call = kernel.call(types, attributes)
+        out, op = types[0], kernel.op
         if call is not None:
             self._add(call, parameters)
+        elif out.size == 0 and op.name in _TAKE_ANY_VALUE:
+            return
+        elif op.name == "sum" and types[1].size == 0:
+            self._add(PLANNERS["zeros"]([out], {}), parameters[:1])
+        elif op.name == "sum" and out.dtype.is_integer:  # modulo 2^64, and then less
+            wide = out.with_dtype(i64)
+            made, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
+            self._add(kernel.call([wide, *types[1:]], attributes), (made, *parameters[1:]))
+            self._convert(out, parameters[0], wide, made)
         elif any(map(half.is_half, types)):
             self._halves(kernel, types, parameters, attributes)
         else:

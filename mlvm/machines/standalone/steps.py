@@ -7,8 +7,9 @@ its arguments, once for each combination that a function is called with, and all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.machine import link
@@ -47,10 +48,12 @@ class Case(NamedTuple):
 
 
 class Run(NamedTuple):
-    """A kernel's call, and its parameters: numbers of arguments, or temporaries."""
+    """A kernel's call, and its parameters: numbers of arguments, or temporaries. `scratch`: the
+    byte of the step's memory from which on the call may use it."""
 
     call: KernelCall
     parameters: tuple[int | Temporary, ...]
+    scratch: int = 0
 
 
 @dataclass
@@ -100,7 +103,6 @@ class Steps:
         self.arguments = arguments
         self.written: set[int] = set()
         self.pushed: dict[int, int] = {}
-        self.temporaries: list[Temporary] = []
         self._lines = lines
         self._codes: list[Code] = [main]
         self._seen: dict[tuple[int, Stack], None] = {}
@@ -177,9 +179,14 @@ class Steps:
         if runs is None:
             told = ", ".join(map(str, types))
             raise self._refuse(op, line, f"there is no kernel in C for ({told})")
-        for _, parameters in runs:
-            self.temporaries += [x for x in parameters if isinstance(x, Temporary)]
         return [Step("RUN", op, line, run=Run(*each)) for each in runs]
+
+    def runs(self) -> Iterator[tuple[int, list[Step]]]:
+        """The calls of kernels on arguments: each's pc in `main`, and the steps that it became."""
+        main, code = self.functions[0], self._codes[0]
+        for number, (begin, end) in enumerate(pairwise([*main.begins, len(main.steps)])):
+            if code.steps[number][0] == link.CALL_ON_ARGS:
+                yield code.ends[number], main.steps[begin:end]
 
     # --- types ---
 

@@ -37,19 +37,20 @@ class Tables:
         self.rows: set[str] = set()
         self.types, self.ops, self.lines = Numbered(), Numbered(), Numbered()
         self._numbers, self._places = Numbered(), Numbered()
-        self._calls: dict[int, tuple[KernelCall, str]] = {}
+        self._calls: dict[tuple[int, int], tuple[KernelCall, str]] = {}
         self._text: list[str] = []
         self._functions = functions
 
-    def text(self, place: dict[object, int]) -> str:
-        """All of them but the types. `place` says where a temporary stands among the addresses."""
+    def text(self, place: dict[object, int], scratch: int) -> str:
+        """All of them but the types. `place` says where a temporary stands among the addresses, and
+        `scratch` from which byte on calls on the stack have their scratch memory."""
         steps, places = [], []
         for number, function in enumerate(self._functions):
             ends = [f"{{{self.ops[s.op]}, {self.lines[s.line]}}}" for s in function.steps]
             places.append(array(f"static const Place places{number}[]", ends))
             for name in self.sets:
                 rows = [
-                    self._step(s, name, f"{number}_{i}", place)
+                    self._step(s, name, f"{number}_{i}", place, scratch)
                     for i, s in enumerate(function.steps)
                 ]
                 steps.append(array(f"static const Step steps{number}_{name}[]", rows))
@@ -80,10 +81,6 @@ class Tables:
             types.append(f"{shape}static const Type type{number} = {{{code}}};\n")
         return "\n".join(types)
 
-    def calls(self) -> list[KernelCall]:
-        """The calls of kernels in them."""
-        return [call for call, _ in self._calls.values()]
-
     def _ints(self, values: Iterable[int]) -> str:
         """The name of a table of such numbers."""
         key = "n", tuple(values)
@@ -102,15 +99,17 @@ class Tables:
             self._text.append(array(f"static const double {name}[]", reals))
         return name
 
-    def _call(self, call: KernelCall, set_: str) -> str:
-        """The name of a kernel's call, for an instruction set."""
-        if id(call) not in self._calls:
-            self._calls[id(call)] = call, self._new_call(call)
-        return f"call{self._calls[id(call)][1]}_{set_}"
+    def _call(self, call: KernelCall, set_: str, scratch: int = 0) -> str:
+        """What a kernel's call with its scratch memory at that byte is in C, for an instruction
+        set."""
+        key = id(call), scratch if call.scratch or call.shared else 0
+        if key not in self._calls:
+            self._calls[key] = call, str(len(self._calls))
+            self._write_call(call, *key)
+        return f"&call{self._calls[key][1]}_{set_}.call"
 
-    def _new_call(self, call: KernelCall) -> str:
-        number = str(len(self._calls))
-        self._calls[id(call)] = call, number
+    def _write_call(self, call: KernelCall, key: int, scratch: int) -> None:
+        number = self._calls[key, scratch][1]
         ints, floats, parts, rows = call.described()
         self.kernels.add(call.kernel)
         self.rows.update(rows)
@@ -120,7 +119,7 @@ class Tables:
             children = rows_name = "NULL"
             if parts:
                 children = f"children{number}_{name}"
-                each = [f"&{self._call(part, name)}" for part in parts]
+                each = [self._call(part, name) for part in parts]
                 self._text.append(array(f"static const KernelCall *const {children}[]", each))
             if rows:
                 rows_name = f"rows{number}_{name}"
@@ -140,10 +139,12 @@ class Tables:
                 "rows": rows_name,
             }
             told = ", ".join([f".{key} = {value}" for key, value in members.items()])
-            self._text.append(f"static const KernelCall call{number}_{name} = {{{told}}};\n")
-        return number
+            placed = f"{{.call = {{{told}}}, .scratch = {scratch}}}"
+            self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
 
-    def _step(self, step: Step, set_: str, where: str, place: dict[object, int]) -> str:
+    def _step(
+        self, step: Step, set_: str, where: str, place: dict[object, int], scratch: int
+    ) -> str:
         members: dict[str, object] = {"code": step.code}
         if step.number:
             members["number"] = step.number
@@ -156,7 +157,8 @@ class Tables:
             if not known:
                 each = [*map(str, addresses)] or ["0"]
                 self._text.append(array(f"static const uint32_t {name}[]", each))
-            members["bound"] = f"{{&{self._call(step.run.call, set_)}, {name}}}"
+            call = self._call(step.run.call, set_, step.run.scratch)
+            members["bound"] = f"{{{call}, {name}}}"
         if step.code == "PUSH":
             members["value"] = f"{{INTEGER, {{.integer = {integer(step.number)}}}}}"
         if step.records:
@@ -169,7 +171,10 @@ class Tables:
                 types = ", ".join([f"&type{self.types[type]}" for type in case.types])
                 out = "NULL" if case.out is None else f"&type{self.types[case.out]}"
                 over = ", ".join([f"{each}u" for each in case.over])
-                told = [f".count = {len(case.types)}", f".call = &{self._call(case.call, set_)}"]
+                told = [
+                    f".count = {len(case.types)}",
+                    f".call = {self._call(case.call, set_, scratch)}",
+                ]
                 told += [f".types = {{{types}}}"] * bool(types) + [f".out = {out}"]
                 told += [f".nwrites = {len(case.over)}"] + [f".over = {{{over}}}"] * bool(over)
                 cases.append(f"{{{', '.join(told)}}}")

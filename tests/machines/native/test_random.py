@@ -32,6 +32,8 @@ def test_sizes_around_units(size: int) -> None:
     _check("uniform", key, shape=(size,), dtype="f64")
     _check("bernoulli", key, np.array(0.3), shape=(size,))
     _check("split_key", key, n=size)
+    _check("normal", key, shape=(size,))
+    _check("permutation", key, n=size)
     for dtype in ("f4", "f8"):
         x = np.random.default_rng(size).normal(size=size).astype(dtype)
         for rate in (0.0, 0.1, 0.5, 0.999):
@@ -50,6 +52,18 @@ def test_any_key(key: Array, shape: list[int]) -> None:
 def test_fold_in_any_integer(key: Array, word: int) -> None:
     for kind in ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"):
         _check("fold_in", key, np.array(word, np.uint64).astype(kind))
+
+
+@pytest.mark.parametrize("dtype", ["u8", "i8", "u16", "i16", "u32", "i32", "u64", "i64"])
+def test_integers_of_any_range(dtype: str) -> None:
+    """From words of the dtype's width, or half as wide ones; some of which are refused, or none."""
+    bits, low = int(dtype[1:]), 0 if dtype[0] == "u" else -(1 << int(dtype[1:]) - 1)
+    key, end = np.array([bits, 5], np.uint64), low + (1 << bits)
+    spans = [1, 2, 7, 100, (1 << bits - 1) + 1, (1 << bits) - 1, 1 << bits]
+    spans += [n for n in ((1 << 32) - 1, 1 << 32, (1 << 32) + 1) if n < 1 << bits]
+    for span in spans:
+        for first in (low, end - span):
+            _check("randint", key, low=first, high=first + span, shape=(601,), dtype=dtype)
 
 
 def test_dropout_of_special_values() -> None:

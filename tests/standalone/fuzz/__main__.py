@@ -22,9 +22,9 @@ from typing import Final
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.__main__ import planned_of
 from mlvm.machines.standalone import build as standalone
 from mlvm.step.saved import SavedStep
-from tests.standalone.making import planned
 
 HERE: Final = Path(__file__).parent
 MACHINES: Final = standalone.HERE.parent
@@ -43,7 +43,7 @@ def small_step(folder: Path) -> None:
     step(ml.asarray([0, 2]))
     step.save(folder / "step.mlvm")
     saved = SavedStep.from_bytes((folder / "step.mlvm").read_bytes())
-    standalone.build(planned(saved), folder, simd="plain")
+    standalone.build(planned_of(saved), folder, simd="plain")
 
 
 def compiled(program: Path, arguments: Sequence[str | Path]) -> bool:

@@ -121,7 +121,7 @@ def chain_call(
     if len(lengths) > 1 and 0 < lengths[-1] <= PIECE:
         piece -= piece % lengths[-1]
     unit = unit or piece
-    places, scratch = _places(chain, strides, nparams, piece, size)
+    places, scratch = _places(chain, strides, nparams, min(piece, size), size)
     rest = [*lengths]
     for i, value in enumerate(used):
         kind, place = places[value]

@@ -21,6 +21,8 @@ _BLOCK: Final = 352
 """Sums are made in blocks of at most so many products."""
 _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's second-level cache beside other things."""
+_PANEL: Final = 32
+"""The widest panel of y: two vectors of AVX-512."""
 _MOST_PANELS: Final = 1 << 24
 """Bytes of y that a thread copies at most, for a chain after the product."""
 _AMX: Final = "bf16_amx"
@@ -354,7 +356,10 @@ def tiles(
     # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
     strip = min(m, rows) * block // pack + 64 if copy_x else 0
     strip = -(-strip // 16) * 16
-    panels = (at_once if m > rows else 1) * block * columns // pack
+    read_once = m <= rows  # by one strip, so that the next panel takes its place
+    panels = block * (_PANEL if read_once else at_once * columns) // pack
+    if not copy_y and n % _PANEL == 0:
+        panels = 0
     child_scratch = (strip + panels) * unit_size
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64
     scratch = product_scratch + (rows * n * unit_size if chain and chain.out is None else 0)

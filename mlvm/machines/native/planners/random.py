@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from mlvm.core.op import Attributes
 from mlvm.core.ops.random import FOLD, SPLIT
@@ -10,6 +12,7 @@ from mlvm.core.types import f32
 from mlvm.machines.native._native import DRAW_UNIT, KernelCall
 from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, kernel_call, planner
+from mlvm.machines.ziggurat import ziggurat
 
 
 @planner("uniform")
@@ -43,6 +46,51 @@ def split_key(op: str, types: Types, attributes: Attributes) -> KernelCall | Non
 @planner("fold_in")
 def fold_in(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return _draws("random_words", types, purpose=FOLD, kind=integer_kind(types[2].dtype))
+
+
+@planner("normal")
+def normal(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """f64 is left to numpy: its tables could not be computed again."""
+    widths, inside, density = ziggurat()
+    floats = (*widths, *density)
+    return _follow(f"normal_{types[0].dtype}", types, 4, floats=floats, rest=inside)
+
+
+@planner("randint")
+def randint(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    low, most = attributes["low"], attributes["high"] - 1 - attributes["low"]
+    size = types[0].dtype.itemsize
+    word = size if size < 8 else 4 if most < 1 << 32 else 8
+    integers = {"low": _signed(low), "most": _signed(most), "word": word}
+    return _follow(f"randint_u{8 * size}", types, 3, integers)
+
+
+@planner("permutation")
+def permutation(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    return _follow("permutation", types, 6) if types[0].size < 1 << 32 else None
+
+
+def _signed(number: int) -> int:
+    """The integer of 64 bits, seen as an i64."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _follow(
+    kernel: str,
+    types: Types,
+    each: float,
+    integers: Mapping[str, int] = MappingProxyType({}),
+    floats: Sequence[float] = (),
+    rest: Sequence[int] = (),
+) -> KernelCall | None:
+    """A call that draws one after the other, as some words are refused: so many ns for `each`."""
+    if sys.byteorder != "little":
+        return None
+    count = types[0].size
+    integers = {"count": count, **integers}
+    return kernel_call(
+        kernel, len(types), min(count, 1), 50 + each * count, integers, floats, rest=rest
+    )
 
 
 def _draws(

@@ -6,6 +6,12 @@
 
 #include <stddef.h>
 
+/* A call, and from which byte on it has its scratch memory: each thread's, and behind them the shared. */
+typedef struct {
+    KernelCall call;
+    size_t scratch;
+} Placed;
+
 /* Where a tensor lies: in the caller's memory or among the weights, at an offset; or what the caller
  * gives as input of that number. */
 typedef enum { IN_MEMORY, IN_WEIGHTS, IN_INPUT } Where;
@@ -60,7 +66,6 @@ typedef struct {
     const State *states;
     size_t memory;  /* bytes in all; the step's tensors begin at 0 */
     size_t ours;    /* where the machine's own begin */
-    size_t scratch, shared; /* of kernels: a thread's, and all threads' */
     int threads;    /* the most */
     uint32_t values, frames;
     size_t heap;    /* bytes for tensors that functions make */

@@ -18,41 +18,50 @@ static const double WORTH_SHARING = 4000; /* nanoseconds; waking the others cost
 
 struct Pool {
     const struct step_threads *threads; /* NULL: none */
-    int most;
-    size_t scratch_size;
-    char *scratch, *shared;
+    unsigned char *memory; /* the step's */
     const KernelCall *call; /* the job */
     char *const *p;
     int count;
     atomic_int result;
 };
 
+static size_t rounded(size_t nbytes)
+{
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+/* The scratch memory of a thread; behind that of all threads is the shared. */
+static char *scratch_of(const Pool *pool, const KernelCall *call, int index)
+{
+    size_t at = ((const Placed *)(const void *)call)->scratch;
+    return (char *)pool->memory + at + (size_t)index * rounded((size_t)call->scratch);
+}
+
 static void do_share(void *job, int index)
 {
     Pool *pool = job;
     const KernelCall *call = pool->call;
     int64_t begin = call->units * index / pool->count, end = call->units * (index + 1) / pool->count;
-    char *scratch = pool->scratch + (size_t)index * pool->scratch_size;
-    if (begin < end && call->kernel->run(call, pool->p, begin, end, scratch))
+    if (begin < end && call->kernel->run(call, pool->p, begin, end, scratch_of(pool, call, index)))
         atomic_store(&pool->result, 1);
 }
 
 int pool_run(Pool *pool, const KernelCall *call, char **p)
 {
-    int result;
-    p[call->nparams] = pool->shared;
+    int result, most = built.threads;
+    p[call->nparams] = scratch_of(pool, call, most);
     if (!pool->threads || pool->threads->count < 2 || call->units == 1 || call->work < WORTH_SHARING) {
-        result = call->kernel->run(call, p, 0, call->units, pool->scratch);
+        result = call->kernel->run(call, p, 0, call->units, scratch_of(pool, call, 0));
     } else {
         pool->call = call;
         pool->p = p;
-        pool->count = pool->threads->count < pool->most ? pool->threads->count : pool->most;
+        pool->count = pool->threads->count < most ? pool->threads->count : most;
         atomic_store(&pool->result, 0);
         pool->threads->run(pool->threads->context, do_share, pool, pool->count);
         result = atomic_load(&pool->result);
     }
     if (!result && call->kernel->finish)
-        result = call->kernel->finish(call, p, 0, call->units, pool->scratch);
+        result = call->kernel->finish(call, p, 0, call->units, scratch_of(pool, call, 0));
     return result;
 }
 
@@ -74,11 +83,6 @@ typedef struct {
     const unsigned char *weights;
     char *addresses[]; /* of the arguments; behind them the rest of the machine's own */
 } Running;
-
-static size_t rounded(size_t nbytes)
-{
-    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-}
 
 static int fail(struct step *step, const char *format, ...)
 {
@@ -225,8 +229,6 @@ static size_t parts(Running *r, char *at)
     PART(r->m.arguments, built.npushed * sizeof(Tensor));
     PART(r->m.stack, built.values * sizeof(Value));
     PART(r->m.frames, built.frames * sizeof(Return));
-    PART(r->pool.scratch, rounded(built.scratch) * (size_t)built.threads);
-    PART(r->pool.shared, built.shared);
     PART(r->heap, built.heap);
     PART(r->records.memory, built.records);
 #undef PART
@@ -277,8 +279,7 @@ int step_init_for(struct step *step, void *memory, const void *weights, size_t n
     r->weights = weights;
     r->heap_end = r->heap + built.heap;
     r->records.nbytes = built.records;
-    r->pool.most = built.threads;
-    r->pool.scratch_size = rounded(built.scratch);
+    r->pool.memory = step->memory;
     r->m.runner = &runner;
     r->m.functions = set->functions;
     r->m.pool = &r->pool;

@@ -79,8 +79,10 @@
     EACH(X_SIGNED) EACH(Y_SIGNED)
 
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
- * integer that chooses a stream, 0 without one. */
-#define random_integers(EACH) EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND)
+ * integer that chooses a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD bytes.
+ * Of normal values, how many steps lie inside of each layer follows. */
+#define random_integers(EACH)                                                            \
+    EACH(COUNT) EACH(CHANCES) EACH(PURPOSE) EACH(KIND) EACH(LOW) EACH(MOST) EACH(WORD)
 
 /* See kernels/reduction.c. LENGTH: how many rows of x follow one another, the reduced axis. ROWS_OUTER: how
  * often, each time STRIDE elements further, the reduced outer axis. PARTS: of an output, PARTS_OF_LENGTH of

@@ -6,8 +6,10 @@
 #include "../plan.h"
 #include "elements.h"
 
-enum { ROUNDS = 10, TOGETHER = 2 };
-enum { random_integers(NAME) };
+#include <math.h>
+
+enum { ROUNDS = 10, TOGETHER = 2, LAYERS = 256 };
+enum { random_integers(NAME) REST };
 
 #if defined(__SIZEOF_INT128__)
 static inline uint64_t high_product(uint64_t x, uint64_t y)
@@ -176,6 +178,190 @@ static int raw(const KernelCall *call, char *const *p, int64_t begin, int64_t en
     return 0;
 }
 
+/* --- what refuses some words: one value follows the other --- */
+
+typedef struct {
+    uint64_t words[DRAW_UNIT];
+    const char *key;
+    int64_t drawn, left; /* words that were drawn; bytes of them that were not taken */
+    int64_t wanted;      /* words, roughly, that are still to be drawn */
+} Stream;
+
+static Stream stream_of(const char *key, int64_t wanted)
+{
+    Stream stream;
+    stream.key = key;
+    stream.drawn = stream.left = 0;
+    stream.wanted = wanted;
+    return stream;
+}
+
+/* The next `size` bytes, of which all that are taken have as many. */
+static inline uint64_t take_word(Stream *stream, int64_t size)
+{
+    if (!stream->left) {
+        int64_t count = least((stream->wanted + 11) / 8 * 8, DRAW_UNIT);
+        count = count < 8 ? 8 : count;
+        uint64_t *end = stream->words + DRAW_UNIT;
+        draw(end - count, stream->drawn, count, stream->key, 0, 0);
+        stream->drawn += count;
+        stream->wanted -= count;
+        stream->left = count * 8;
+    }
+    uint64_t word = 0;
+    memcpy(&word, (const char *)(stream->words + DRAW_UNIT) - stream->left, (size_t)size);
+    stream->left -= size;
+    return word;
+}
+
+/* --- integers, by Lemire's method (ACM TOMACS 29, 2019) --- */
+
+SPECIALIZED uint64_t bounded(Stream *stream, uint64_t most, const int64_t size)
+{
+    const uint64_t all = size == 8 ? ~(uint64_t)0 : ((uint64_t)1 << size % 8 * 8) - 1;
+    if (!most)
+        return 0;
+    if (most == all)
+        return take_word(stream, size);
+    const uint64_t span = most + 1;
+    uint64_t word = take_word(stream, size), low = word * span & all;
+    if (low < span)
+        for (const uint64_t refused = (all - most) % span; low < refused;) {
+            word = take_word(stream, size);
+            low = word * span & all;
+        }
+    return size == 8 ? high_product(word, span) : word * span >> size % 8 * 8;
+}
+
+#define RANDINT(T, name, WORDS)                                                          \
+    static int name(const KernelCall *call, char *const *p, int64_t begin, int64_t end,  \
+                    char *scratch)                                                       \
+    {                                                                                    \
+        (void)begin, (void)end, (void)scratch;                                           \
+        const int64_t count = call->n[COUNT], size = call->n[WORD];                      \
+        const uint64_t low = (uint64_t)call->n[LOW], most = (uint64_t)call->n[MOST];     \
+        Stream stream = stream_of(p[1], count * size / 8);                               \
+        T *out = (T *)p[0];                                                              \
+        for (int64_t i = 0; i < count; i++)                                              \
+            out[i] = (T)(low + (WORDS));                                                 \
+        return 0;                                                                        \
+    }
+RANDINT(uint8_t, randint_u8, bounded(&stream, most, 1))
+RANDINT(uint16_t, randint_u16, bounded(&stream, most, 2))
+RANDINT(uint32_t, randint_u32, bounded(&stream, most, 4))
+RANDINT(uint64_t, randint_u64, size == 4 ? bounded(&stream, most, 4) : bounded(&stream, most, 8))
+
+static int permutation(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end, (void)scratch;
+    const int64_t count = call->n[COUNT];
+    int64_t *out = (int64_t *)p[0];
+    Stream stream = stream_of(p[1], count * 3 / 4);
+    for (int64_t i = 0; i < count; i++)
+        out[i] = i;
+    uint64_t mask = 1;
+    while ((int64_t)mask < count - 1)
+        mask = mask << 1 | 1;
+    for (int64_t i = count - 1; i > 0; i--) {
+        if ((int64_t)(mask >> 1) >= i)
+            mask >>= 1;
+        int64_t j = (int64_t)(take_word(&stream, 4) & mask);
+        while (j > i)
+            j = (int64_t)(take_word(&stream, 4) & mask);
+        const int64_t x = out[i];
+        out[i] = out[j];
+        out[j] = x;
+    }
+    return 0;
+}
+
+/* --- standard normal values, by the ziggurat of numpy (Marsaglia and Tsang, JSS 5, 2000) --- */
+
+/* log(1 + x) for -1 < x <= 0 as fdlibm has it, and glibc: numpy's tail is made of it. That of the system
+ * might round in another way. */
+static float log1p_of(float x)
+{
+    const float high = 6.9313812256e-01f, low = 9.0580006145e-06f;
+    float f = x, c = 0, k = 0;
+    uint32_t mantissa = 1;
+    if (x > -0x1p-29f)
+        return x > -0x1p-54f ? x : x - x * x * 0.5f;
+    if (x <= -0.29289323f) {
+        float u = 1.0f + x;
+        memcpy(&mantissa, &u, sizeof u);
+        int exponent = (int)(mantissa >> 23) - 127;
+        c = (x - (u - 1.0f)) / u;
+        mantissa &= 0x007fffff;
+        uint32_t bits = mantissa | 0x3f800000;
+        if (mantissa >= 0x3504f7) {
+            exponent += 1;
+            bits = mantissa | 0x3f000000;
+            mantissa = (0x00800000 - mantissa) >> 2;
+        }
+        memcpy(&u, &bits, sizeof u);
+        f = u - 1.0f;
+        k = (float)exponent;
+    }
+    const float square = 0.5f * f * f;
+    if (!mantissa) {
+        if (f == 0)
+            return k == 0 ? 0 : k * high + (c + k * low);
+        const float r = square * (1.0f - 0.66666666666666666f * f);
+        return k == 0 ? f - r : k * high - ((r - (k * low + c)) - f);
+    }
+    static const float by[] = {6.6666668653e-01f, 4.0000000596e-01f, 2.8571429849e-01f, 2.2222198546e-01f,
+                               1.8183572590e-01f, 1.5313838422e-01f, 1.4798198640e-01f};
+    const float s = f / (2.0f + f), z = s * s;
+    float r = z * by[6];
+    for (int i = 5; i >= 0; i--)
+        r = z * (by[i] + r);
+    if (k == 0)
+        return f - (square - s * (square + r));
+    return k * high - ((square - (s * (square + r) + (k * low + c))) - f);
+}
+
+static inline float unit_of(Stream *stream)
+{
+    return unit_f32((uint32_t)take_word(stream, 4));
+}
+
+/* a: the widths of the layers, and the density at their edges. */
+static float normal_value(const KernelCall *call, Stream *stream)
+{
+    const double *widths = call->a, *density = widths + LAYERS;
+    const float edge = 3.6541528853610088f, by_edge = 0.27366123732975828f;
+    for (;;) {
+        uint32_t word = (uint32_t)take_word(stream, 4), layer = word & 255, step = word >> 9;
+        float x = (float)(int32_t)step * (float)widths[layer];
+        x = word & 256 ? -x : x;
+        if (step < call->n[REST + layer])
+            return x;
+        if (layer == 0)
+            for (;;) {
+                float beyond = -by_edge * log1p_of(-unit_of(stream)), below = -log1p_of(-unit_of(stream));
+                if (below + below > beyond * beyond)
+                    return step >> 8 & 1 ? -(edge + beyond) : edge + beyond;
+            }
+        float at = (float)density[layer], above = (float)density[layer - 1];
+        float height = (above - at) * unit_of(stream) + at;
+        if (height < exp(-0.5 * (double)x * (double)x))
+            return x;
+    }
+}
+
+static int normal_f32(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)begin, (void)end, (void)scratch;
+    const int64_t count = call->n[COUNT];
+    float *out = (float *)p[0];
+    Stream stream = stream_of(p[1], count / 2 + count / 64);
+    for (int64_t i = 0; i < count; i++)
+        out[i] = normal_value(call, &stream);
+    return 0;
+}
+
 #define ENTRY(name) KERNEL(name, name, NULL)
 KERNEL_TABLE(random, ENTRY(uniform_f32) ENTRY(uniform_f64) ENTRY(dropout_f32) ENTRY(dropout_f64)
-                         ENTRY(bernoulli_f32) ENTRY(bernoulli_f64) KERNEL(random_words, raw, NULL))
+                         ENTRY(bernoulli_f32) ENTRY(bernoulli_f64) KERNEL(random_words, raw, NULL)
+                             ENTRY(randint_u8) ENTRY(randint_u16) ENTRY(randint_u32) ENTRY(randint_u64)
+                                 ENTRY(permutation) ENTRY(normal_f32))
