@@ -400,10 +400,12 @@ def _makefile(
     own = ["tables.c", *["weights.c"] * embed]
     own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", *["threads"] * (threads > 1))]
     own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    zig = "ZIG" in target.compiler
     lines = [
         _WRITTEN,
+        *["ZIG = python -m ziglang"] * zig,
         f"CC = {target.compiler}",
-        "AR = ar",
+        f"AR = {'$(ZIG) ' * zig}ar",
         "OPTIMIZE = -O3",
         "GCC := $(findstring Free Software,$(shell $(CC) --version 2>/dev/null))",
         "FLAGS = -std=c11 $(OPTIMIZE) -ffp-contract=off -fno-math-errno -fno-trapping-math \\",

@@ -13,6 +13,12 @@
 #include <string.h>
 #include <time.h>
 
+#ifdef _WIN32 /* has the like of it, and another `free` for what that gives */
+#include <malloc.h>
+#define aligned_alloc(alignment, nbytes) _aligned_malloc(nbytes, alignment)
+#define free _aligned_free
+#endif
+
 static const char HELP[] =
     "usage: step [OPTION ...] INPUT ...\n"
     "\n"
@@ -195,7 +201,7 @@ static int run(const Options *options, char **names, int count)
         printf("%s: %.9f s a run, %.9f on the average\n", step_simd(&step), best, all / (double)steps);
     if (options->save) {
         size_t nbytes = step_state();
-        void *state = malloc(nbytes ? nbytes : 1);
+        void *state = aligned_alloc(64, nbytes);
         FILE *file = fopen(options->save, "wb");
         int failed = !file || !state || step_save(&step, state, nbytes) ||
                      fwrite(state, 1, nbytes, file) != nbytes;
