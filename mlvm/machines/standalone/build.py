@@ -239,6 +239,13 @@ class _Layout:
         calls = tables.calls()
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]
+        values = main.height + depth * max(deepest, default=0) + 1
+        heap = main.made + depth * max([f.made for f in functions[1:]], default=0)
+        scratch = max([call.scratch for call in calls], default=0)
+        shared = max([call.shared for call in calls], default=0)
+        most = self.memory + self.nweights + self.records + heap + scratch * self.threads + shared
+        most += sum([type.nbytes for type in planned.inputs])
+        most += _ENTRY * (values + depth + len(addresses) + len(pushed) + self.threads)
         members = {
             **{name: name for name in ("sets", "ops", "lines", "places", "arguments", "pushed")},
             **{name: name for name in ("inputs", "outputs", "states")},
@@ -249,12 +256,12 @@ class _Layout:
             "nstates": len(states),
             "memory": self.memory,
             "ours": self.memory,
-            "scratch": max([call.scratch for call in calls], default=0),
-            "shared": max([call.shared for call in calls], default=0),
+            "scratch": scratch,
+            "shared": shared,
             "threads": self.threads,
-            "values": main.height + depth * max(deepest, default=0) + 1,
+            "values": values,
             "frames": depth,
-            "heap": main.made + depth * max([f.made for f in functions[1:]], default=0),
+            "heap": heap,
             "records": self.records,
             "weights": self.nweights,
             "fingerprint": f"UINT64_C({self.fingerprint()})",
@@ -269,6 +276,7 @@ class _Layout:
                 "extern const uint8_t step_weights[];\n" * embed,
                 body,
                 *declared,
+                f"_Static_assert(UINT64_C({most}) <= SIZE_MAX / 2, {string(_TOO_LARGE)});",
                 f"const Built built = {{\n{told}}};",
                 "",
             ]
@@ -278,6 +286,8 @@ class _Layout:
 _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
 )
+_TOO_LARGE: Final = "the step needs more memory than there are addresses"
+_ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
 _RUNTIME: Final = "mlvm/standalone/src"
 _KERNELS: Final = "mlvm/native/src/plan/kernels"
 

@@ -2,7 +2,7 @@
 #ifndef MLVM_PROCESSOR_H
 #define MLVM_PROCESSOR_H
 
-/* Whether the processor has the instruction set of that name. */
+/* Whether the processor has the instruction set of that name, or `avx512_vnni`. */
 int processor_has(const char *name);
 
 /* Whether the set is taken where none is asked for. Pairs of bf16 are multiplied faster than single f32
