@@ -9,6 +9,7 @@ tenth of the time, for tests of what is built.
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +78,9 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
-        machine = MACHINES.get(platform.machine().lower(), "") if unix else ""
+        # What is compiled for, as sysconfig reads it: another machine's where a compiler makes its code.
+        host = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine())
+        machine = MACHINES.get(re.split("[-.]", host)[-1].lower(), "") if unix else ""
         targets = {"plain": "", **TARGETS.get(machine, {})}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
