@@ -78,7 +78,7 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
-        # What is compiled for, as sysconfig reads it: another machine's where a compiler makes its code.
+        # What is compiled for, as sysconfig has it: another machine, where a compiler is of that.
         host = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine())
         machine = MACHINES.get(re.split("[-.]", host)[-1].lower(), "") if unix else ""
         targets = {"plain": "", **TARGETS.get(machine, {})}
