@@ -77,7 +77,7 @@ def test_instruction_sets_are_found(tmp_path: Path) -> None:
     main = f'#include "processor.h"\n#include <stdio.h>\nint main(void) {{ {asked} }}'
     (tmp_path / "main.c").write_text(main)
     plan = NATIVE / "src" / "plan"
-    zig = [sys.executable, "-m", "ziglang", "cc", f"-I{plan}", "main.c", plan / "processor.c"]
+    zig = [sys.executable, "-m", "ziglang", "cc", f"-I{plan}", "main.c", str(plan / "processor.c")]
     subprocess.run([*zig, "-o", "main"], cwd=tmp_path, check=True)
     told = subprocess.run([tmp_path / "main"], check=True, capture_output=True, text=True).stdout
     here = dict(extension.EXTENSION.simd_sets()) if extension.EXTENSION else {}
