@@ -9,6 +9,7 @@ tenth of the time, for tests of what is built.
 
 import os
 import platform
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -91,7 +92,9 @@ class BuildNative(build_ext):
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
-        machine = MACHINES.get(platform.machine().lower(), "") if unix else ""
+        # What is compiled for, as sysconfig has it: another machine, where a compiler is of that.
+        host = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine())
+        machine = MACHINES.get(re.split("[-.]", host)[-1].lower(), "") if unix else ""
         targets = {"plain": "", **TARGETS.get(machine, {})}
         targets = {name: flags for name, flags in targets.items() if self._takes(flags)}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []

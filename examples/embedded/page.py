@@ -72,8 +72,7 @@ def main() -> None:
     build = ["build", str(folder / "page.mlvm"), "-o", str(built), "--target", "wasm32"]
     subprocess.run([sys.executable, "-m", "mlvm", *build, "--weights", "embed"], check=True)
     zig = [sys.executable, "-m", "ziglang"]
-    compiler, archiver = f"CC={' '.join(zig)} cc -target wasm32-wasi", f"AR={' '.join(zig)} ar"
-    subprocess.run(["make", "-C", built, compiler, archiver, "libstep.a"], check=True)
+    subprocess.run(["make", "-C", built, f"ZIG={' '.join(zig)}", "libstep.a"], check=True)
     linked: list[str | Path] = ["-O2", "-mexec-model=reactor", "-s", "-I", built, HERE / "page.c"]
     linked += [built / "libstep.a", "-o", folder / "page.wasm"]
     subprocess.run([*zig, "cc", "-target", "wasm32-wasi", *linked], check=True)

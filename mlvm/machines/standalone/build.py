@@ -248,6 +248,11 @@ class _Layout:
         ]
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]
+        values = main.height + depth * max(deepest, default=0) + 1
+        heap = main.made + depth * max([f.made for f in functions[1:]], default=0)
+        most = self.memory + self.nweights + self.records + heap
+        most += sum([type.nbytes for type in planned.inputs])
+        most += _ENTRY * (values + depth + len(addresses) + len(pushed) + self.threads)
         members = {
             **{name: name for name in ("sets", "ops", "lines", "places", "arguments", "pushed")},
             **{name: name for name in ("inputs", "outputs", "states")},
@@ -259,9 +264,9 @@ class _Layout:
             "memory": self.memory,
             "ours": self.memory,
             "threads": self.threads,
-            "values": main.height + depth * max(deepest, default=0) + 1,
+            "values": values,
             "frames": depth,
-            "heap": main.made + depth * max([f.made for f in functions[1:]], default=0),
+            "heap": heap,
             "records": self.records,
             "weights": self.nweights,
             "fingerprint": f"UINT64_C({self.fingerprint()})",
@@ -276,6 +281,7 @@ class _Layout:
                 "extern const uint8_t step_weights[];\n" * embed,
                 body,
                 *declared,
+                f"_Static_assert(UINT64_C({most}) <= SIZE_MAX / 2, {string(_TOO_LARGE)});",
                 f"const Built built = {{\n{told}}};",
                 "",
             ]
@@ -285,6 +291,8 @@ class _Layout:
 _WRITTEN: Final = (
     "# Written by `python -m mlvm build`: `make` makes libstep.a and a program, `step`."
 )
+_TOO_LARGE: Final = "the step needs more memory than there are addresses"
+_ENTRY: Final = 128  # bytes, and more than a value, a frame, a pointer or a tensor of the loop has
 _RUNTIME: Final = "mlvm/standalone/src"
 _KERNELS: Final = "mlvm/native/src/plan/kernels"
 
@@ -407,10 +415,12 @@ def _makefile(
     own = ["tables.c", *["weights.c"] * embed]
     own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", *["threads"] * (threads > 1))]
     own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    zig = "ZIG" in target.compiler
     lines = [
         _WRITTEN,
+        *["ZIG = python -m ziglang"] * zig,
         f"CC = {target.compiler}",
-        "AR = ar",
+        f"AR = {'$(ZIG) ' * zig}ar",
         "OPTIMIZE = -O3",
         "GCC := $(findstring Free Software,$(shell $(CC) --version 2>/dev/null))",
         "FLAGS = -std=c11 $(OPTIMIZE) -ffp-contract=off -fno-math-errno -fno-trapping-math \\",

@@ -40,15 +40,11 @@ TARGETS: Final = {
     "aarch64": Target("aarch64-linux-gnu-gcc", sets=("neon", "plain")),
     "arm": Target("arm-linux-gnueabihf-gcc"),
     "riscv64": Target("riscv64-linux-gnu-gcc"),
-    "wasm32": Target("python -m ziglang cc -target wasm32-wasi", "-msimd128", suffix=".wasm"),
+    "wasm32": Target("$(ZIG) cc -target wasm32-wasi", "-msimd128", suffix=".wasm"),
     "aarch64-macos": Target(
-        "python -m ziglang cc -target aarch64-macos",
-        linking="-Wl,-dead_strip",
-        sets=("neon", "plain"),
+        "$(ZIG) cc -target aarch64-macos", linking="-Wl,-dead_strip", sets=("neon", "plain")
     ),
-    "x86_64-windows": Target(
-        "python -m ziglang cc -target x86_64-windows-gnu", suffix=".exe", sets=X86
-    ),
+    "x86_64-windows": Target("$(ZIG) cc -target x86_64-windows-gnu", suffix=".exe", sets=X86),
 }
 """What `--target` knows. Any other compiler is `make CC=...`."""
 

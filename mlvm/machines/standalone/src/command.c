@@ -13,6 +13,12 @@
 #include <string.h>
 #include <time.h>
 
+#ifdef _WIN32 /* has the like of it, and another `free` for what that gives */
+#include <malloc.h>
+#define aligned_alloc(alignment, nbytes) _aligned_malloc(nbytes, alignment)
+#define free _aligned_free
+#endif
+
 static const char HELP[] =
     "usage: step [OPTION ...] INPUT ...\n"
     "\n"
@@ -49,7 +55,7 @@ static int read_file(const char *name, Data *data)
     data->nbytes = 0;
     data->bytes = NULL;
     for (int whole = 0; !whole;) {
-        unsigned char *more = aligned_alloc(64, room *= 2);
+        unsigned char *more = room <= SIZE_MAX / 2 ? aligned_alloc(64, room *= 2) : NULL;
         if (!more) {
             fclose(file);
             free(data->bytes);
@@ -129,7 +135,8 @@ static int run(const Options *options, char **names, int count)
 {
     static Data inputs[STEP_NINPUTS + 1];
     static FILE *files[STEP_NOUTPUTS + 1];
-    Data weights = {NULL, 0};
+    static Data weights;
+    static void *memory;
     if (count != STEP_NINPUTS)
         return complain("inputs", "wanted are " STEP_TAKES);
     for (int i = 0; i < count; i++) {
@@ -150,7 +157,7 @@ static int run(const Options *options, char **names, int count)
             return 1;
     }
     struct step step;
-    void *memory = aligned_alloc(64, (step_memory() + 63) / 64 * 64);
+    memory = aligned_alloc(64, (step_memory() + 63) / 64 * 64);
     if (!memory)
         return complain("memory", "there is too little");
     if (step_init_for(&step, memory, weights.bytes, weights.nbytes, options->simd))
@@ -195,7 +202,7 @@ static int run(const Options *options, char **names, int count)
         printf("%s: %.9f s a run, %.9f on the average\n", step_simd(&step), best, all / (double)steps);
     if (options->save) {
         size_t nbytes = step_state();
-        void *state = malloc(nbytes ? nbytes : 1);
+        void *state = aligned_alloc(64, nbytes);
         FILE *file = fopen(options->save, "wb");
         int failed = !file || !state || step_save(&step, state, nbytes) ||
                      fwrite(state, 1, nbytes, file) != nbytes;

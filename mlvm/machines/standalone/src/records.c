@@ -52,8 +52,9 @@ void records_end(Records *records)
     records_clear(records);
 }
 
-/* Room for a record of so many parts and bytes of data; NULL if there is none. */
-static Record *take(Records *records, int64_t nparts, size_t data)
+/* Room for a record of so many parts and bytes of data; NULL if there is none. Where addresses have 32
+ * bits the parts may be more bytes together than a size_t counts. */
+static Record *take(Records *records, int64_t nparts, uint64_t data)
 {
     size_t head = rounded(sizeof(Record) + (size_t)nparts * sizeof(Part));
     size_t index = ((size_t)records->count + 2) * sizeof(uint64_t);
@@ -62,14 +63,15 @@ static Record *take(Records *records, int64_t nparts, size_t data)
     Record *record = (Record *)(void *)(records->memory + records->used);
     record->nparts = nparts;
     *offset_of(records, ++records->count) = records->used;
-    records->used += head + data;
+    records->used += head + (size_t)data;
     return record;
 }
 
 const char *records_push(Records *records, const Value *params, int64_t count)
 {
     int64_t nparts = count - 1;
-    size_t data = 0, at = rounded(sizeof(Record) + (size_t)nparts * sizeof(Part));
+    uint64_t data = 0;
+    size_t at = rounded(sizeof(Record) + (size_t)nparts * sizeof(Part));
     for (int64_t i = 0; i < nparts; i++)
         data += rounded((size_t)params[i + 1].as.tensor->type->nbytes);
     Record *record = take(records, nparts, data);
@@ -138,7 +140,7 @@ static int64_t begin_sum(Records *records, int64_t p, int64_t q)
     const Record *x = record_of(records, p), *y = record_of(records, q);
     if (!x || !y || x->nparts != y->nparts)
         return 0;
-    size_t data = 0;
+    uint64_t data = 0;
     for (int64_t i = 0; i < x->nparts; i++)
         data += rounded((size_t)x->parts[i].type->nbytes);
     Record *sum = take(records, x->nparts, data);

@@ -4,6 +4,7 @@
  * bits, that has its place modulo 16, and one tree over them. So a row of the result has the same bits
  * whatever stands beside it. Sums of integers are exact. */
 #include "../plan.h"
+#include "../processor.h"
 
 #include "elements.h"
 
@@ -354,7 +355,7 @@ static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin,
     int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
     uint32_t *of_x = (uint32_t *)(laid + n[AT_ONCE] * row);
 #if defined(__AVX512F__)
-    int vnni = __builtin_cpu_supports("avx512vnni");
+    int vnni = processor_has("avx512_vnni");
 #endif
     for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
         int64_t count = least(n[AT_ONCE], n[M] - m);
