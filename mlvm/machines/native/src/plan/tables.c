@@ -7,6 +7,7 @@
 
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
 #define KERNEL_FILES(X, target, products)                                                \
+    X(bytes, target)                                                                     \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
     X(depthwise, target)                                                                 \
