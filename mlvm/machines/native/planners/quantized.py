@@ -16,7 +16,7 @@ _CACHE: Final = 1 << 18
 _UNIT: Final = 16
 _COLUMNS: Final = 32
 """Rows of y, of bytes, that are a unit."""
-_MANY: Final = 16
+_MANY: Final = 32
 """So many rows of x are worth copying those of y."""
 
 

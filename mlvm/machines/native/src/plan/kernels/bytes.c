@@ -187,7 +187,7 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
         few_tile(out + i * out_row, out_row, side, i, y, 1, columns, turns);
 }
 
-/* Columns of y as panels, whose elements behind k are zeros. Returns 128 times their sums. */
+/* Columns of y as panels, whose elements behind k are zeros. `less` is 128 times their sums, if x is turned. */
 VNNI static void copy_panels(uint32_t *to, __m512i less[PANELS], const uint8_t *y, int64_t k,
                              int64_t columns, const Side *side)
 {
@@ -195,17 +195,16 @@ VNNI static void copy_panels(uint32_t *to, __m512i less[PANELS], const uint8_t *
     const uint32_t turn = side->turn_y * 0x01010101u;
     if (columns < width)
         memset(to, 0, (size_t)(quads * width) * sizeof *to);
-    for (int64_t c = 0; c < columns; c++) {
-        const uint8_t *from = y + c * k;
-        uint32_t quad, last = 0;
-        for (int64_t j = 0; j < k / 4; j++) {
-            memcpy(&quad, from + 4 * j, 4);
+    for (int64_t j = 0; j < k / 4; j++)
+        for (int64_t c = 0; c < columns; c++) {
+            uint32_t quad;
+            memcpy(&quad, y + c * k + 4 * j, 4);
             to[j * width + c] = quad ^ turn;
         }
-        if (k % 4) {
-            memcpy(&last, from + k / 4 * 4, (size_t)(k % 4));
-            to[(quads - 1) * width + c] = last ^ (turn & (0xFFFFFFFFu >> (32 - 8 * (k % 4))));
-        }
+    for (int64_t c = 0; c < columns && k % 4; c++) {
+        uint32_t last = 0;
+        memcpy(&last, y + c * k + k / 4 * 4, (size_t)(k % 4));
+        to[(quads - 1) * width + c] = last ^ (turn & (0xFFFFFFFFu >> (32 - 8 * (k % 4))));
     }
     for (int v = 0; v < PANELS; v++) {
         __m512i sum = _mm512_setzero_si512();
@@ -318,8 +317,10 @@ VNNI static void by_fours(const int64_t *n, char *const *p, int64_t first, int64
                     few_rows(out + r, n[N], &side, count, y + r * k, FEW, 1);
                 else if (columns > 1)
                     few_rows(out + r, n[N], &side, count, y + r * k, FEW, 0);
-                else
+                else if (side.turn_x)
                     few_rows(out + r, n[N], &side, count, y + r * k, 1, 1);
+                else
+                    few_rows(out + r, n[N], &side, count, y + r * k, 1, 0);
             }
     }
 }
