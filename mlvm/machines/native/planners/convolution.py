@@ -109,6 +109,8 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
     *window, inputs, outputs = kernel.shape
     if len(window) != 2 or inputs * attributes["groups"] != outputs:
         return False
+    if outputs == 1:  # no lanes to fill
+        return False
     return inputs == 1 or (inputs in _NARROW and outputs * kernel.dtype.itemsize % _VECTOR == 0)
 
 

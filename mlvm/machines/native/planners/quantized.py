@@ -1,4 +1,4 @@
-"""Products with weights of few bits, and of bytes: `kernels/quantized.c`."""
+"""Products with weights of few bits, and of bytes: `kernels/quantized.c` and `kernels/bytes.c`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
 """Bytes of x that are laid out at once, roughly."""
 _UNIT: Final = 16
+_COLUMNS: Final = 32
+"""Rows of y, of bytes, that are a unit."""
+_MANY: Final = 32
+"""So many rows of x are worth copying those of y."""
 
 
 @planner("quantized_matmul")
@@ -42,10 +46,11 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
 def integer_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, x, y = types
     n, k = y.shape
-    row = -(-k // 64) * 64
     m = math.prod(x.shape[:-1])
-    at_once = max(4, min(m, _CACHE // (row + 1) // 4 * 4))
-    integers = {"m": m, "n": n, "k": k, "unit": _UNIT, "at_once": at_once}
+    many, row = m >= _MANY, -(-k // 64) * 64 + 4
+    at_once = max(4, min(m, _CACHE // row // 4 * 4))
+    integers = {"m": m, "n": n, "k": k, "unit": _COLUMNS, "at_once": at_once, "many": many}
     signs = {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
-    work, scratch = 50 + m * n * k * 0.01, at_once * (row + 4)
-    return kernel_call(op, 3, -(-n // _UNIT), work, {**integers, **signs}, scratch=scratch)
+    scratch = 2 * (at_once + _COLUMNS) * row + 64
+    work = 50 + m * n * k * (0.002 if many else 0.004) + n * k * (0.1 if many else 0.02)
+    return kernel_call(op, 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch)

@@ -128,6 +128,6 @@ CASES: dict[str, list[Case]] = {
         )
         for x in (np.int8, np.uint8)
         for y in (np.int8, np.uint8)
-        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64))
+        for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 35, 70))
     ],
 }

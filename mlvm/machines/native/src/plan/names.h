@@ -9,6 +9,10 @@
 
 #define NAME(name) name,
 
+/* M rows of x by N of y, of K bytes each, SIGNED or not. UNIT: rows of y. AT_ONCE: rows of x that are laid
+ * out. MANY: whether y is copied as panels. */
+#define bytes_integers(EACH)                                                             \
+    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
  * and on. */
 #define chain_integers(EACH)                                                             \
@@ -73,10 +77,9 @@
 #define amx_integers(EACH) linalg_integers(EACH)
 
 /* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
- * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. X_SIGNED, Y_SIGNED: bytes of these kinds. */
+ * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. */
 #define quantized_integers(EACH)                                                         \
-    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)            \
-    EACH(X_SIGNED) EACH(Y_SIGNED)
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)
 
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
  * integer that chooses a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD bytes.

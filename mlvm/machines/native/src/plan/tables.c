@@ -8,6 +8,7 @@
 /* The files in kernels/ that end in a table of kernels, and in one of row functions. */
 #define KERNEL_FILES(X, target, products, tiles)                                         \
     X(amx, tiles)                                                                        \
+    X(bytes, target)                                                                     \
     X(chain, target)                                                                     \
     X(creation, target)                                                                  \
     X(depthwise, target)                                                                 \

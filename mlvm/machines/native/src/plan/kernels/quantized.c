@@ -1,10 +1,9 @@
-/* Products with weights of few bits, and of bytes.
+/* Products of floats with weights of few bits.
  *
  * Sums of floats go in an order that shapes fix: sixteen running sums, each of every word of weights, 32
  * bits, that has its place modulo 16, and one tree over them. So a row of the result has the same bits
- * whatever stands beside it. Sums of integers are exact. */
+ * whatever stands beside it. */
 #include "../plan.h"
-#include "../processor.h"
 
 #include "elements.h"
 
@@ -287,111 +286,7 @@ PRODUCT(u4, 4, 0)
 PRODUCT(i2, 2, 1)
 PRODUCT(u2, 2, 0)
 
-/* --- bytes by bytes --- */
-
-/* Rows of x are unsigned, those of y are signed: what is of the other kind has its highest bit turned, so that
- * it is 128 more or less than it should. That makes a multiple of the other's sum, which is put right. */
-
-enum { STEP = 64 };
-
-static inline void dot_plain(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many,
-                             const int8_t *y, int64_t k, uint8_t turn)
-{
-    for (int i = 0; i < many; i++) {
-        const uint8_t *row = x + i * x_row;
-        int32_t sum = 0;
-        for (int64_t j = 0; j < k; j++)
-            sum += (int16_t)row[j] * (int16_t)(int8_t)(y[j] ^ turn);
-        sums[i] = sum;
-    }
-    int32_t sum = 0;
-    for (int64_t j = 0; j < k; j++)
-        sum += (int8_t)(y[j] ^ turn);
-    *of_y = sum;
-}
-
-#if defined(__AVX512F__)
-__attribute__((target("avx512vnni"))) SPECIALIZED void
-dot_vnni_of(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many, const int8_t *y,
-            int64_t k, uint8_t turn)
-{
-    __m512i some[4], all = _mm512_setzero_si512(), ones = _mm512_set1_epi8(1);
-    UNROLL for (int i = 0; i < many; i++)
-        some[i] = all;
-    for (int64_t j = 0; j < k; j += STEP) {
-        __mmask64 mask = k - j >= STEP ? ~(__mmask64)0 : ((__mmask64)1 << (k - j)) - 1;
-        __m512i b = _mm512_maskz_loadu_epi8(mask, y + j);
-        b = _mm512_mask_xor_epi32(b, 0xFFFF, b, _mm512_maskz_set1_epi8(mask, (char)turn));
-        all = _mm512_dpbusd_epi32(all, ones, b);
-        UNROLL for (int i = 0; i < many; i++)
-            some[i] = _mm512_dpbusd_epi32(some[i], _mm512_loadu_si512(x + i * x_row + j), b);
-    }
-    UNROLL for (int i = 0; i < many; i++)
-        sums[i] = _mm512_reduce_add_epi32(some[i]);
-    *of_y = _mm512_reduce_add_epi32(all);
-}
-
-__attribute__((target("avx512vnni"))) static void
-dot_vnni(int32_t *sums, int32_t *of_y, const uint8_t *x, int64_t x_row, int many, const int8_t *y,
-         int64_t k, uint8_t turn)
-{
-    if (many == 4)
-        dot_vnni_of(sums, of_y, x, x_row, 4, y, k, turn);
-    else
-        for (int i = 0; i < many; i++)
-            dot_vnni_of(sums + i, of_y, x + i * x_row, x_row, 1, y, k, turn);
-}
-#endif
-
-static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                          char *scratch)
-{
-    const int64_t *n = call->n;
-    const uint8_t *x = (const uint8_t *)p[1];
-    const int8_t *y = (const int8_t *)p[2];
-    uint32_t *out = (uint32_t *)p[0];
-    uint8_t *laid = (uint8_t *)scratch, turn_x = n[X_SIGNED] ? 0x80 : 0, turn_y = n[Y_SIGNED] ? 0 : 0x80;
-    int64_t k = n[K], row = (k + STEP - 1) / STEP * STEP;
-    int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
-    uint32_t *of_x = (uint32_t *)(laid + n[AT_ONCE] * row);
-#if defined(__AVX512F__)
-    int vnni = processor_has("avx512_vnni");
-#endif
-    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
-        int64_t count = least(n[AT_ONCE], n[M] - m);
-        for (int64_t i = 0; i < count; i++) {
-            uint32_t sum = 0;
-            for (int64_t j = 0; j < k; j++)
-                sum += laid[i * row + j] = x[(m + i) * k + j] ^ turn_x;
-            memset(laid + i * row + k, 0, (size_t)(row - k));
-            of_x[i] = sum;
-        }
-        for (int64_t r = first; r < last; r++)
-            for (int64_t i = 0; i < count; i += 4) {
-                int32_t sums[4], of_y;
-                int many = (int)least(4, count - i);
-#if defined(__AVX512F__)
-                if (vnni)
-                    dot_vnni(sums, &of_y, laid + i * row, row, many, y + r * k, k, turn_y);
-                else
-#endif
-                    dot_plain(sums, &of_y, laid + i * row, row, many, y + r * k, k, turn_y);
-                for (int each = 0; each < many; each++) {
-                    uint32_t found = (uint32_t)sums[each];
-                    if (turn_y)
-                        found += 128 * of_x[i + each];
-                    if (turn_x)
-                        found -= 128 * (uint32_t)of_y;
-                    if (turn_x && turn_y)
-                        found -= 128 * 128 * (uint32_t)k;
-                    out[(m + i + each) * n[N] + r] = found;
-                }
-            }
-    }
-    return 0;
-}
-
 #define ENTRY(name) KERNEL(name, name, NULL)
 KERNEL_TABLE(quantized, ENTRY(quantized_matmul_i8) ENTRY(quantized_matmul_u8) ENTRY(quantized_matmul_i4)
                             ENTRY(quantized_matmul_u4) ENTRY(quantized_matmul_i2)
-                                ENTRY(quantized_matmul_u2) ENTRY(integer_matmul))
+                                ENTRY(quantized_matmul_u2))
