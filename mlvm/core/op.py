@@ -74,8 +74,8 @@ class Op:
     of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
     or 0, whatever they mean. `takes_storage`: it knows dtypes of few bits, which all others refuse.
     `precision`: what mixed precision computes it in, if not in what it is given: products in a
-    half, and in f32 what would lose by one. `public`: users have a function of that name, with these operands and
-    attributes or with others."""
+    half, and in f32 what would lose by one. `public`: users have a function of that name, with
+    these operands and attributes or with others."""
 
     kernel: Kernel
     _infer: Rule

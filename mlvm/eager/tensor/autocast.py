@@ -7,7 +7,7 @@ all others: a tape records it, so that the gradient of a product in a half is ma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ContextDecorator
+from contextlib import ContextDecorator, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -27,10 +27,10 @@ class autocast(ContextDecorator):
 
     `matmul` and convolutions, and what is made of them, such as `Linear` and attention, cast their
     operands that are f32 or another half, and give that half. Softmax, norms, losses, sums and what
-    grows fast, such as `exp`, cast operands that are halves to f32, and give f32: their docstrings
-    need not say so. All else takes what comes, f64 is never cast, and neither is what is written
-    into `out=`. A gradient is made in the dtypes of the way there, also outside of the block, and
-    reaches an f32 tensor in f32. Under float16 it wants an `ml.optim.LossScale`.
+    grows fast, such as `exp`, cast operands that are halves to f32, and give f32. All else takes
+    what comes; f64 is never cast, nor what is written into `out=`. A gradient is made in the dtypes
+    of the way there, also outside of the block, and reaches an f32 tensor in f32. Under float16 it
+    wants an `ml.optim.LossScale`.
 
     A thread that starts inside begins outside of all blocks. A captured function has one program
     for each dtype that it is called under. Also a decorator: `@ml.autocast("bfloat16")`. Raises
@@ -46,10 +46,8 @@ class autocast(ContextDecorator):
     def __init__(self, dtype: object, enabled: bool = True) -> None:
         half = None
         if dtype is not None:
-            try:
+            with suppress(DTypeError):
                 half = DType.of(dtype)
-            except DTypeError:
-                pass
             if half is None or not half.is_half:
                 raise DTypeError(
                     f'autocast: products are computed in "float16" or "bfloat16"; None leaves a '

@@ -26,8 +26,8 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
-from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
+from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
