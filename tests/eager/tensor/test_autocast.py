@@ -177,7 +177,7 @@ def test_a_recursion_under_another_dtype_is_another_function() -> None:
 
 def test_digits_are_learned_as_in_f32() -> None:
     found = {way: losses[-1] for way, losses in curves("mlp", 1, 5e-3)}
-    assert len({*found.values()}) == 3
+    assert found["f32"] not in (found["bf16"], found["autocast"])
     assert 1 < found["f32"] < 2
     assert found["bf16"] == pytest.approx(found["f32"], rel=0.01)
     assert found["autocast"] == pytest.approx(found["f32"], rel=0.01)
