@@ -29,7 +29,8 @@ def _cell(c: Tensor, _: Any) -> tuple[Tensor, None]:
 
 
 def _recurrent(x: Tensor) -> Tensor:
-    return ml.scan(_cell, x, None, length=TURNS)[0]
+    y: Tensor = ml.scan(_cell, x, None, length=TURNS)[0]
+    return y
 
 
 CASES: list[tuple[str, Callable[[], Tensor]]] = [
@@ -168,7 +169,8 @@ def test_a_recursion_under_another_dtype_is_another_function() -> None:
             with ml.autocast("bfloat16"):
                 return ml.astype(again(x / 2) @ W, ml.float32)
 
-        return ml.cond(ml.max(x) < 1, lambda: ml.astype(x @ W, ml.float32), deeper)
+        y: Tensor = ml.cond(ml.max(x) < 1, lambda: ml.astype(x @ W, ml.float32), deeper)
+        return y
 
     again = ml.function(halved)
     x = 3 * X
