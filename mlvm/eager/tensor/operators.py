@@ -52,15 +52,15 @@ def _reflected(op: str) -> Binary:
 
 def _of_function(op: str, *, reflected: bool = False) -> Binary:
     """Of an op whose function casts operands under `autocast`."""
-    function = getattr(primitives, op)
+    function: Callable[..., Tensor] = getattr(primitives, op)
 
     def operator(self: Tensor, other: Operand) -> Tensor:
         try:
             other = as_operand(other, self)
+            return function(other, self) if reflected else function(self, other)
         except MlvmError as error:
             told(error, op, (other, self) if reflected else (self, other))
             raise
-        return function(other, self) if reflected else function(self, other)  # type: ignore[no-any-return]
 
     return operator
 
@@ -113,11 +113,10 @@ def _power(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return apply(_SQUARE, self)
-        other = as_operand(other, self)
+        return primitives.pow(self, as_operand(other, self))
     except MlvmError as error:
         told(error, "pow", (self, other))
         raise
-    return primitives.pow(self, other)
 
 
 def _power_in_place(self: Tensor, other: Operand) -> Tensor:
