@@ -64,6 +64,12 @@ def mlvm_replay(size: MixerSize, threads: int = 1, dtype: str = "float32") -> St
     return Training(size, vm_of(threads), getattr(ml, dtype)).replay
 
 
+def mlvm_autocast(size: MixerSize, threads: int = 1) -> Step:
+    import mlvm.eager as ml
+
+    return ml.autocast("bfloat16")(mlvm_replay(size, threads))
+
+
 def mlvm_replay_2vm(size: MixerSize) -> Step:
     from bench.mlvm_training import training_on
 
@@ -100,6 +106,8 @@ IN_BF16 = (
         "mlvm",
         if_native(preparing(partial(mlvm_replay, threads=2, dtype="bfloat16"))),
     ),
+    Contender("mlvm-autocast", "mlvm", preparing(mlvm_autocast)),
+    Contender("mlvm-autocast-2t", "mlvm", if_native(preparing(partial(mlvm_autocast, threads=2)))),
     Contender("torch-autocast", "torch", preparing(partial(torch_eager, bf16=True))),
     Contender("torch-autocast-2t", "torch", preparing(partial(torch_eager, bf16=True)), threads=2),
     Contender("torch-autocast-compile", "torch", partial(prepare_torch_compile, bf16=True)),
@@ -197,7 +205,7 @@ SUITE = Suite(
             Contest(
                 f"bf16{threads}",
                 "step_ms",
-                ours=(f"mlvm-bf16{threads}",),
+                ours=(f"mlvm-bf16{threads}", f"mlvm-autocast{threads}"),
                 theirs=tuple(
                     f"{peer}{threads}"
                     for peer in ("torch-autocast", "torch-autocast-compile", "jax-bf16")

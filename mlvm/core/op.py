@@ -73,8 +73,9 @@ class Op:
     make several passes. `reduces`: it makes one element of many, along axes. `in_place`: how many
     of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
     or 0, whatever they mean. `takes_storage`: it knows dtypes of few bits, which all others refuse.
-    `public`: users have a function of that name, with these operands and
-    attributes or with others."""
+    `precision`: what mixed precision computes it in, if not in what it is given: products in a
+    half, and in f32 what would lose by one. `public`: users have a function of that name, with
+    these operands and attributes or with others."""
 
     kernel: Kernel
     _infer: Rule
@@ -85,6 +86,7 @@ class Op:
     in_place: int = 0
     copies_only: bool = False
     takes_storage: bool = False
+    precision: Literal["half", "f32"] | None = None
     public: bool = True
 
     def __post_init__(self) -> None:

@@ -64,6 +64,7 @@ AT_ONCE: Final = {
         logcumsumexp outer std trapezoid""",
     "mlvm.eager.functions.windows": "fold unfold",
     "mlvm.eager.interop.exchange": "from_dlpack",
+    "mlvm.eager.tensor.autocast": "autocast",
     "mlvm.eager.tensor.context": "default_arena default_vm use",
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
     "mlvm.eager.tensor.precision": "PrecisionWarning",

@@ -148,7 +148,7 @@ def remainder(out: Array, x: Array, y: Array) -> None:
     np.remainder(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def reciprocal(out: Array, x: Array) -> None:
     """1 / x.
 
@@ -158,7 +158,7 @@ def reciprocal(out: Array, x: Array) -> None:
     np.divide(1, x, out, dtype=out.dtype)
 
 
-@pointwise(infer=broadcast)
+@pointwise(infer=broadcast, precision="f32")
 def pow(out: Array, x: Array, y: Array) -> None:
     """x to the power y, elementwise. An integer to a negative integer power raises
     `OperandValueError`.
@@ -345,7 +345,7 @@ def nextafter(out: Array, x: Array, y: Array) -> None:
 # --- elementary functions: of integers and bools they are f32 ------------------------
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def exp(out: Array, x: Array) -> None:
     """e to the power x.
 
@@ -355,7 +355,7 @@ def exp(out: Array, x: Array) -> None:
     np.exp(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def expm1(out: Array, x: Array) -> None:
     """e^x - 1, accurate near 0.
 
@@ -374,7 +374,7 @@ def expm1(out: Array, x: Array) -> None:
         np.copyto(out.imag, np.where(real > 0, np.nan, 0), where=infinite)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def log(out: Array, x: Array) -> None:
     """The natural logarithm; -inf at 0, nan below. Of complex numbers that with an imaginary part
     from -pi to pi.
@@ -385,7 +385,7 @@ def log(out: Array, x: Array) -> None:
     np.log(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def log1p(out: Array, x: Array) -> None:
     """log(1 + x), accurate near 0.
 
@@ -395,7 +395,7 @@ def log1p(out: Array, x: Array) -> None:
     np.log1p(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def log2(out: Array, x: Array) -> None:
     """The logarithm of base 2.
 
@@ -405,7 +405,7 @@ def log2(out: Array, x: Array) -> None:
     np.log2(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def log10(out: Array, x: Array) -> None:
     """The logarithm of base 10.
 
@@ -415,7 +415,7 @@ def log10(out: Array, x: Array) -> None:
     np.log10(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=float_)
+@pointwise(infer=float_, precision="f32")
 def logaddexp(out: Array, x: Array, y: Array) -> None:
     """log(e^x + e^y), elementwise, with broadcasting, as max(x, y) + log(1 + e^-|x - y|): it
     overflows only where the result does.
@@ -437,7 +437,7 @@ def sqrt(out: Array, x: Array) -> None:
     np.sqrt(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def rsqrt(out: Array, x: Array) -> None:
     """1 / sqrt(x).
 
@@ -468,7 +468,7 @@ def cos(out: Array, x: Array) -> None:
     np.cos(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def tan(out: Array, x: Array) -> None:
     """The tangent of x radians.
 
@@ -529,7 +529,7 @@ def hypot(out: Array, x: Array, y: Array) -> None:
     np.hypot(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def sinh(out: Array, x: Array) -> None:
     """The hyperbolic sine.
 
@@ -539,7 +539,7 @@ def sinh(out: Array, x: Array) -> None:
     np.sinh(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def cosh(out: Array, x: Array) -> None:
     """The hyperbolic cosine.
 

@@ -55,7 +55,7 @@ _PIECE: Final = 1 << 18  # products of a sum that is made at once
 # --- ops -----------------------------------------------------------------------------
 
 
-@op(infer=_matmul, flops=_matmul_flops)
+@op(infer=_matmul, flops=_matmul_flops, precision="half")
 def matmul(
     out: Array, x: Array, y: Array, *, transpose_x: bool = False, transpose_y: bool = False
 ) -> None:

@@ -180,7 +180,7 @@ def _softmax(x: TensorType, axis: int) -> TensorType:
     return x
 
 
-@op(infer=_softmax)
+@op(infer=_softmax, precision="f32")
 def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """exp(x) / sum(exp(x)) along the axis, computed from x - max(x) so that nothing overflows.
 
@@ -196,7 +196,7 @@ def softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     out /= np.add.reduce(out, axis, keepdims=True)
 
 
-@op(infer=_softmax)
+@op(infer=_softmax, precision="f32")
 def log_softmax(out: Array, x: Array, *, axis: int = -1) -> None:
     """x - log(sum(exp(x))) along the axis, computed from x - max(x) so that nothing overflows.
 
@@ -223,7 +223,7 @@ def _cross_entropy(logits: TensorType, labels: TensorType) -> TensorType:
     return labels.with_dtype(logits.dtype)
 
 
-@op(infer=_cross_entropy)
+@op(infer=_cross_entropy, precision="f32")
 def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
@@ -301,7 +301,7 @@ def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorTyp
     return _activation_vjp(g, _layer_norm(x, eps=eps)).with_shape(x.shape[-1:])
 
 
-@op(infer=_layer_norm)
+@op(infer=_layer_norm, precision="f32")
 def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -> None:
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.

@@ -82,7 +82,7 @@ def _cumulate(x: TensorType, axis: int | None, dtype: str | None) -> TensorType:
 # --- sums ----------------------------------------------------------------------------
 
 
-@reduction(infer=_count_or_accumulate)
+@reduction(infer=_count_or_accumulate, precision="f32")
 def sum(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
@@ -98,7 +98,7 @@ def sum(
     _sum(out, x, axis, keepdims)
 
 
-@reduction(infer=_mean)
+@reduction(infer=_mean, precision="f32")
 def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """The arithmetic mean along `axis`; nan of nothing. Of integers and bools it is f32, the
     rounded one of f64.
@@ -111,7 +111,7 @@ def mean(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> 
     np.divide(total, _count(x, axis), out, casting="same_kind")
 
 
-@reduction(infer=_count_or_accumulate)
+@reduction(infer=_count_or_accumulate, precision="f32")
 def prod(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, dtype: str | None = None
 ) -> None:
@@ -124,7 +124,7 @@ def prod(
     np.multiply.reduce(x, axis, out.dtype, out=out, keepdims=keepdims)
 
 
-@reduction(infer=_var)
+@reduction(infer=_var, precision="f32")
 def var(
     out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False, correction: float = 0.0
 ) -> None:
@@ -148,7 +148,7 @@ def var(
     np.divide(total, n - correction if n > correction else 0, out, casting="same_kind")
 
 
-@reduction(infer=_cumulate)
+@reduction(infer=_cumulate, precision="f32")
 def cumulative_sum(
     out: Array, x: Array, *, axis: int | None = None, dtype: str | None = None
 ) -> None:
@@ -156,7 +156,7 @@ def cumulative_sum(
     np.add.accumulate(x, 0 if axis is None else axis, out.dtype, out)
 
 
-@reduction(infer=_statistic)
+@reduction(infer=_statistic, precision="f32")
 def logsumexp(out: Array, x: Array, *, axis: Axis = None, keepdims: bool = False) -> None:
     """log(sum(exp(x))) along `axis`, as m + log(sum(exp(x - m))) with m the maximum.
 

@@ -243,7 +243,7 @@ def _conv2d_flops(x: TensorType, kernel: TensorType, **attributes: Any) -> int:
     return 2 * math.prod(kernel.shape[:-1]) * _conv2d(x, kernel, **attributes).size
 
 
-@op(infer=_conv2d, flops=_conv2d_flops)
+@op(infer=_conv2d, flops=_conv2d_flops, precision="half")
 def conv2d(
     out: Array,
     x: Array,
@@ -302,7 +302,7 @@ def _conv_transpose2d_flops(x: TensorType, kernel: TensorType, **_: Any) -> int:
     return 2 * math.prod(kernel.shape[:-1]) * x.size
 
 
-@op(infer=_conv_transpose2d, flops=_conv_transpose2d_flops)
+@op(infer=_conv_transpose2d, flops=_conv_transpose2d_flops, precision="half")
 def conv_transpose2d(
     out: Array,
     x: Array,

@@ -36,6 +36,7 @@ from mlvm.eager.tensor.apply import (
     plan_for,
     raise_stale,
 )
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.context import current_capture, current_tape, default_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, overwrite
@@ -143,6 +144,7 @@ class Pending(dict[int, Any]):
                     self._owned.add(origin)
             del part, held
 
+    @NO_AUTOCAST
     def walk(
         self,
         nodes: Sequence[Node | None],
@@ -247,6 +249,7 @@ class Tape:
         """A node before which none has saved the value of x."""
         return x.node if x.tape is self else 0
 
+    @NO_AUTOCAST
     def cotangents(
         self,
         outs: Sequence[Tensor | Tracked],

@@ -51,6 +51,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
 from mlvm.eager.recording import debug, recorder
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.constants import prepare_constants, scalar_array
 from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.garbage import collect
@@ -322,7 +323,7 @@ class _KnownCall:
 
 def _surroundings(vm: VMProtocol) -> Any:
     """What a program depends on besides arguments and what the function reaches."""
-    return id(vm), debug.is_watched(vm), sharing_of(vm)
+    return id(vm), debug.is_watched(vm), sharing_of(vm), autocast_dtype()
 
 
 class _Scratch:

@@ -18,6 +18,7 @@ from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, made_again
 from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
@@ -60,7 +61,8 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         closures = {n: type for n, type in closures.items() if n not in inner}
         noperands = len(operands)
         operands += reached
-        pull = partial(_pull, partial(_run, fn, given), tape, start, closures, noperands, reached)
+        again = partial(_run, autocast(autocast_dtype())(fn), given)
+        pull = partial(_pull, again, tape, start, closures, noperands, reached)
         leave(tape, outs, operands, closures, [*operands, *keys], pull)
         return result  # type: ignore[no-any-return]
 

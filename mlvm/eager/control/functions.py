@@ -21,6 +21,7 @@ from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.state import aliased, as_tree, copied, tensors
 from mlvm.eager.tensor.apply import untracked
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -182,14 +183,15 @@ def called(key: object, name: str, args: Tensors, run: _Run) -> Tree:
             f"a gradient through a direction of a gradient of {name} is not supported in a "
             f"captured function; a direction of the gradient of its gradient is"
         )
-    known = next((each for each in _opened.get() if each.key == (key, tape is None)), None)
+    key = key, tape is None, autocast_dtype()
+    known = next((each for each in _opened.get() if each.key == key), None)
     if known is None:
         if sum(each.name == name for each in _opened.get()) > _MOST_OPEN:
             raise CaptureError(
                 f"{name} calls itself each time with arguments of other types, or other objects "
                 f"among them, such as a Module that is made for the call"
             )
-        opened = _Open((key, tape is None), name)
+        opened = _Open(key, name)
         made = _call_new(opened, args, run, [], [])
         return with_leaves(opened.tree, iter(made))
     if known.results is None:

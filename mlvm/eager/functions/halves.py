@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from mlvm.core.errors import OpError
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.tensor import Tensor
 
 P = ParamSpec("P")
@@ -35,7 +36,8 @@ checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
 
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
     """The function, which gets f32 for its operands that are halves. A result in f32 is rounded to
-    the half that they were of; beside other floats they promote to f32, and nothing is rounded.
+    the half that they were of; beside other floats they promote to f32, and nothing is rounded. Nor
+    is it under `autocast`.
 
     What it makes in f32 is not kept for a gradient, but made again."""
 
@@ -53,8 +55,9 @@ def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
             if not error.late:
                 error.operands = tuple([own.get(each, each) for each in error.operands])
             raise
-        if len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32:
-            return rounded(result, dtypes.pop())  # type: ignore[return-value]
+        made = len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32
+        if made and autocast_dtype() is None:
+            return rounded(result, dtypes.pop())  # type: ignore[arg-type, return-value]
         return result
 
     @wraps(fn)

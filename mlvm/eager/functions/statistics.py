@@ -29,6 +29,7 @@ from mlvm.eager.functions.shapes import (
 )
 from mlvm.eager.functions.sorting import searchsorted
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -326,6 +327,7 @@ def ptp(x: Tensor, axis: Axis = None, *, keepdims: bool = False) -> Tensor:
 
 @public
 @in_f32
+@NO_AUTOCAST
 def cov(
     x: Tensor, y: Tensor | None = None, *, rowvar: bool = True, correction: float = 1.0
 ) -> Tensor:

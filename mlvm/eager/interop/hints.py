@@ -36,7 +36,6 @@ _MODEL_DEVICE: Final = (
 _MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
 _WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
 _DEFAULT_DTYPE: Final = "floats are f32 unless told otherwise, as in ml.zeros(3, dtype=ml.float64)"
-_AUTOCAST: Final = "compute with model.astype(ml.bfloat16); see docs/dtypes.md"
 _GATES: Final = (
     "see model.named_parameters(): input_kernel, hidden_kernel and bias of each cell, kernels "
     "being the transpose of PyTorch's"
@@ -549,8 +548,7 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "set_printoptions": "use numpy.set_printoptions, which tensors follow",
         "special": "the functions are ml's own, such as ml.erf and ml.logsumexp",
         "SummaryWriter": "use ml.ScalarLog",
-        "amp": f"{_AUTOCAST}, and ml.optim.LossScale is its GradScaler",
-        "autocast": _AUTOCAST,
+        "amp": "its autocast is ml.autocast, and its GradScaler ml.optim.LossScale",
         "backends": _NO_DEVICE,
         "autograd": "use ml.grad; its detect_anomaly is ml.debug.nans",
         "checkify": "use ml.check",

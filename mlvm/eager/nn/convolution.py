@@ -14,6 +14,7 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import (
     Init,
     bias_of,
+    biased,
     checked_padding,
     kernel_of,
     matched,
@@ -75,7 +76,7 @@ class _Convolution(Module):
         self.bias = bias_of(name, bias_init, outputs, key, dtype) if bias else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        x, bias = matched(type(self).__name__, x, self.kernel), self.bias
+        x = matched(type(self).__name__, x, self.kernel)
         y = type(self)._function(
             x,
             self.kernel,
@@ -84,7 +85,7 @@ class _Convolution(Module):
             dilation=self.dilation,
             groups=self.groups,
         )
-        return y if bias is None else y + bias
+        return biased(y, self.bias)
 
 
 def _transpose_of(init: Init) -> Init:

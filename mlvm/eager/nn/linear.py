@@ -6,7 +6,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import f32
 from mlvm.eager.functions import contraction, neural, shapes
 from mlvm.eager.nn.module import Module
-from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, sizes
+from mlvm.eager.nn.parameters import Init, bias_of, biased, kernel_of, matched, sizes
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -54,9 +54,9 @@ class Linear(Module):
         bias, x = self.bias, matched("Linear", x, self.kernel)
         if self.axis == -1:
             y = op.matmul(x, self.kernel)
-            return y if bias is None else y + bias
+            return biased(y, bias)
         y = op.matmul(self.kernel, x, transpose_x=True)
-        return y if bias is None else y + shapes.expand_dims(bias, axis=-1)
+        return biased(y, None if bias is None else shapes.expand_dims(bias, axis=-1))
 
 
 class Bilinear(Module):
@@ -105,7 +105,7 @@ class Bilinear(Module):
                 f"[..., {self.kernel.shape[1]}], given {x.type} and {y.type}"
             )
         z = contraction.einsum("...i,ijk,...j->...k", x, self.kernel, y)
-        return z if self.bias is None else z + self.bias
+        return biased(z, self.bias)
 
 
 class Embedding(Module):

@@ -11,8 +11,10 @@ from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
+from mlvm.eager.functions.halves import rounded
 from mlvm.eager.functions.windows import KINDS
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import told
@@ -88,12 +90,21 @@ def matched(layer: str, x: Tensor, weight: Tensor) -> Tensor:
     own, wanted = x.dtype, weight.dtype
     if own is wanted or not (own.is_half or (wanted.is_half and own.is_inexact)):
         return x
+    if autocast_dtype() is not None:  # which casts both, or neither
+        return x
     if wanted.is_half:
         raise DTypeError(
             f"{layer}: x is {own} and the weights are {wanted}; write "
             f"ml.astype(x, ml.{wanted.long_name})"
         )
     return op.astype(x, dtype=wanted)
+
+
+def biased(y: Tensor, bias: Tensor | None) -> Tensor:
+    """The product of a layer and its bias, in the product's dtype, if that is a half."""
+    if bias is None:
+        return y
+    return y + (rounded(bias, y.dtype) if y.dtype.is_half else bias)
 
 
 def sizes(layer: str, **sizes: object) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import MlvmError
+from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
@@ -44,6 +45,21 @@ def _reflected(op: str) -> Binary:
             return apply(call, as_operand(other, self), self)
         except MlvmError as error:
             told(error, op, (other, self))
+            raise
+
+    return operator
+
+
+def _of_function(op: str, *, reflected: bool = False) -> Binary:
+    """Of an op whose function casts operands under `autocast`."""
+    function: Callable[..., Tensor] = getattr(primitives, op)
+
+    def operator(self: Tensor, other: Operand) -> Tensor:
+        try:
+            other = as_operand(other, self)
+            return function(other, self) if reflected else function(self, other)
+        except MlvmError as error:
+            told(error, op, (other, self) if reflected else (self, other))
             raise
 
     return operator
@@ -97,7 +113,7 @@ def _power(self: Tensor, other: Operand) -> Tensor:
     try:
         if other.__class__ is int and other == 2:
             return apply(_SQUARE, self)
-        return apply(_POW, self, as_operand(other, self))
+        return primitives.pow(self, as_operand(other, self))
     except MlvmError as error:
         told(error, "pow", (self, other))
         raise
@@ -134,6 +150,9 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__{name}__": _of_two(op) for name, op in _OF_TWO.items()},
     **{f"__r{name}__": _reflected(op) for name, op in _OF_TWO.items()},
     **{f"__i{name}__": _in_place(op) for name, op in _OF_TWO.items()},
+    "__matmul__": _of_function("matmul"),
+    "__rmatmul__": _of_function("matmul", reflected=True),
+    "__rpow__": _of_function("pow", reflected=True),
     "__pow__": _power,
     "__ipow__": _power_in_place,
     "__lt__": _of_two("less"),

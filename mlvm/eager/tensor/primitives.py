@@ -16,6 +16,7 @@ from mlvm.core.op import OPS, Attribute, Op
 from mlvm.core.types import DType
 from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.autocast import in_precision
 from mlvm.eager.tensor.op_docs import described
 from mlvm.eager.tensor.operands import as_operands
 from mlvm.eager.tensor.tensor import Tensor
@@ -25,7 +26,7 @@ from mlvm.eager.tensor.wrapper import told
 
 def _derive(op: Op) -> Callable[..., Tensor]:
     bare = None if op.attributes else one_op(op.name)
-    takes_dtype = "dtype" in op.attributes
+    takes_dtype, has_precision = "dtype" in op.attributes, op.precision is not None
     last = len(op.inputs) if _takes_axis(op) else None
 
     def function(*operands: Any, out: Tensor | None = None, **attributes: Any) -> Tensor:
@@ -39,12 +40,14 @@ def _derive(op: Op) -> Callable[..., Tensor]:
                 attributes["axis"] = axis
             if takes_dtype and attributes.get("dtype") is not None:
                 attributes["dtype"] = _name_of(attributes["dtype"], op)
-            call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
             for x in operands:
                 if x.__class__ is not Tensor:
                     _require_few(op, operands)
                     operands = as_operands(operands)
                     break
+            if has_precision and out is None:
+                operands, attributes = in_precision(op, operands, attributes)
+            call = bare if bare is not None and not attributes else one_op(op.name, **attributes)
             if out is None:
                 return apply(call, *operands)
             if not isinstance(out, Tensor):

@@ -26,6 +26,7 @@ from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
 from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
+from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import prepare_constants
 from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -325,6 +326,7 @@ class _Frame(Generic[V]):
         if use.value.home is not None:
             self.homes[use.value.home] = x
 
+    @NO_AUTOCAST
     def run(
         self,
         calls: Sequence[Call],
