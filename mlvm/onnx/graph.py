@@ -260,8 +260,9 @@ class Builder:
                 defined.add(name)
             own = own_op(message)
             if own is not None:
-                inputs, outputs = list(message.input), list(message.output)
-                yield Node(message.name, f"{DOMAIN}.{message.op_type}", own, 1, inputs, outputs, {})
+                op, inputs = own
+                outputs = list(message.output)
+                yield Node(message.name, f"{DOMAIN}.{message.op_type}", op, 1, inputs, outputs, {})
                 continue
             body = self.functions.get((message.domain, message.op_type))
             if body is not None:

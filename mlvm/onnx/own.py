@@ -23,8 +23,9 @@ def told(op: CoreOp, attributes: Attributes) -> str:
     return json.dumps({"op": op.name, "attributes": dict(attributes)})
 
 
-def own_op(node: Message) -> Op | None:
-    """The op that a node was saved of; None for one of another tool, or of another version."""
+def own_op(node: Message) -> tuple[Op, list[str]] | None:
+    """The op that a node was saved of, and what it takes, as behind it may stand lengths for other
+    runtimes; None for a node of another tool, or of another version."""
     for each in node.metadata_props:
         if each.key == DOMAIN:
             try:
@@ -32,7 +33,9 @@ def own_op(node: Message) -> Op | None:
                 name, attributes = found["op"], found["attributes"]
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
-                return Op(partial(_run, one_op(name, **attributes)), "tensors", (), {}, 0)
+                count = None if OPS[name].variadic else len(OPS[name].inputs)
+                op = Op(partial(_run, one_op(name, **attributes)), "tensors", (), {}, 0)
+                return op, list(node.input)[:count]
             except (ValueError, TypeError, KeyError, AttributeRefused):
                 return None
     return None

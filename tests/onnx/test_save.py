@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -344,3 +345,89 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     read = load(tmp_path / "it.onnx")
     assert read.outputs == {"output": f"{dtype}[3,4]"}
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
+
+
+def heads(x: ml.Tensor) -> Any:
+    batch, length, width = x.shape
+    y = ml.permute_dims(ml.reshape(x, (batch, length, 2, width // 2)), (0, 2, 1, 3))
+    seen = ml.where(ml.tril(ml.ones((length, length))) > 0, 0.0, -1e9)
+    y = ml.softmax(y @ ml.matrix_transpose(y) + seen) @ y
+    flat = ml.reshape(ml.permute_dims(y, (0, 2, 1, 3)), (batch * length, width))
+    return flat, ml.arange(length), ml.zeros((length, 3)), ml.mean(y)
+
+
+def convnet(x: ml.Tensor) -> ml.Tensor:
+    y = ml.relu(ml.conv2d(x, ml.ones((3, 3, 3, 4)), stride=2, padding="SAME"))
+    return ml.mean(ml.max_pool2d(y, (2, 2)), axis=(1, 2))
+
+
+def along(x: ml.Tensor) -> Any:
+    return ml.var(x, axis=0), ml.sort(x, axis=0), x[::-1], x[1:-1], ml.concat([x, x]), x / len(x)
+
+
+def mean_loss(x: ml.Tensor) -> ml.Tensor:
+    return ml.mean(ml.tanh(ml.layer_norm(x, ml.ones(4), ml.zeros(4), eps=1e-5)) ** 2)
+
+
+ROWS = {"x": {0: "n"}}
+OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
+    "heads": (heads, made((2, 5, 8)), {"x": {0: "b", 1: "n"}}, [made((1, 3, 8)), made((4, 9, 8))],
+              "f32[b*n,8]"),
+    "images": (convnet, made((1, 8, 8, 3)), {"x": {0: "b", 1: "4*h", -2: "4*w"}},
+               [made((2, 12, 4, 3))], "f32[b,4]"),
+    "rows": (along, X, ROWS, [made((9, 4)), made((4, 4))], "f32[4]"),
+    "a gradient": (ml.grad(mean_loss), X, ROWS, [made((7, 4))], "f32[n,4]"),
+    "a gradient of images": (ml.grad(lambda x: ml.sum(convnet(x) ** 2)), made((1, 8, 8, 3)), ROWS,
+                             [made((3, 8, 8, 3))], "f32[n,8,8,3]"),
+    "a scan": (lambda x: ml.scan(lambda c, row: (c * 0.5 + row, c), ml.zeros(4), x)[1], X, ROWS,
+               [made((6, 4)), made((1, 4))], "f32[n,4]"),
+    "a choice": (lambda x: ml.cond(ml.sum(x) > 0, lambda x: x[1:] * 2, lambda x: x[:-1], x), X,
+                 ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_lengths_are_left_open(name: str, tmp_path: Path) -> None:
+    """At any length the same, here and by ONNX Runtime, where it is."""
+    fn, x, axes, others, output = OPEN[name]
+    save(fn, [x], path := tmp_path / "it.onnx", dynamic_axes=axes)
+    model = load(path)
+    assert next(iter(model.outputs.values())) == output
+    captured = ml.capture(model)
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        runtime = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for other in (x, *others):
+        wanted = leaves(fn(ml.asarray(other)))
+        for run in (model, captured):
+            for a, b in zip(leaves(run(other)), wanted, strict=True):
+                assert a.dtype == b.dtype
+                assert a.shape == b.shape
+                assert a.tobytes() == b.tobytes()
+        if "runtime" in locals():
+            assert all(map(close, runtime.run(None, {"x": other}), wanted))
+
+
+def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "it.onnx"
+    images = made((1, 8, 8, 3))
+    for fn, axes, text in (
+        (convnet, {0: "b", 1: "h"}, r"test_save.py:\d+: conv2d has no form for other lengths"),
+        (lambda x: x[: len(x) // 2], {0: "b"}, r"test_save.py:\d+: slice has no form"),
+        (lambda x: x if len(x) < 6 else ml.exp(-x), {0: "b"}, r"has no form for other lengths"),
+    ):
+        refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
+    with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
+        save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
+    assert caught.value.__notes__ == ["the lengths that the file leaves open were b = 4"]
+    for given, text in (
+        ({"y": {0: "b"}}, "no input 'y' among x"),
+        ({"x": {4: "b"}}, "it has no axis 4"),
+        ({"x": {0: "2 b"}}, "'2 b' is no name"),
+        ({"x": {1: "3*b"}}, r"axis 1 of x is 8, which is no 3\*b"),
+        ({"x": [0]}, "it is a dict such as"),
+        ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
+    ):
+        refuses(ml.errors.AttributeRefused, text, save, convnet, [images], path, dynamic_axes=given)
+    assert not path.exists()
