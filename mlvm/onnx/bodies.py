@@ -353,8 +353,12 @@ def _logaddexp(b: Body) -> str:
 
 @body("hypot")
 def _hypot(b: Body) -> str:
-    x, y = b.operands()
-    return b("Sqrt", b("Add", b("Mul", x, x), b("Mul", y, y)))
+    """By the larger one: squares of large numbers are infinite."""
+    sides = [b("Abs", x) for x in b.operands()]
+    most, zero, infinite = b("Max", *sides), b.number(0.0), b.number(math.inf)
+    plain = b("Or", b("Equal", most, zero), b("Equal", most, infinite))
+    ratio = b("Div", b("Min", *sides), b("Where", plain, b.number(1.0), most))
+    return b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
 
 
 @body("signbit")

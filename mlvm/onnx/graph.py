@@ -197,6 +197,8 @@ class Builder:
         """A graph in which these arrays of the graph around it are known, and these names."""
         own: dict[str, Array] = {}
         for each in message.initializer:
+            if each.name in own:
+                raise ModelError(f"two initializers are called {each.name!r}")
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -217,7 +219,8 @@ class Builder:
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
-            if node.type == "Identity" and type(node.inputs[0]) is str and node.inputs[0]:
+            plain = node.type == "Identity" and len(node.outputs) == 1
+            if plain and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
             found = _computed(node)

@@ -32,6 +32,14 @@ from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 
 _IR: Final = 10
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
+    "input_names": "inputs have the names of the parameters",
+    "output_names": "outputs have names where the function returns a dict",
+    "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
+    "external_data": "write external=True",
+}
+"""What PyTorch's `export` and others take, and what there is here."""
 _LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
 _MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
 
@@ -84,6 +92,9 @@ def save(
         fn = fn.fn
     if not callable(fn) or not isinstance(args, (list, tuple)):
         raise AttributeRefused("save takes a function, and its arguments as a list").at("save", ())
+    for name in kwargs.keys() & _ELSEWHERE.keys():
+        if name not in _parameters(fn):
+            raise AttributeRefused(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
     target = Path(os.fspath(path))
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
@@ -494,14 +505,17 @@ def _known(dtype: DType, name: str) -> DType:
 # --- names --------------------------------------------------------------------------------
 
 
+def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
     """The arguments by the names of the parameters."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [each.name for each in parameters if each.kind in plain]
+    names = [name for name, each in _parameters(fn).items() if each.kind in plain]
     names += [f"input_{i}" for i in range(len(names), len(args))]
     return dict(zip(names, args, strict=False))
 

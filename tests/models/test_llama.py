@@ -94,6 +94,7 @@ def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
         ({"merges": [3]}, "merges must be a list of str"),
         ({"scores": None}, "scores must be a list of float or int"),
         ({"scores": ["x", "y"]}, "scores must be"),
+        ({"scores": [1.0], "token_type": [1]}, "contradict"),
         ({"token_type": 3}, "token_type must be a list of int"),
         ({"bos_token_id": 2}, "no token 2 among 2"),
         ({"eos_token_id": "x"}, "no token 'x'"),
