@@ -260,7 +260,7 @@ def _isfinite(b: Body) -> str:
     return b("Not", b("Or", _isnan(b), _isinf(b)))
 
 
-@body("astype")
+@body("astype", "unpack")
 def _astype(b: Body) -> str:
     return b.cast("x0", b.out.dtype)
 
@@ -902,7 +902,8 @@ def _dequantize(b: Body) -> str:
 
 @body("dequantize_rows")
 def _dequantize_rows(b: Body) -> str:
-    rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in ("x1", "x2"))
+    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"  # few gather four bits
+    rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in (table, "x2"))
     scales = (*b.types[0].shape, *b.types[2].shape[1:])
     return _dequantized(b, rows, scale, b.out.shape, scales)
 

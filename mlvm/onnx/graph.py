@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import MlvmError, ModelError
-from mlvm.core.types import Array
+from mlvm.core.ops import few
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
 from mlvm.onnx.own import DOMAIN, own_op
 from mlvm.onnx.table import TABLE, Op, call
@@ -188,6 +189,7 @@ class Builder:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.labels: dict[int, tuple[Array, str]] = {}
         self._numbers: dict[str, int] = {}
+        self._packed: dict[tuple[str, DType], Array] = {}
         self._count = 0
         for domain, version in self.opsets.items():
             if domain in _OURS and not 1 <= version < _NEWEST:
@@ -263,7 +265,8 @@ class Builder:
                 defined.add(name)
             own = own_op(message)
             if own is not None:
-                op, inputs = own
+                op, operands = own
+                inputs = [self._stored(known, name, dtype) for name, dtype in operands]
                 outputs = list(message.output)
                 yield Node(message.name, f"{DOMAIN}.{message.op_type}", op, 1, inputs, outputs, {})
                 continue
@@ -300,6 +303,18 @@ class Builder:
             if number := self._number(node, message):
                 self._numbers.update(dict.fromkeys(node.outputs, number))
             yield node
+
+    def _stored(self, known: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
+        """The operand of one of our ops: a known array in its few bits, once."""
+        array = known.get(name)
+        if dtype is None or array is None or DType.of(array.dtype) is not few.unpacked_dtype(dtype):
+            return name
+        if (name, dtype) not in self._packed:
+            packed = np.empty(TensorType(dtype, array.shape).array_shape, dtype.numpy)
+            few.pack(packed, array)
+            self._packed[name, dtype] = packed
+            self.labels[id(packed)] = packed, name
+        return self._packed[name, dtype]
 
     def _number(self, node: Node, message: Message) -> int:
         """The `TensorProto.DataType` of what a node makes, as far as it is told here."""

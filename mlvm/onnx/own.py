@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.op import Op as CoreOp
+from mlvm.core.types import DType, TensorType
 from mlvm.eager import Tensor
 from mlvm.eager.tensor.apply import OneOp, apply, one_op
 from mlvm.onnx.table import Call, Op
@@ -18,14 +20,17 @@ DOMAIN: Final = "mlvm"
 """Of the functions in a file, and the name of the metadata that says what an op was."""
 
 
-def told(op: CoreOp, attributes: Attributes) -> str:
-    """The op with its attributes as text."""
-    return json.dumps({"op": op.name, "attributes": dict(attributes)})
+def told(op: CoreOp, attributes: Attributes, types: Sequence[TensorType]) -> str:
+    """The op with its attributes as text, and which operands are of few bits."""
+    known: dict[str, Any] = {"op": op.name, "attributes": dict(attributes)}
+    if any(type.dtype.is_storage for type in types):
+        known["dtypes"] = [type.dtype.name for type in types]
+    return json.dumps(known)
 
 
-def own_op(node: Message) -> tuple[Op, list[str]] | None:
-    """The op that a node was saved of, and what it takes, as behind it may stand lengths for other
-    runtimes; None for a node of another tool, or of another version."""
+def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
+    """The op that a node was saved of, and what it takes, with dtypes of few bits, as behind it may
+    stand lengths for other runtimes; None for a node of another tool, or of another version."""
     for each in node.metadata_props:
         if each.key == DOMAIN:
             try:
@@ -35,7 +40,9 @@ def own_op(node: Message) -> tuple[Op, list[str]] | None:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
                 op = Op(partial(_run, one_op(name, **attributes)), "tensors", (), {}, 0)
-                return op, list(node.input)[:count]
+                inputs = list(node.input)[:count]
+                dtypes = [DType.storage.get(x) for x in found.get("dtypes", [""] * len(inputs))]
+                return op, list(zip(inputs, dtypes, strict=True))
             except (ValueError, TypeError, KeyError, AttributeRefused):
                 return None
     return None

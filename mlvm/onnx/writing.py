@@ -23,7 +23,7 @@ from mlvm.eager.capture.captured import Captured, recorded_call
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
-from mlvm.onnx.arrays import NAMES
+from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
@@ -31,7 +31,7 @@ from mlvm.onnx.own import DOMAIN, told
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 
-_IR: Final = 10
+_IR: Final = 10, 13  # of opset 21, and of later ones
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
     "input_names": "inputs have the names of the parameters",
@@ -68,10 +68,10 @@ def save(
     it. The function is then recorded at several sizes, each larger than in `args`; what it decides
     by a size is decided as there.
 
-    The ops are those of opset 20. One that ONNX spells in several nodes is a function of the file,
-    in the domain "mlvm". With `external` the weights lie beside the file, in `path` + ".data": by
-    default where a file would have more than 2 GB. A file at that path is replaced once the new one
-    is complete.
+    The ops are those of opset 20, or with weights of few bits of the first that casts them. One
+    that ONNX spells in several nodes is a function of the file, in the domain "mlvm". With
+    `external` the weights lie beside the file, in `path` + ".data": by default where a file would
+    have more than 2 GB. A file at that path is replaced once the new one is complete.
 
     Raises `ModelError`, with the line of Python, for an op that has no form in ONNX, such as random
     numbers, decompositions, checks and complex numbers, and for a function that updates a tensor in
@@ -149,6 +149,9 @@ class _Model:
         leaves, structure = flatten(tree, ends=_is_input)
         named = [(self.name(_shown(path)), type_of(x)) for path, x in leaves]
         self.inputs = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
+        for name, type in self.inputs.items():
+            if type.dtype.is_storage:
+                raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
         by_name, named_too = unflatten(structure, self.inputs.values())
         recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
         if signature.fields or recorded.rebound or recorded.record.ahead:
@@ -214,7 +217,6 @@ class _Model:
                     "input": body.names,
                     "output": [result],
                     "node": [_node(each) for each in body.nodes],
-                    "opset_import": [{"domain": "", "version": OPSET}],
                     "domain": DOMAIN,
                 },
             )
@@ -238,7 +240,7 @@ class _Model:
             array = values_of(value) if isinstance(value, Tensor) else value
             tensor: dict[str, Any] = {
                 "dims": list(self.types[name].shape),
-                "data_type": NAMES[_known(self.types[name].dtype, name)],
+                "data_type": _number(self.types[name].dtype, name),
                 "name": name,
             }
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -254,15 +256,19 @@ class _Model:
                 tensor["raw_data"] = data
             tensors.append(tensor)
         graph = self.message | {"initializer": tensors}
+        opset = max(OPSET, *(STORED.get(x.dtype, [0, 0])[1] for x in self.types.values()))
+        imported = {"domain": "", "version": opset}
         model = {
-            "ir_version": _IR,
+            "ir_version": _IR[opset > 21],
             "producer_name": "mlvm",
             "graph": graph,
             "opset_import": [
-                {"domain": "", "version": OPSET},
+                imported,
                 *([{"domain": DOMAIN, "version": 1}] if self.functions else []),
             ],
-            "functions": [each for _, each in self.functions.values()],
+            "functions": [
+                each | {"opset_import": [imported]} for _, each in self.functions.values()
+            ],
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
@@ -370,6 +376,8 @@ class _Graph:
         assert call.op is not None
         op, [out] = call.op, call.outs
         types = [use.type for use in call.ins]
+        if out.type.dtype.is_storage and op.name != "copy":
+            raise _refused(f"{op.name} to {out.type.dtype}", call.line)
         for type in (*types, out.type):
             if not _is_written(type.dtype):
                 raise _refused(f"{op.name} of {type.dtype}", call.line)
@@ -383,8 +391,10 @@ class _Graph:
             raise _refused(op.name, call.line)
         body = Body(types, out.type, call.attributes)
         result = rule(body)
-        text = told(op, call.attributes)
+        text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
+        if op.name == "unpack":  # of what `load` has unpacked
+            more = {}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         attributes: dict[str, Any] = {}
         if len(body.nodes) == 1 and body.nodes[0]["input"] == body.names:
@@ -493,7 +503,11 @@ def _refused(what: str, line: str | None) -> ModelError:
 
 
 def _is_written(dtype: DType) -> bool:
-    return dtype in NAMES and dtype.kind != "complex"
+    return (dtype in NAMES and dtype.kind != "complex") or dtype in STORED
+
+
+def _number(dtype: DType, name: str) -> int:
+    return STORED[dtype][0] if dtype in STORED else NAMES[_known(dtype, name)]
 
 
 def _known(dtype: DType, name: str) -> DType:
@@ -554,7 +568,7 @@ def _value(name: str, type: TensorType) -> dict[str, Any]:
     shape = {"dim": [{"dim_value": n} for n in type.shape]}
     return {
         "name": name,
-        "type": {"tensor_type": {"elem_type": NAMES[_known(type.dtype, name)], "shape": shape}},
+        "type": {"tensor_type": {"elem_type": _number(type.dtype, name), "shape": shape}},
     }
 
 

@@ -14,7 +14,7 @@ import mlvm.eager as ml
 import mlvm.onnx.graph
 from mlvm.core.op import OPS, Op
 from mlvm.eager.tensor.apply import apply, one_op
-from mlvm.eager.tree import flatten, replace
+from mlvm.eager.tree import flatten, named_tensors, replace
 from mlvm.onnx import load, save, writing
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.own import told
@@ -191,6 +191,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("quantized_matmul", X, BYTES, made((3, 2))),
     **ops("integer_matmul", BYTES.astype("u1"), BYTES),
     **ops("det", made((2, 3, 3))),
+    "unpack four bits": (lambda x: x + ml.astype(ml.asarray([[1, -2, 3, 4]], dtype="i4"), F), X),
     "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
     "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),
     "gradient of a scan": (ml.value_and_grad(scanned), made((4, 4)), X),
@@ -269,9 +270,9 @@ def test_onnxruntime_makes_the_same(saved: Callable[..., Any]) -> None:
 def test_every_form_has_a_case(saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     met: set[str] = set()
 
-    def noted(op: Op, attributes: Any) -> str:
+    def noted(op: Op, attributes: Any, types: Any) -> str:
         met.add(op.name)
-        return told(op, attributes)
+        return told(op, attributes, types)
 
     monkeypatch.setattr(writing, "told", noted)
     firsts = {name.split()[0] for name in CASES}  # most are of the op that they are called by
@@ -348,6 +349,31 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     read = load(tmp_path / "it.onnx")
     assert read.outputs == {"output": f"{dtype}[3,4]"}
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1"])
+def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
+    q, scale = ml.quantize_groups(ml.asarray(made((6, 64)) / 3), dtype, group=32)
+    path, x, places = tmp_path / "it.onnx", made((3, 64)), np.array([4, 0])
+
+    def net(x: ml.Tensor, places: ml.Tensor) -> Any:
+        return ml.quantized_matmul(x, q, scale), ml.dequantize_rows(places, q, scale)
+
+    save(net, [x, places], path, dynamic_axes={"x": {0: "n"}})
+    read = load(path)
+    dtypes = [x.type.dtype.name for x in named_tensors(read, buffers=True).values()]
+    assert dtypes.count(dtype) == 1
+    for a, b in zip(read(x[:2], places), net(ml.asarray(x[:2]), ml.asarray(places)), strict=True):
+        assert np.array_equal(a, b)
+    refuses(ml.errors.ModelError, "'q' is .*only weights", save, lambda q: ml.dequantize(q, scale),
+            [q], path)  # fmt: skip
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        if dtype != "f4e2m1":  # which it does not cast
+            session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            made_there = session.run(None, {"x": x, "places": places})
+            assert all(map(close, made_there, leaves(net(ml.asarray(x), ml.asarray(places)))))
 
 
 def heads(x: ml.Tensor) -> Any:
