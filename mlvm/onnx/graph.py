@@ -265,10 +265,12 @@ class Builder:
                 defined.add(name)
             own = own_op(message)
             if own is not None:
-                op, operands = own
+                known_op, operands = own
                 inputs = [self._stored(known, name, dtype) for name, dtype in operands]
                 outputs = list(message.output)
-                yield Node(message.name, f"{DOMAIN}.{message.op_type}", op, 1, inputs, outputs, {})
+                yield Node(
+                    message.name, f"{DOMAIN}.{message.op_type}", known_op, 1, inputs, outputs, {}
+                )
                 continue
             body = self.functions.get((message.domain, message.op_type))
             if body is not None:

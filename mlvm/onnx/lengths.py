@@ -90,7 +90,7 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
         taken |= {n, n + 1}
         first[name] = n
     corners = itertools.product((0, 1), repeat=len(first))
-    found = [
+    found: list[Sizes] = [
         {name: first[name] + more for name, more in zip(first, c, strict=True)} for c in corners
     ]
     for i, (slope, more) in enumerate(((1, 3), (3, 7))):
@@ -174,7 +174,7 @@ class _Merge:
 
     def _value(self, values: Sequence[dict[str, Any]]) -> dict[str, Any]:
         types = [each["type"]["tensor_type"] for each in values]
-        dims = []
+        dims: list[dict[str, Any]] = []
         for each in self._rows([type["shape"] for type in types], "dim", values[0]["name"]):
             lengths = [dim["dim_value"] for dim in each]
             formula = self._fitted(lengths)
@@ -234,13 +234,15 @@ class _Merge:
 
     def _initializer(self, name: str, where: str) -> None:
         """Compute the initializer, if it differs."""
-        given = [each.initializers.get(name) for each in self.models]
-        if given[0] is None or name in self.done:
+        first = self.model.initializers.get(name)
+        if first is None or name in self.done:
             return
         self.done.add(name)
-        if any(x is None for x in given):
+        given = [each.initializers[name] for each in self.models if name in each.initializers]
+        if len(given) < len(self.models):
             raise self._differs(where)
-        if all(isinstance(x, Tensor) and x.root is given[0].root for x in given):
+        roots = {id(x.root) if isinstance(x, Tensor) else None for x in given}
+        if isinstance(first, Tensor) and roots == {id(first.root)}:
             return
         values = [values_of(x) if isinstance(x, Tensor) else x for x in given]
         if not all(_same(x, values[0]) for x in values):

@@ -119,7 +119,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     "integers inverted": ops("bitwise_invert", N)["bitwise_invert 0"],
     **ops("bitwise_left_shift", abs(N), np.full((3, 4), 2)),
     "hypot of large ones": ops("hypot", X * 1e30, Y * 1e30)["hypot 0"],
-    "hypot of extremes": ops("hypot", np.float32([0, np.inf, 1]), np.float32([0, 1, np.inf]))[
+    "hypot of extremes": ops("hypot", np.array([0, np.inf, 1], "f4"), np.array([0, 1, np.inf], "f4"))[
         "hypot 0"],
     **ops("pow", P, Y),
     **ops("where", X > 0, X, Y),
@@ -394,6 +394,10 @@ def along(x: ml.Tensor) -> Any:
     return ml.var(x, axis=0), ml.sort(x, axis=0), x[::-1], x[1:-1], ml.concat([x, x]), x / len(x)
 
 
+def running(x: ml.Tensor) -> Any:
+    return ml.scan(lambda c, row: (c * 0.5 + row, c), ml.zeros(4), x)[1]
+
+
 def mean_loss(x: ml.Tensor) -> ml.Tensor:
     return ml.mean(ml.tanh(ml.layer_norm(x, ml.ones(4), ml.zeros(4), eps=1e-5)) ** 2)
 
@@ -408,8 +412,7 @@ OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
     "a gradient": (ml.grad(mean_loss), X, ROWS, [made((7, 4))], "f32[n,4]"),
     "a gradient of images": (ml.grad(lambda x: ml.sum(convnet(x) ** 2)), made((1, 8, 8, 3)), ROWS,
                              [made((3, 8, 8, 3))], "f32[n,8,8,3]"),
-    "a scan": (lambda x: ml.scan(lambda c, row: (c * 0.5 + row, c), ml.zeros(4), x)[1], X, ROWS,
-               [made((6, 4)), made((1, 4))], "f32[n,4]"),
+    "a scan": (running, X, ROWS, [made((6, 4)), made((1, 4))], "f32[n,4]"),
     "a choice": (lambda x: ml.cond(ml.sum(x) > 0, lambda x: x[1:] * 2, lambda x: x[:-1], x), X,
                  ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
 }  # fmt: skip
@@ -450,14 +453,15 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
         save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
     assert caught.value.__notes__ == ["the lengths that the file leaves open were b = 4"]
-    for given, text in (
+    bad: tuple[tuple[Any, str], ...] = (
         ({"y": {0: "b"}}, "no input 'y' among x"),
         ({"x": {4: "b"}}, "it has no axis 4"),
         ({"x": {0: "2 b"}}, "'2 b' is no name"),
         ({"x": {1: "3*b"}}, r"axis 1 of x is 8, which is no 3\*b"),
         ({"x": [0]}, "it is a dict such as"),
         ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
-    ):
+    )
+    for given, text in bad:
         refuses(ml.errors.AttributeRefused, text, save, convnet, [images], path, dynamic_axes=given)
     refuses(
         ml.errors.AttributeRefused, r"no opset=: .* opset 20", save, convnet, [X], path, opset=9

@@ -62,7 +62,8 @@ def _element(format: str, block: Array, i: int) -> float:
         return _half(block, 0) * code + least
     if format == "MXFP4":
         code = byte[1 + i % 16] >> nibble & 15
-        return (-1) ** (code >> 3) * 2.0 ** (byte[0] - 127) * [0, 0.5, 1, 1.5, 2, 3, 4, 6][code & 7]
+        size = [0, 0.5, 1, 1.5, 2, 3, 4, 6][code & 7] * float(np.exp2(byte[0] - 127))
+        return -size if code & 8 else size
     if format == "IQ4_NL":
         return _half(block, 0) * _IQ4[byte[2 + i % 16] >> nibble & 15]
     if format == "IQ4_XS":
