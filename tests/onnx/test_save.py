@@ -397,6 +397,10 @@ def running(x: ml.Tensor) -> Any:
     return ml.scan(lambda c, row: (c * 0.5 + row, c), ml.zeros(4), x)[1]
 
 
+def images_loss(x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(convnet(x) ** 2)
+
+
 def choice(x: ml.Tensor) -> Any:
     return ml.cond(ml.sum(x) > 0, lambda x: x[1:] * 2, lambda x: x[:-1], x)
 
@@ -413,7 +417,7 @@ OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
                [made((2, 12, 4, 3))], "f32[b,4]"),
     "rows": (along, X, ROWS, [made((9, 4)), made((4, 4))], "f32[4]"),
     "a gradient": (ml.grad(mean_loss), X, ROWS, [made((7, 4))], "f32[n,4]"),
-    "a gradient of images": (ml.grad(lambda x: ml.sum(convnet(x) ** 2)), made((1, 8, 8, 3)), ROWS,
+    "a gradient of images": (ml.grad(images_loss), made((1, 8, 8, 3)), ROWS,
                              [made((3, 8, 8, 3))], "f32[n,8,8,3]"),
     "a scan": (running, X, ROWS, [made((6, 4)), made((1, 4))], "f32[n,4]"),
     "a choice": (choice, X, ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
