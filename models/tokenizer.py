@@ -84,7 +84,8 @@ class Tokenizer:
             self._merges = {pair: i for i, pair in enumerate(merges)}
             self._letters = _letters_of_bytes()
             self._of_letter = {letter: byte for byte, letter in self._letters.items()}
-        sizes = len(self.kinds), len(self._ids) if self.kind == "gpt2" else count
+        rest = len(self._ids) if self.kind == "gpt2" else len(value("scores", self.tokens))
+        sizes = len(self.kinds), rest
         if not count or set(sizes) != {count}:
             raise ml.errors.WeightsError(f"the tokenizer's lists contradict each other: {sizes}")
 

@@ -94,7 +94,7 @@ def test_info_shows_version_dtypes_and_instructions(capsys: pytest.CaptureFixtur
     text = capsys.readouterr().out
     assert f"mlvm {mlvm.__version__}," in text
     assert f"kernels: {extension.status()}\n" in text
-    assert f"{len(OPS)} ops; dtypes {' '.join(DType.all)}" in text
+    assert f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage i4 u4 i2" in text
     lines = text.splitlines()
     for opcode in Opcode:
         [line] = [line for line in lines if line.split()[:1] == [opcode.text]]

@@ -48,6 +48,15 @@ DTYPES: Final = {
 
 NAMES: Final = {dtype: number for number, dtype in DTYPES.items()}
 
+STORED: Final = {
+    DType.named(name): numbers
+    for name, *numbers in (
+        *(("f8e4m3", 17, 19), ("f8e5m2", 19, 19), ("u4", 21, 21), ("i4", 22, 21)),
+        *(("f4e2m1", 23, 23), ("u2", 25, 25), ("i2", 26, 25)),
+    )
+}
+"""The numbers of dtypes for storage, and the opsets from which on casts take them."""
+
 
 def _floats(exponent: int, mantissa: int, bias: int, *, finite: str = "") -> Array:
     """The values of all floats of a format (https://onnx.ai/onnx/technical/float8.html). It has

@@ -260,7 +260,7 @@ def _isfinite(b: Body) -> str:
     return b("Not", b("Or", _isnan(b), _isinf(b)))
 
 
-@body("astype")
+@body("astype", "unpack")
 def _astype(b: Body) -> str:
     return b.cast("x0", b.out.dtype)
 
@@ -353,8 +353,12 @@ def _logaddexp(b: Body) -> str:
 
 @body("hypot")
 def _hypot(b: Body) -> str:
-    x, y = b.operands()
-    return b("Sqrt", b("Add", b("Mul", x, x), b("Mul", y, y)))
+    """By the larger one: squares of large numbers are infinite."""
+    sides = [b("Abs", x) for x in b.operands()]
+    most, zero, infinite = b("Max", *sides), b.number(0.0), b.number(math.inf)
+    plain = b("Or", b("Equal", most, zero), b("Equal", most, infinite))
+    ratio = b("Div", b("Min", *sides), b("Where", plain, b.number(1.0), most))
+    return b("Mul", most, b("Sqrt", b("Add", b("Mul", ratio, ratio), b.number(1.0))))
 
 
 @body("signbit")
@@ -898,7 +902,8 @@ def _dequantize(b: Body) -> str:
 
 @body("dequantize_rows")
 def _dequantize_rows(b: Body) -> str:
-    rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in ("x1", "x2"))
+    table = b.cast("x1", f32) if b.types[1].dtype.is_storage else "x1"  # few gather four bits
+    rows, scale = (b("Gather", x, b.positions(0), axis=0) for x in (table, "x2"))
     scales = (*b.types[0].shape, *b.types[2].shape[1:])
     return _dequantized(b, rows, scale, b.out.shape, scales)
 

@@ -8,7 +8,8 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 
 from mlvm.core.errors import MlvmError, ModelError
-from mlvm.core.types import Array
+from mlvm.core.ops import few
+from mlvm.core.types import Array, DType, TensorType
 from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
 from mlvm.onnx.own import DOMAIN, own_op
 from mlvm.onnx.table import TABLE, Op, call
@@ -188,6 +189,7 @@ class Builder:
         self.functions = {(f.domain, f.name): f for f in model.functions}
         self.labels: dict[int, tuple[Array, str]] = {}
         self._numbers: dict[str, int] = {}
+        self._packed: dict[tuple[str, DType], Array] = {}
         self._count = 0
         for domain, version in self.opsets.items():
             if domain in _OURS and not 1 <= version < _NEWEST:
@@ -197,6 +199,8 @@ class Builder:
         """A graph in which these arrays of the graph around it are known, and these names."""
         own: dict[str, Array] = {}
         for each in message.initializer:
+            if each.name in own:
+                raise ModelError(f"two initializers are called {each.name!r}")
             own[each.name] = array_of(each, self.files)
             self.labels[id(own[each.name])] = own[each.name], each.name
             self._numbers[each.name] = each.data_type
@@ -217,7 +221,8 @@ class Builder:
             node.inputs = [
                 here.get(x, renamed.get(x, x)) if type(x) is str else x for x in node.inputs
             ]
-            if node.type == "Identity" and type(node.inputs[0]) is str and node.inputs[0]:
+            plain = node.type == "Identity" and len(node.outputs) == 1
+            if plain and type(node.inputs[0]) is str and node.inputs[0]:
                 renamed[node.outputs[0]] = node.inputs[0]
                 continue
             found = _computed(node)
@@ -260,8 +265,12 @@ class Builder:
                 defined.add(name)
             own = own_op(message)
             if own is not None:
-                inputs, outputs = list(message.input), list(message.output)
-                yield Node(message.name, f"{DOMAIN}.{message.op_type}", own, 1, inputs, outputs, {})
+                known_op, operands = own
+                inputs = [self._stored(known, name, dtype) for name, dtype in operands]
+                outputs = list(message.output)
+                yield Node(
+                    message.name, f"{DOMAIN}.{message.op_type}", known_op, 1, inputs, outputs, {}
+                )
                 continue
             body = self.functions.get((message.domain, message.op_type))
             if body is not None:
@@ -296,6 +305,18 @@ class Builder:
             if number := self._number(node, message):
                 self._numbers.update(dict.fromkeys(node.outputs, number))
             yield node
+
+    def _stored(self, known: Mapping[str, Array], name: str, dtype: DType | None) -> Any:
+        """The operand of one of our ops: a known array in its few bits, once."""
+        array = known.get(name)
+        if dtype is None or array is None or DType.of(array.dtype) is not few.unpacked_dtype(dtype):
+            return name
+        if (name, dtype) not in self._packed:
+            packed = np.empty(TensorType(dtype, array.shape).array_shape, dtype.numpy)
+            few.pack(packed, array)
+            self._packed[name, dtype] = packed
+            self.labels[id(packed)] = packed, name
+        return self._packed[name, dtype]
 
     def _number(self, node: Node, message: Message) -> int:
         """The `TensorProto.DataType` of what a node makes, as far as it is told here."""

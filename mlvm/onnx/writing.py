@@ -16,21 +16,30 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ModelError
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ModelError
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.captured import Captured, recorded_call
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
-from mlvm.eager.tree import flatten, named_tensors, replace
-from mlvm.onnx.arrays import NAMES
+from mlvm.eager.tree import flatten, named_tensors, unflatten
+from mlvm.onnx.arrays import NAMES, STORED
 from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
+from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
 from mlvm.onnx.own import DOMAIN, told
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 
-_IR: Final = 10
+_IR: Final = 10, 13  # of opset 21, and of later ones
+_ELSEWHERE: Final = {
+    **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
+    "input_names": "inputs have the names of the parameters",
+    "output_names": "outputs have names where the function returns a dict",
+    "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
+    "external_data": "write external=True",
+}
+"""What PyTorch's `export` and others take, and what there is here."""
 _LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
 _MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
 
@@ -40,6 +49,7 @@ def save(
     args: Sequence[Any],
     path: str | os.PathLike[str],
     *,
+    dynamic_axes: Mapping[str, Mapping[int, str]] | None = None,
     external: bool | None = None,
     **kwargs: Any,
 ) -> None:
@@ -50,13 +60,18 @@ def save(
     (`TensorType`), which become the inputs of the graph, in their order, under the names of the
     parameters. Anything else is a part of it, as are numbers. Tensors that the function reaches by
     itself, such as the weights of a Module, are initializers, as they are now. What it returns are
-    the outputs. It may be a captured function, or a gradient. Shapes are those of `args`, fixed.
-    Branches become `If`, loops `Loop`, and functions of `ml.function` stand where they are called.
+    the outputs. It may be a captured function, or a gradient. Branches become `If`, loops `Loop`,
+    and functions of `ml.function` stand where they are called.
 
-    The ops are those of opset 20. One that ONNX spells in several nodes is a function of the file,
-    in the domain "mlvm". With `external` the weights lie beside the file, in `path` + ".data": by
-    default where a file would have more than 2 GB. A file at that path is replaced once the new one
-    is complete.
+    Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, how
+    a length is called that the file leaves open. One name is one length, `"8*width"` a multiple of
+    it. The function is then recorded at several sizes, each larger than in `args`; what it decides
+    by a size is decided as there.
+
+    The ops are those of opset 20, or with weights of few bits of the first that casts them. One
+    that ONNX spells in several nodes is a function of the file, in the domain "mlvm". With
+    `external` the weights lie beside the file, in `path` + ".data": by default where a file would
+    have more than 2 GB. A file at that path is replaced once the new one is complete.
 
     Raises `ModelError`, with the line of Python, for an op that has no form in ONNX, such as random
     numbers, decompositions, checks and complex numbers, and for a function that updates a tensor in
@@ -67,14 +82,27 @@ def save(
         >>> ml.onnx.save(layer, [ml.TensorType("f32", [4, 3])], "layer.onnx")
         >>> ml.onnx.load("layer.onnx").outputs
         {'output': 'f32[4,2]'}
+        >>> rows = {"x": {0: "batch"}}
+        >>> ml.onnx.save(layer, [ml.ones((4, 3))], "layer.onnx", dynamic_axes=rows)
+        >>> ml.onnx.load("layer.onnx").outputs
+        {'output': 'f32[batch,2]'}
     """
     refuse_captured("a file is written", "; write it outside")
     if isinstance(fn, Captured):
         fn = fn.fn
     if not callable(fn) or not isinstance(args, (list, tuple)):
         raise AttributeRefused("save takes a function, and its arguments as a list").at("save", ())
+    for name in kwargs.keys() & _ELSEWHERE.keys():
+        if name not in _parameters(fn):
+            raise AttributeRefused(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
     target = Path(os.fspath(path))
-    model = _Model(fn, list(args), kwargs)
+    model = _Model(fn, list(args), kwargs, {}, {})
+    if dynamic_axes:
+        axes = open_axes(dynamic_axes, model.inputs)
+        samples = samples_of(axes, model.inputs)
+        models = [_Model(fn, list(args), kwargs, axes, sizes) for sizes in samples]
+        merge(models, samples, axes)
+        model = models[0]
     parts, beside = model.parts(external, f"{target.name}.data")
     if beside:
         _write(target.with_name(f"{target.name}.data"), beside)
@@ -103,25 +131,35 @@ def _is_input(part: Any) -> bool | None:
 class _Model:
     """The file of one function."""
 
-    def __init__(self, fn: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: list[Any],
+        kwargs: dict[str, Any],
+        axes: OpenAxes,
+        sizes: Sizes,
+    ) -> None:
         def type_of(x: Any) -> TensorType:
             if isinstance(x, TensorType):
                 return x
             return x.type if isinstance(x, Tensor) else TensorType.of(np.asarray(x))
 
-        kinds = (TensorType, Tensor, np.ndarray, np.generic)
-        types = [replace(type_of, each, kinds) for each in (args, kwargs)]
-        recorded, signature = recorded_call(fn, types[0], types[1])
+        self.taken: set[str] = set()
+        tree = [_by_name(fn, args), kwargs]
+        leaves, structure = flatten(tree, ends=_is_input)
+        named = [(self.name(_shown(path)), type_of(x)) for path, x in leaves]
+        self.inputs = {name: resized(x, axes.get(name, {}), sizes) for name, x in named}
+        for name, type in self.inputs.items():
+            if type.dtype.is_storage:
+                raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
+        by_name, named_too = unflatten(structure, self.inputs.values())
+        recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
         if signature.fields or recorded.rebound or recorded.record.ahead:
             raise ModelError(
                 "a function that rebinds a field, or takes from a queue, is not written"
             )
-        named = flatten([_by_name(fn, types[0]), types[1]], ends=_is_input)[0]
         self.states = [x.root for x in recorded.record.states]
-        self.taken: set[str] = set()
-        self.inputs = {self.name(_shown(path)): x for path, x in named}
-        self.outputs: dict[str, TensorType] = {}
-        self.initializers: dict[str, Array] = {}
+        self.initializers: dict[str, Array | Tensor] = {}
         self.functions: dict[Any, tuple[str, dict[str, Any]]] = {}
         self.types: dict[str, TensorType] = dict(self.inputs)
         self._state_names: dict[int, str] = {}
@@ -133,11 +171,13 @@ class _Model:
         flow = recorded.flow
         calls = without_dead_calls(Flow(flow.calls, flow.results))
         names = [self.name(_shown(path) or "output") for path, _ in results]
-        self.graph = _Graph(self)
-        self.graph.calls(calls)
+        outputs: dict[str, TensorType] = {}
+        graph = _Graph(self)
+        graph.calls(calls)
         for name, (_, use) in zip(names, results, strict=True):
-            self.graph.node("Identity", [self.graph.read(use)], {name: use.type})
-            self.outputs[name] = use.type
+            graph.node("Identity", [graph.read(use)], {name: use.type})
+            outputs[name] = use.type
+        self.message = graph.message("main", self.inputs, outputs)
 
     def name(self, wanted: str) -> str:
         """A name in the graph that nothing else has."""
@@ -154,7 +194,7 @@ class _Model:
             x = self.states[index]
             name = self.name(self._paths.get(id(x)) or "constant")
             self._state_names[index] = name
-            self.initializers[name], self.types[name] = values_of(x), x.type
+            self.initializers[name], self.types[name] = x, x.type
         return self._state_names[index]
 
     def constant(self, value: Array, type: TensorType) -> str:
@@ -177,11 +217,18 @@ class _Model:
                     "input": body.names,
                     "output": [result],
                     "node": [_node(each) for each in body.nodes],
-                    "opset_import": [{"domain": "", "version": OPSET}],
                     "domain": DOMAIN,
                 },
             )
         return self.functions[key][0]
+
+    def new_node(
+        self, op: str, inputs: Sequence[str], output: str, attributes: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The message of a node of ONNX."""
+        name, ins = self.name(f"{op}/{output}"), list(inputs)
+        node = {"op_type": op, "input": ins, "output": [output], "attributes": attributes}
+        return _node(node) | {"name": name}
 
     def parts(self, external: bool | None, beside: str) -> tuple[Parts, Parts]:
         """The bytes of the file, and those of the weights that lie beside it."""
@@ -189,10 +236,11 @@ class _Model:
         apart: Parts = []
         place = 0
         tensors = []
-        for name, array in self.initializers.items():
+        for name, value in self.initializers.items():
+            array = values_of(value) if isinstance(value, Tensor) else value
             tensor: dict[str, Any] = {
                 "dims": list(self.types[name].shape),
-                "data_type": NAMES[_known(self.types[name].dtype, name)],
+                "data_type": _number(self.types[name].dtype, name),
                 "name": name,
             }
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
@@ -207,16 +255,20 @@ class _Model:
             else:
                 tensor["raw_data"] = data
             tensors.append(tensor)
-        graph = self.graph.message("main", self.inputs, self.outputs) | {"initializer": tensors}
+        graph = self.message | {"initializer": tensors}
+        opset = max(OPSET, *(STORED.get(x.dtype, [0, 0])[1] for x in self.types.values()))
+        imported = {"domain": "", "version": opset}
         model = {
-            "ir_version": _IR,
+            "ir_version": _IR[opset > 21],
             "producer_name": "mlvm",
             "graph": graph,
             "opset_import": [
-                {"domain": "", "version": OPSET},
+                imported,
                 *([{"domain": DOMAIN, "version": 1}] if self.functions else []),
             ],
-            "functions": [each for _, each in self.functions.values()],
+            "functions": [
+                each | {"opset_import": [imported]} for _, each in self.functions.values()
+            ],
         }
         parts = encode("Model", model)
         if size_of(parts) > _MOST:
@@ -324,6 +376,8 @@ class _Graph:
         assert call.op is not None
         op, [out] = call.op, call.outs
         types = [use.type for use in call.ins]
+        if out.type.dtype.is_storage and op.name != "copy":
+            raise _refused(f"{op.name} to {out.type.dtype}", call.line)
         for type in (*types, out.type):
             if not _is_written(type.dtype):
                 raise _refused(f"{op.name} of {type.dtype}", call.line)
@@ -337,8 +391,10 @@ class _Graph:
             raise _refused(op.name, call.line)
         body = Body(types, out.type, call.attributes)
         result = rule(body)
-        text = told(op, call.attributes)
+        text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
+        if op.name == "unpack":  # of what `load` has unpacked
+            more = {}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         attributes: dict[str, Any] = {}
         if len(body.nodes) == 1 and body.nodes[0]["input"] == body.names:
@@ -431,12 +487,27 @@ class _Graph:
                 self.write(use, inner._seen_as(inner._homes[made[use]], use.type), call.line)
 
 
+def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """`recorded_call`; what it raises notes the sizes."""
+    try:
+        return recorded_call(fn, args, kwargs)
+    except MlvmError as error:
+        if sizes:
+            shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
+            error.add_note(f"the lengths that the file leaves open were {shown}")
+        raise
+
+
 def _refused(what: str, line: str | None) -> ModelError:
     return ModelError(f"{line or 'here'}: {what} has no form in ONNX")
 
 
 def _is_written(dtype: DType) -> bool:
-    return dtype in NAMES and dtype.kind != "complex"
+    return (dtype in NAMES and dtype.kind != "complex") or dtype in STORED
+
+
+def _number(dtype: DType, name: str) -> int:
+    return STORED[dtype][0] if dtype in STORED else NAMES[_known(dtype, name)]
 
 
 def _known(dtype: DType, name: str) -> DType:
@@ -448,14 +519,17 @@ def _known(dtype: DType, name: str) -> DType:
 # --- names --------------------------------------------------------------------------------
 
 
+def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(fn).parameters
+    except (TypeError, ValueError):
+        return {}
+
+
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
     """The arguments by the names of the parameters."""
-    try:
-        parameters = list(inspect.signature(fn).parameters.values())
-    except (TypeError, ValueError):
-        parameters = []
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [each.name for each in parameters if each.kind in plain]
+    names = [name for name, each in _parameters(fn).items() if each.kind in plain]
     names += [f"input_{i}" for i in range(len(names), len(args))]
     return dict(zip(names, args, strict=False))
 
@@ -494,7 +568,7 @@ def _value(name: str, type: TensorType) -> dict[str, Any]:
     shape = {"dim": [{"dim_value": n} for n in type.shape]}
     return {
         "name": name,
-        "type": {"tensor_type": {"elem_type": NAMES[_known(type.dtype, name)], "shape": shape}},
+        "type": {"tensor_type": {"elem_type": _number(type.dtype, name), "shape": shape}},
     }
 
 

@@ -10,12 +10,12 @@ import pytest
 
 import mlvm.eager as ml
 from bench.gguf_file import LlamaSize, llama, write
-from mlvm.core.types import Array
 from models import generate
 from models.llama import LlamaConfig
 from models.llama_text import LlamaText
 from models.tokenizer import Decoder, Tokenizer
 from tests.brief import refuses
+from tests.models.llama import dequantized, logits
 
 SIZE = LlamaSize(64, 2, 4, 2, 96, 300)
 PROMPT = [1, 270, 260, 282]
@@ -33,57 +33,8 @@ def text(file: Path) -> LlamaText:
     return LlamaText(file)
 
 
-def _logits(weights: dict[str, Array], tokens: list[int]) -> Array:
-    """Of the last token, in f64, as transformers has it: halves of heads are turned, of weights
-    whose rows are brought into that order."""
-    heads, shared, dim = SIZE.heads, SIZE.kv_heads, SIZE.width // SIZE.heads
-    length = len(tokens)
-    angles = np.arange(length)[:, np.newaxis] * 10000.0 ** (-np.arange(0, dim, 2) / dim)
-    cos, sin = (np.tile(f(angles), 2) for f in (np.cos, np.sin))
-
-    def norm(x: Array, name: str) -> Array:
-        root = np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5)
-        return np.asarray(x / root * weights[f"{name}.weight"])
-
-    def apart(x: Array, name: str, count: int) -> Array:
-        rows = weights[f"{name}.weight"].reshape(count, dim // 2, 2, SIZE.width)
-        y = x @ rows.swapaxes(1, 2).reshape(count * dim, SIZE.width).T
-        y = y.reshape(length, count, dim).swapaxes(0, 1)
-        other = np.concatenate([-y[..., dim // 2 :], y[..., : dim // 2]], axis=-1)
-        return np.asarray(y * cos + other * sin)
-
-    x = weights["token_embd.weight"][tokens]
-    for i in range(SIZE.blocks):
-        name = f"blk.{i}"
-        y = norm(x, f"{name}.attn_norm")
-        query, key = apart(y, f"{name}.attn_q", heads), apart(y, f"{name}.attn_k", shared)
-        value = (y @ weights[f"{name}.attn_v.weight"].T).reshape(length, shared, dim)
-        key, value = (np.repeat(z, heads // shared, 0) for z in (key, value.swapaxes(0, 1)))
-        scores = query @ key.swapaxes(1, 2) / np.sqrt(dim)
-        scores = np.where(np.tri(length, dtype=bool), scores, -np.inf)
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        mixed = scores / scores.sum(-1, keepdims=True) @ value
-        x = x + mixed.swapaxes(0, 1).reshape(length, -1) @ weights[f"{name}.attn_output.weight"].T
-        y = norm(x, f"{name}.ffn_norm")
-        gate = y @ weights[f"{name}.ffn_gate.weight"].T
-        up = y @ weights[f"{name}.ffn_up.weight"].T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ weights[f"{name}.ffn_down.weight"].T
-    return np.asarray(norm(x, "output_norm")[-1] @ weights["output.weight"].T)
-
-
-def _dense(file: Path) -> dict[str, Array]:
-    loaded = ml.load(file)
-    return {
-        name: (ml.dequantize(x, loaded[f"{name}.scale"]) if f"{name}.scale" in loaded else x)
-        .numpy()
-        .astype(float)
-        for name, x in loaded.items()
-        if not name.endswith(".scale")
-    }
-
-
 def test_logits_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
-    expected = _logits(_dense(file), PROMPT)
+    expected = logits(SIZE, dequantized(file), PROMPT)[-1]
     with text.batch:
         cache = text.model.init_cache(8)
         text.model(ml.asarray(PROMPT[:1]), cache, ml.asarray(0))
@@ -92,13 +43,10 @@ def test_logits_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
 
 
 def test_tokens_are_those_of_the_dequantised_weights(text: LlamaText, file: Path) -> None:
-    """Over the first room of the cache, too; 200 tokens of 100 M weights take longer: `bench`."""
-    weights, tokens = _dense(file), list(PROMPT)
+    """Over the first room of the cache, too. `python -m tests.models.llama` does it with 100 M."""
     made = [*text.generate(PROMPT, length=262, until_end=False)]
-    assert len(made) == 262
-    for count in (0, 1, 2, 30, 258, 261):
-        tokens = [*PROMPT, *made[:count]]
-        assert made[count] == _logits(weights, tokens).argmax(), count
+    expected = logits(SIZE, dequantized(file), [*PROMPT, *made[:-1]])[len(PROMPT) - 1 :]
+    assert made == expected.argmax(-1).tolist()
     assert text.step.signatures <= 4  # a prompt and a token, with room for 256 and for 512
 
 
@@ -146,6 +94,7 @@ def test_other_models_are_refused(change: dict[str, Any], reason: str) -> None:
         ({"merges": [3]}, "merges must be a list of str"),
         ({"scores": None}, "scores must be a list of float or int"),
         ({"scores": ["x", "y"]}, "scores must be"),
+        ({"scores": [1.0], "token_type": [1]}, "contradict"),
         ({"token_type": 3}, "token_type must be a list of int"),
         ({"bos_token_id": 2}, "no token 2 among 2"),
         ({"eos_token_id": "x"}, "no token 'x'"),

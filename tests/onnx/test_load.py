@@ -285,6 +285,10 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     (only(node("Add", "x", "y", "n")), "Add 'n' has 1 operands, and takes 2"),
     (only(node("Neg", "x", "z")), "nothing makes the output 'y'"),
     (only(node("Neg", "x", "y"), opset=0), "opset 0"),
+    (
+        only(node("Add", "x w", "y"), constants=[constant("w", B), constant("w", B)]),
+        "two initializers are called 'w'",
+    ),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[1 << 60])]), "takes"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, dims=[-4])]), "shape"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=99)]), "dtype 99"),
@@ -325,8 +329,9 @@ def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -
 
 
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:
-    net = load(model(graph([node("Neg", "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
-    refuses(ModelError, "Neg 'n' makes 1 results, and 'y' is asked for", net, ml.ones(3))
+    for op in ("Neg", "Identity"):
+        net = load(model(graph([node(op, "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
+        refuses(ModelError, f"{op} 'n' makes 1 results, and 'y' is asked for", net, ml.ones(3))
 
 
 def test_other_inputs_than_the_file_declares_are_refused() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import mlvm.eager as ml
 import mlvm.onnx.graph
 from mlvm.core.op import OPS, Op
 from mlvm.eager.tensor.apply import apply, one_op
-from mlvm.eager.tree import flatten, replace
+from mlvm.eager.tree import flatten, named_tensors, replace
 from mlvm.onnx import load, save, writing
 from mlvm.onnx.bodies import BODIES
 from mlvm.onnx.own import told
@@ -117,6 +118,8 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("logical_not bitwise_invert", X > 0),
     "integers inverted": ops("bitwise_invert", N)["bitwise_invert 0"],
     **ops("bitwise_left_shift", abs(N), np.full((3, 4), 2)),
+    "hypot of large ones": ops("hypot", X * 1e30, Y * 1e30)["hypot 0"],
+    "hypot of extremes": ops("hypot", V[:2] * np.inf, np.zeros(2, "f4"))["hypot 0"],
     **ops("pow", P, Y),
     **ops("where", X > 0, X, Y),
     **ops("clip multiply_add", X, Y, V),
@@ -187,6 +190,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("quantized_matmul", X, BYTES, made((3, 2))),
     **ops("integer_matmul", BYTES.astype("u1"), BYTES),
     **ops("det", made((2, 3, 3))),
+    "unpack four bits": (lambda x: x + ml.astype(ml.asarray([[1, -2, 3, 4]], dtype="i4"), F), X),
     "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
     "gradient of images": (ml.value_and_grad(of_images, argnums=(0, 1)), KERNEL, IMAGES),
     "gradient of a scan": (ml.value_and_grad(scanned), made((4, 4)), X),
@@ -204,7 +208,7 @@ def leaves(tree: Any) -> list[np.ndarray[Any, Any]]:
 
 
 def close(a: Any, b: Any) -> bool:
-    scale = max(1.0, float(np.abs(b).max(initial=0)))
+    scale = max(1.0, float(np.abs(b[np.isfinite(b)]).max(initial=0)))
     return (
         a.dtype == b.dtype
         and a.shape == b.shape
@@ -265,9 +269,9 @@ def test_onnxruntime_makes_the_same(saved: Callable[..., Any]) -> None:
 def test_every_form_has_a_case(saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     met: set[str] = set()
 
-    def noted(op: Op, attributes: Any) -> str:
+    def noted(op: Op, attributes: Any, types: Any) -> str:
         met.add(op.name)
-        return told(op, attributes)
+        return told(op, attributes, types)
 
     monkeypatch.setattr(writing, "told", noted)
     firsts = {name.split()[0] for name in CASES}  # most are of the op that they are called by
@@ -344,3 +348,128 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     read = load(tmp_path / "it.onnx")
     assert read.outputs == {"output": f"{dtype}[3,4]"}
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
+
+
+@pytest.mark.parametrize("dtype", ["i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1"])
+def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
+    q, scale = ml.quantize_groups(ml.asarray(made((6, 64)) / 3), dtype, group=32)
+    path, x, places = tmp_path / "it.onnx", made((3, 64)), np.array([4, 0])
+
+    def net(x: ml.Tensor, places: ml.Tensor) -> Any:
+        return ml.quantized_matmul(x, q, scale), ml.dequantize_rows(places, q, scale)
+
+    save(net, [x, places], path, dynamic_axes={"x": {0: "n"}})
+    read = load(path)
+    dtypes = [x.type.dtype.name for x in named_tensors(read, buffers=True).values()]
+    assert dtypes.count(dtype) == 1
+    for a, b in zip(read(x[:2], places), net(ml.asarray(x[:2]), ml.asarray(places)), strict=True):
+        assert np.array_equal(a, b)
+    refuses(ml.errors.ModelError, "'q' is .*only weights", save, lambda q: ml.dequantize(q, scale),
+            [q], path)  # fmt: skip
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        if dtype != "f4e2m1":  # which it does not cast
+            session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+            made_there = session.run(None, {"x": x, "places": places})
+            assert all(map(close, made_there, leaves(net(ml.asarray(x), ml.asarray(places)))))
+
+
+def heads(x: ml.Tensor) -> Any:
+    batch, length, width = x.shape
+    y = ml.permute_dims(ml.reshape(x, (batch, length, 2, width // 2)), (0, 2, 1, 3))
+    seen = ml.where(ml.tril(ml.ones((length, length))) > 0, 0.0, -1e9)
+    y = ml.softmax(y @ ml.matrix_transpose(y) + seen) @ y
+    flat = ml.reshape(ml.permute_dims(y, (0, 2, 1, 3)), (batch * length, width))
+    return flat, ml.arange(length), ml.zeros((length, 3)), ml.mean(y)
+
+
+def convnet(x: ml.Tensor) -> ml.Tensor:
+    y = ml.relu(ml.conv2d(x, ml.ones((3, 3, 3, 4)), stride=2, padding="SAME"))
+    return ml.mean(ml.max_pool2d(y, (2, 2)), axis=(1, 2))
+
+
+def along(x: ml.Tensor) -> Any:
+    return ml.var(x, axis=0), ml.sort(x, axis=0), x[::-1], x[1:-1], ml.concat([x, x]), x / len(x)
+
+
+def running(x: ml.Tensor) -> Any:
+    return ml.scan(lambda c, row: (c * 0.5 + row, c), ml.zeros(4), x)[1]
+
+
+def images_loss(x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(convnet(x) ** 2)
+
+
+def choice(x: ml.Tensor) -> Any:
+    return ml.cond(ml.sum(x) > 0, lambda x: x[1:] * 2, lambda x: x[:-1], x)
+
+
+def mean_loss(x: ml.Tensor) -> ml.Tensor:
+    return ml.mean(ml.tanh(ml.layer_norm(x, ml.ones(4), ml.zeros(4), eps=1e-5)) ** 2)
+
+
+ROWS = {"x": {0: "n"}}
+OPEN: dict[str, tuple[Any, Any, Any, list[Any], str]] = {
+    "heads": (heads, made((2, 5, 8)), {"x": {0: "b", 1: "n"}}, [made((1, 3, 8)), made((4, 9, 8))],
+              "f32[b*n,8]"),
+    "images": (convnet, made((1, 8, 8, 3)), {"x": {0: "b", 1: "4*h", -2: "4*w"}},
+               [made((2, 12, 4, 3))], "f32[b,4]"),
+    "rows": (along, X, ROWS, [made((9, 4)), made((4, 4))], "f32[4]"),
+    "a gradient": (ml.grad(mean_loss), X, ROWS, [made((7, 4))], "f32[n,4]"),
+    "a gradient of images": (ml.grad(images_loss), made((1, 8, 8, 3)), ROWS,
+                             [made((3, 8, 8, 3))], "f32[n,8,8,3]"),
+    "a scan": (running, X, ROWS, [made((6, 4)), made((1, 4))], "f32[n,4]"),
+    "a choice": (choice, X, ROWS, [X[:2], -abs(Y)], "f32[n - 1,4]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_lengths_are_left_open(name: str, tmp_path: Path) -> None:
+    """At any length the same, here and by ONNX Runtime, where it is."""
+    fn, x, axes, others, output = OPEN[name]
+    save(fn, [x], path := tmp_path / "it.onnx", dynamic_axes=axes)
+    model = load(path)
+    assert next(iter(model.outputs.values())) == output
+    captured = ml.capture(model)
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        runtime = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for other in (x, *others):
+        wanted = leaves(fn(ml.asarray(other)))
+        for run in (model, captured):
+            for a, b in zip(leaves(run(other)), wanted, strict=True):
+                assert a.dtype == b.dtype
+                assert a.shape == b.shape
+                assert a.tobytes() == b.tobytes()
+        if "runtime" in locals():
+            assert all(map(close, runtime.run(None, {"x": other}), wanted))
+
+
+def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "it.onnx"
+    images = made((1, 8, 8, 3))
+    for fn, axes, text in (
+        (convnet, {0: "b", 1: "h"}, r"test_save.py:\d+: conv2d has no form for other lengths"),
+        (lambda x: x[: len(x) // 2], {0: "b"}, r"test_save.py:\d+: slice has no form"),
+        (lambda x: x if len(x) < 6 else ml.exp(-x), {0: "b"}, r"has no form for other lengths"),
+    ):
+        refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
+    with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
+        save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
+    assert caught.value.__notes__ == ["the lengths that the file leaves open were b = 4"]
+    bad: tuple[tuple[Any, str], ...] = (
+        ({"y": {0: "b"}}, "no input 'y' among x"),
+        ({"x": {4: "b"}}, "it has no axis 4"),
+        ({"x": {0: "2 b"}}, "'2 b' is no name"),
+        ({"x": {1: "3*b"}}, r"axis 1 of x is 8, which is no 3\*b"),
+        ({"x": [0]}, "it is a dict such as"),
+        ({"x": dict(enumerate("abcd")), "y": {0: "e"}}, "no input 'y'"),
+    )
+    for given, text in bad:
+        refuses(ml.errors.AttributeRefused, text, save, convnet, [images], path, dynamic_axes=given)
+    refuses(
+        ml.errors.AttributeRefused, r"no opset=: .* opset 20", save, convnet, [X], path, opset=9
+    )
+    assert not path.exists()

@@ -58,8 +58,36 @@ def _nibbles(x: Array) -> Array:
     return np.concatenate([x & 15, x >> 4], axis=-1)
 
 
+def _bits(x: Array, count: int, width: int = 1) -> Array:
+    """[n, m] -> [n, count, m]: the lowest bits, the ones above them, and so on."""
+    shifts = np.arange(0, count * width, width, dtype=np.uint8)[:, np.newaxis]
+    return np.asarray(x[:, np.newaxis] >> shifts & (1 << width) - 1)
+
+
+def _fifth(blocks: Array, at: int) -> Array:
+    """The fifth bits of 32 elements, in four bytes."""
+    return np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little") << 4
+
+
 def _q4_0(blocks: Array) -> tuple[Array, Array]:
     return (_nibbles(blocks[:, 2:]) ^ 8), _half(blocks, 0)  # less 8, in four bits
+
+
+def _with_least(blocks: Array) -> Array:
+    return np.stack([_half(blocks, 0), _half(blocks, 2)], axis=-1)
+
+
+def _q4_1(blocks: Array) -> tuple[Array, Array]:
+    return _nibbles(blocks[:, 4:]), _with_least(blocks)
+
+
+def _q5_0(blocks: Array) -> tuple[Array, Array]:
+    values = _nibbles(blocks[:, 6:]) | _fifth(blocks, 2)
+    return values.view(np.int8) - np.int8(16), _half(blocks, 0)
+
+
+def _q5_1(blocks: Array) -> tuple[Array, Array]:
+    return _nibbles(blocks[:, 8:]) | _fifth(blocks, 4), _with_least(blocks)
 
 
 def _q8_0(blocks: Array) -> tuple[Array, Array]:
@@ -74,6 +102,22 @@ def _scales_of_k(blocks: Array) -> Array:
     return np.stack([scale, offset], axis=-1)
 
 
+def _q2_k(blocks: Array) -> tuple[Array, Array]:
+    values = _bits(blocks[:, 16:80].reshape(-1, 32), 4, 2)
+    scale, offset = blocks[:, :16] & 15, blocks[:, :16] >> 4
+    pairs = np.stack([scale * _half(blocks, 80), offset * -_half(blocks, 82)], axis=-1)
+    return values.reshape(len(blocks), 256), pairs
+
+
+def _q3_k(blocks: Array) -> tuple[Array, Array]:
+    n = len(blocks)
+    low = _bits(blocks[:, 32:96].reshape(-1, 32), 4, 2).reshape(n, 256)
+    values = low | _bits(blocks[:, :32], 8).reshape(n, 256) << 2
+    scale = _bits(blocks[:, 96:104], 2, 4).reshape(n, 16)
+    scale = scale | _bits(blocks[:, 104:108], 4, 2).reshape(n, 16) << 4
+    return values - 4 & 15, (scale.view(np.int8) - np.int8(32)) * _half(blocks, 108)
+
+
 def _q4_k(blocks: Array) -> tuple[Array, Array]:
     lines = blocks[:, 16:].reshape(len(blocks), 4, 32)
     return _nibbles(lines).reshape(len(blocks), 256), _scales_of_k(blocks)
@@ -81,28 +125,59 @@ def _q4_k(blocks: Array) -> tuple[Array, Array]:
 
 def _q5_k(blocks: Array) -> tuple[Array, Array]:
     low = _nibbles(blocks[:, 48:].reshape(len(blocks), 4, 32)).reshape(len(blocks), 8, 32)
-    high = blocks[:, np.newaxis, 16:48] >> np.arange(8, dtype=np.uint8)[:, np.newaxis] & 1
-    return (low | high << 4).reshape(len(blocks), 256), _scales_of_k(blocks)
+    return (low | _bits(blocks[:, 16:48], 8) << 4).reshape(len(blocks), 256), _scales_of_k(blocks)
 
 
 def _q6_k(blocks: Array) -> tuple[Array, Array]:
     n = len(blocks)
     low = _nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 8, 32)
-    shifts = np.array([0, 2, 4, 6], np.uint8)[:, np.newaxis]
-    high = (blocks[:, 128:192].reshape(n, 2, 1, 32) >> shifts & 3).reshape(n, 8, 32)
+    high = _bits(blocks[:, 128:192].reshape(-1, 32), 4, 2).reshape(n, 8, 32)
     scale = blocks[:, 192:208].view(np.int8) * _half(blocks, 208)
     return ((low | high << 4).view(np.int8) - np.int8(32)).reshape(n, 256), scale
+
+
+_IQ4: Final = np.array(
+    [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int8
+)
+"""What the sixteen codes of IQ4_NL and IQ4_XS stand for."""
+_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
+"""Twice what the codes of MXFP4 stand for; its -0 is 0."""
+
+
+def _iq4_nl(blocks: Array) -> tuple[Array, Array]:
+    return _IQ4[_nibbles(blocks[:, 2:])], _half(blocks, 0)
+
+
+def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
+    n = len(blocks)
+    low = _bits(blocks[:, 4:8, np.newaxis].reshape(-1, 1), 2, 4).reshape(n, 8)
+    high = _bits(blocks[:, 2:4, np.newaxis].reshape(-1, 1), 4, 2).reshape(n, 8)
+    scale = (low | high << 4).view(np.int8) - np.int8(32)
+    values = _nibbles(blocks[:, 8:].reshape(n, 8, 16)).reshape(n, 256)
+    return _IQ4[values], scale * _half(blocks, 0)
+
+
+def _mxfp4(blocks: Array) -> tuple[Array, Array]:
+    return _E2M1[_nibbles(blocks[:, 1:])], np.exp2(blocks[:, :1].astype(np.float32) - 128)
 
 
 _FORMATS: Final = {
     0: Format("F32", 1, 4, f32),
     1: Format("F16", 1, 2, f16),
     2: Format("Q4_0", 32, 18, i4, 32, False, _q4_0),
+    3: Format("Q4_1", 32, 20, u4, 32, True, _q4_1),
+    6: Format("Q5_0", 32, 22, i8, 32, False, _q5_0),
+    7: Format("Q5_1", 32, 24, u8, 32, True, _q5_1),
     8: Format("Q8_0", 32, 34, i8, 32, False, _q8_0),
+    10: Format("Q2_K", 256, 84, u4, 16, True, _q2_k),
+    11: Format("Q3_K", 256, 110, i4, 16, False, _q3_k),
     12: Format("Q4_K", 256, 144, u4, 32, True, _q4_k),
     13: Format("Q5_K", 256, 176, u8, 32, True, _q5_k),
     14: Format("Q6_K", 256, 210, i8, 16, False, _q6_k),
+    20: Format("IQ4_NL", 32, 18, i8, 32, False, _iq4_nl),
+    23: Format("IQ4_XS", 256, 136, i8, 32, False, _iq4_xs),
     30: Format("BF16", 1, 2, bf16),
+    39: Format("MXFP4", 32, 17, i8, 32, False, _mxfp4),
 }
 
 

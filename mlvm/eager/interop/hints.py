@@ -309,6 +309,8 @@ _NO_KEYWORDS: Final = {
     "alpha": "write x + alpha * y",
     "as_tuple": "a tuple is what it gives",
     "bias": 'a layer has one, which begins at 0; layer.freeze("bias") keeps it there',
+    "bits": 'a dtype says it: ml.quantize(model, "i4")',
+    "ceil_mode": "windows lie inside: pad the far sides, padding=((0, 1), (0, 1))",
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "collate_fn": "samples of a shape are stacked; transform= changes the arrays of each batch",
     "dampening": "momentum takes each gradient whole",

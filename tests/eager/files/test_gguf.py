@@ -17,7 +17,11 @@ from mlvm.core.types import Array
 from tests.brief import refuses
 
 _rng = np.random.default_rng(1)
-_HALVES = {"Q4_0": [0], "Q8_0": [0], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]}
+_HALVES = {
+    "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q2_K": [80, 82],
+    "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208], "IQ4_NL": [0],
+    "IQ4_XS": [0], "MXFP4": [],
+}  # fmt: skip
 """Where blocks have numbers in f16."""
 _METADATA: dict[str, Any] = {"general.architecture": "test", "a.list": ["x", "yé"], "a.int": 7}
 
@@ -28,10 +32,15 @@ def _random(format: str, rows: int = 2, columns: int = 256) -> Blocks:
     if format in ("F32", "F16"):
         return Blocks.of(_rng.standard_normal((rows, columns)), format)
     blocks = _rng.integers(0, 256, (rows * columns // elements, nbytes), np.uint8)
+    if format == "MXFP4":
+        blocks[:, 0] = blocks[:, 0] % 16 + 120  # a power of two
     for at in _HALVES[format]:
         scales = _rng.standard_normal((len(blocks), 1)).astype("<f2")
         blocks[:, at : at + 2] = scales.view(np.uint8)
     return Blocks(format, (rows, columns), blocks.reshape(-1))
+
+
+_IQ4 = [-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113]
 
 
 def _half(block: Array, at: int) -> float:
@@ -43,6 +52,37 @@ def _element(format: str, block: Array, i: int) -> float:
     byte = [int(x) for x in block]
     if format == "Q4_0":
         return _half(block, 0) * ((byte[2 + i % 16] >> 4 * (i // 16) & 15) - 8)
+    nibble = 4 * (i % 32 // 16)
+    if format == "Q4_1":
+        return _half(block, 0) * (byte[4 + i % 16] >> nibble & 15) + _half(block, 2)
+    if format in ("Q5_0", "Q5_1"):
+        at = 2 if format == "Q5_0" else 4
+        code = byte[at + 4 + i % 16] >> nibble & 15 | (byte[at + i // 8] >> i % 8 & 1) << 4
+        least = _half(block, 2) if format == "Q5_1" else -16 * _half(block, 0)
+        return _half(block, 0) * code + least
+    if format == "MXFP4":
+        code = byte[1 + i % 16] >> nibble & 15
+        size = [0, 0.5, 1, 1.5, 2, 3, 4, 6][code & 7] * float(np.exp2(byte[0] - 127))
+        return -size if code & 8 else size
+    if format == "IQ4_NL":
+        return _half(block, 0) * _IQ4[byte[2 + i % 16] >> nibble & 15]
+    if format == "IQ4_XS":
+        group = i // 32
+        low = byte[4 + group // 2] >> 4 * (group % 2) & 15
+        high = (byte[2] | byte[3] << 8) >> 2 * group & 3
+        code = byte[8 + 16 * group + i % 16] >> nibble & 15
+        return _half(block, 0) * ((low | high << 4) - 32) * _IQ4[code]
+    if format == "Q2_K":
+        code = byte[16 + 32 * (i // 128) + i % 32] >> 2 * (i // 32 % 4) & 3
+        scale = byte[i // 16]
+        return _half(block, 80) * (scale & 15) * code - _half(block, 82) * (scale >> 4)
+    if format == "Q3_K":
+        code = byte[32 + 32 * (i // 128) + i % 32] >> 2 * (i // 32 % 4) & 3
+        code -= 0 if byte[i % 32] >> (i // 32) & 1 else 4
+        group = i // 16
+        low = byte[96 + group % 8] >> 4 * (group // 8) & 15
+        high = byte[104 + group % 4] >> 2 * (group // 4) & 3
+        return _half(block, 108) * ((low | high << 4) - 32) * code
     if format == "Q8_0":
         return _half(block, 0) * int(block[2 + i : 3 + i].view(np.int8)[0])
     if format == "Q6_K":

@@ -121,6 +121,8 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.Pipeline([x])): "missing 1 required positional argument: 'batch_size'",
         (lambda: untyped.optim.cosine(warmup=3)): r"^cosine\(\): .*; use warmup_steps=$",
         (lambda: untyped.optim.step(1.0, gamma=0.5, step_size=3)): r"; use decay_rate=$",
+        (lambda: untyped.max_pool2d(x, 2, ceil_mode=True)): "no ceil_mode=; .* padding=",
+        (lambda: untyped.quantize(model, bits=4)): r"no bits=; .* ml\.quantize\(model, \"i4\"\)",
         (lambda: untyped.optim.cosine(1.0)): "missing 1 required .*'total_steps'",
     }
     for call, text in calls.items():
