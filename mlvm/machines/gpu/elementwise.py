@@ -1,7 +1,8 @@
 """Kernels of elementwise ops, and of chains of them: one kernel a chain, made of its links.
 
-A work item has one element, on a processor LANES of them in vectors where it can. Operands that broadcast have strides, which are arguments, as the
-lengths are: one text serves all shapes of a pattern.
+A work item has one element; on a processor it has LANES of them in vectors, where ops can be so
+computed. Operands that broadcast have strides, which are arguments, as the lengths are: one text
+serves all shapes of a pattern.
 """
 
 from __future__ import annotations
@@ -317,8 +318,8 @@ def chain_call(
 
 
 _Walk: TypeAlias = tuple[tuple[int, ...], list[str], dict[str, int], list[str]]
-"""The work items; lines of C that find an item's coordinates, as far as they are needed; the numbers
-they are made with; the expression of each operand's index."""
+"""The work items; lines of C that find an item's coordinates, as far as they are needed; the
+numbers they are made with; the expression of each operand's index."""
 
 
 def _walk(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _Walk:
@@ -347,7 +348,8 @@ def _walk_by_lanes(size: int, dims: Sequence[int], strides: Sequence[Sequence[in
     lines = [
         "const i64 at = ITEM(0);",
         "if (at >= n) return;",
-        "const i64 row = at / blocks, column = (at - row * blocks) * LANES, i = row * last + column;",
+        "const i64 row = at / blocks, column = (at - row * blocks) * LANES;",
+        "const i64 i = row * last + column;",
         "const int count = last - column < LANES ? (int)(last - column) : LANES;",
         *_coordinates("row", items, dims[:-1], needed, scalars),
     ]

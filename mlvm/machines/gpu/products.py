@@ -174,7 +174,7 @@ def _in_panels(
         stack *= (second if y.second else 1) * (summed if y.summed else 1)
         number = Scratch("transposed", stack * k * n * dtype.itemsize)
         to, given = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
-        calls = move((stack, k, n), to, given, dtype, args=(number, y.number))
+        calls = move(device, (stack, k, n), to, given, dtype, args=(number, y.number))
         y = y._replace(row=n, column=1)
     high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
@@ -330,7 +330,7 @@ def _conv_transpose2d(
     lengths = (groups, places, each, inputs)
     to = Window(0, (places * each * inputs, each * inputs, inputs, 1))
     given = Window(0, (each, inputs * outputs, 1, outputs))
-    calls = move(lengths, to, given, weights.dtype, args=(turned, 2))
+    calls = move(device, lengths, to, given, weights.dtype, args=(turned, 2))
     windows = _Windows(
         _in_three(x.shape[1:-1]),
         _in_three(out.shape[1:-1]),
