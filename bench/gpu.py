@@ -68,7 +68,7 @@ def prepare_mlvm(quick: bool, *, captured: bool) -> Mapping[str, Round]:
     def of_size(timed: Round) -> Mapping[str, float]:
         times = timed()
         [training] = made
-        memory: Any = training.vm.memory  # type: ignore[attr-defined]
+        memory: Any = training.vm.memory
         told = {**times, "device_mib": memory.peak / 2**20}
         return {**told, "plan_mib": training.captured.plan.nbytes / 2**20} if captured else told
 
@@ -108,16 +108,16 @@ def launches(training: Any) -> Round:
 
 def prepare_pyopencl(quick: bool) -> Mapping[str, Round]:
     """What pyopencl takes to enqueue a kernel that does nothing."""
-    import pyopencl as cl
+    from mlvm.machines.gpu.opencl import opencl_module
 
     try:
-        memory = gpu_vm().memory.driver
+        driver = gpu_vm().memory.driver
     except MlvmError as error:
         say(f"gpu: there is no device, skipped: {error}")
         return {}
     if not DEVICE.startswith("opencl"):
         return {}
-    queue, context = memory._queue, memory._context
+    cl, queue, context = opencl_module(), driver._queue, driver._context
     kernel = cl.Kernel(cl.Program(context, "__kernel void nothing(void) {}").build(), "nothing")
     enqueue = partial(cl.enqueue_nd_range_kernel, queue, kernel, (64,), (64,))
     times = 100 if quick else 300
