@@ -75,6 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Give examples all the time they take; put VMs where the options say."""
     config.addinivalue_line("markers", "local(reason): needs a VM of this process")
+    config.addinivalue_line("markers", "processor(reason): needs a VM on a processor")
     # An eighth of hypothesis' examples: the suite is to take five minutes on two cores. Elsewhere
     # the calls are to be seen once more, not all that they may be called with.
     examples = 4 if _is_elsewhere(config) else 12
@@ -142,7 +143,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip what needs a VM of this process where there is none."""
+    """Skip what needs a VM of this process, or on a processor, where there is none."""
     mark = item.get_closest_marker("local")
     if mark is not None and _is_elsewhere(item.config):
         pytest.skip(f"needs a VM of this process: {mark.kwargs['reason']}")
+    mark = item.get_closest_marker("processor")
+    if mark is not None and item.config.getoption("--device"):
+        pytest.skip(f"needs a VM on a processor: {mark.kwargs['reason']}")

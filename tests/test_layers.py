@@ -11,6 +11,7 @@ import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -65,9 +66,9 @@ BUDGET = {
     "mlvm/core": 6_330,
     "mlvm/machines": 1_670,
     "mlvm/machines/native": 2_340,
-    "mlvm/machines/gpu": 3_150,
+    "mlvm/machines/gpu": 3_170,
     "mlvm/machines/standalone": 980,
-    "mlvm/machines/remote": 3_910,
+    "mlvm/machines/remote": 3_900,
     "mlvm/arena": 1_290,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
@@ -90,7 +91,7 @@ BUDGET = {
     "mlvm": 490,
     "models": 3_440,
     "bench": 4_230,
-    "tests": 64_240,
+    "tests": 64_280,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -120,7 +121,8 @@ class Import:
     in_function: bool
 
 
-def imports(source: str, package: str) -> Iterator[Import]:
+@cache
+def imports(source: str, package: str) -> tuple[Import, ...]:
     """Every import of a module that lies in `package`, relative ones made absolute.
 
     `from m import x` counts as m.x, since x may be a module.
@@ -135,13 +137,12 @@ def imports(source: str, package: str) -> Iterator[Import]:
             base = ".".join([*parents, *([node.module] if node.module else [])])
             for alias in node.names:
                 yield Import(f"{base}.{alias.name}", node.lineno, in_function)
-        inside = in_function or isinstance(
-            node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-        )
+        inside = in_function or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, inside)
+            if not isinstance(child, ast.expr):
+                yield from visit(child, inside)
 
-    yield from visit(ast.parse(source), False)
+    return tuple(visit(ast.parse(source), False))
 
 
 def layer(module: str) -> str:

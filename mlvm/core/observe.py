@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -21,6 +22,12 @@ Layer: TypeAlias = Callable[..., Any]
 on_wait: Final[list[Callable[[str, str, float], None]]] = []
 """Functions called on the waiting thread when it has waited for a queue: with the queue's name,
 what was waited for, and the seconds of `time.perf_counter` at which that began."""
+
+explaining: Final[ContextVar[Callable[[Exception], object] | None]] = ContextVar(
+    "explaining", default=None
+)
+"""What adds to an error of launches made meanwhile where its instruction came from: on a VM
+elsewhere `launch` has returned before there is one."""
 
 _LAYERS: Final = "_layers"
 """The VM's attribute with its layers by method, the outermost last."""

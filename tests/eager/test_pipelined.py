@@ -14,6 +14,8 @@ from mlvm.core.errors import OperandValueError
 from mlvm.eager import nn, optim
 from tests.wired import connect_to, machine
 
+pytestmark = pytest.mark.processor(reason="what it serves is in memory of the host")
+
 SAMPLES = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 LABELS = np.arange(40) % 3
 

@@ -15,6 +15,8 @@ from tests.brief import refuses
 from tests.machines.remote.serving import Served, wait_for
 from tests.threads import PATIENCE, in_threads
 
+pytestmark = pytest.mark.processor(reason="what it serves is in memory of the host")
+
 
 @pytest.fixture
 def server() -> Iterator[Served]:

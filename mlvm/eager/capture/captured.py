@@ -36,6 +36,7 @@ from mlvm.core.errors import (
     ShutDown,
 )
 from mlvm.core.locks import new_lock
+from mlvm.core.observe import explaining
 from mlvm.core.program.program import Opcode, Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
 from mlvm.core.types import Array, DType, TensorType
@@ -61,7 +62,6 @@ from mlvm.eager.tensor.update import live_tapes, make_exclusive
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
-from mlvm.machines.remote.client import explaining
 from mlvm.show import html
 from mlvm.show.picture import timeline
 from mlvm.step.compile import Planned, compile_flow, no_loop

@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 
 from mlvm.arena.arena import Allocation, Arena, stale_of
 from mlvm.arena.writes import Watch
+from mlvm.core.observe import explaining
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
 from mlvm.eager.tensor.tensor import Tensor
-from mlvm.machines.remote.client import explaining
 from mlvm.step.compile import Ahead
 from mlvm.step.flow import Location
 

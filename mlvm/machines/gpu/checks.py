@@ -2,8 +2,8 @@
 
 A kernel that refuses a value sets a flag of its own in the device's memory. The host reads all
 flags when it waits the next time, with what it waits for. The error is the reference kernel's own:
-it is given the operand that was judged, as it is then. The error knows op, types and place of the
-launch.
+it is given the operand that was judged, as it is when the flags are read. The error knows op, types
+and place of the launch.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 
 from mlvm.core.errors import MlvmError, OperandValueError, OpError, Place, line_of, user_place
+from mlvm.core.observe import explaining
 from mlvm.core.op import Attributes, Op
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
@@ -49,6 +50,7 @@ class Note:
         self.judged, self.judges, self.slot = judged, judges, slot
         self.place: Place | None = None
         self.launch, self.thread = 0, threading.current_thread()
+        self.adds: Callable[[Exception], object] | None = None
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
     def error(self, judged: Array) -> Exception:
@@ -64,8 +66,12 @@ class Note:
         error.at(self.op.name, self.types[1:])
         line = None if self.place is None else line_of(self.place)
         if self.explained is not None:
-            return self.explained(error, line)
-        error.add_note(f"called from {line}")
+            self.explained(error, line)
+        else:
+            error.add_note(f"called from {line}")
+        if self.adds is not None:
+            self.adds(error)
+        error.late = True
         return error
 
 
@@ -78,14 +84,19 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, bool]] = []
-        self.launch = 0
-        """The number of the present launch."""
+        self._due: list[tuple[Note, Array, bool]] = []
+        self._launch = 0
+        self._adds: Callable[[Exception], object] | None = None
 
     @property
     def flags(self) -> list[Any]:
         """What is to be read, if anything is."""
         return [self._all[: self._used]] if self._noted else []
+
+    def begin(self) -> None:
+        """A launch begins."""
+        self._launch += 1
+        self._adds = explaining.get()  # the machine runs in a context of its own
 
     def take(self) -> tuple[int, Any]:
         """A flag for a call: its number, and where it lies."""
@@ -104,7 +115,8 @@ class Refusals:
 
     def note(self, note: Note) -> None:
         """Its call is launched."""
-        note.place, note.launch, note.thread = user_place(), self.launch, threading.current_thread()
+        note.place, note.thread = user_place(), threading.current_thread()
+        note.launch, note.adds = self._launch, self._adds
         self._noted[note] = None
 
     def settle(self, flags: Sequence[Array]) -> None:
@@ -115,12 +127,13 @@ class Refusals:
             refused = [note for note in noted if flags[0][note.slot]]
             if refused:
                 self._memory.write(self._all, np.zeros(_MOST, np.int32))
-            first = {note.launch: note for note in reversed(refused)}
-            self._due += [(note, False) for note in refused if first[note.launch] is note]
+            firsts = {note.launch: note for note in reversed(refused)}
+            first = [note for note in refused if firsts[note.launch] is note]
+            judged = self._memory.fetched([note.judged for note in first])
+            self._due += [(note, values, False) for note, values in zip(first, judged, strict=True)]
         me = threading.current_thread()
-        self._due = [(note, told) for note, told in self._due if not told or note.thread.is_alive()]
-        for i, (note, told) in enumerate(self._due):
+        self._due = [each for each in self._due if not each[2] or each[0].thread.is_alive()]
+        for i, (note, values, told) in enumerate(self._due):
             if not told or note.thread is me:
-                self._due[i : i + 1] = [] if note.thread is me else [(note, True)]
-                [judged] = self._memory.fetched([note.judged])
-                raise note.error(judged)
+                self._due[i : i + 1] = [] if note.thread is me else [(note, values, True)]
+                raise note.error(values)

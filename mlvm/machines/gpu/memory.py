@@ -386,6 +386,9 @@ class DeviceMemory(Memory):
         """Wait until the device has done all it was given."""
         with self:
             self._wait("synchronize", self.driver.finish)
+
+    def settle(self) -> None:
+        """Raise the error of what a kernel has refused, if one has."""
         self.refusals.settle(self.fetched(self.refusals.flags))
 
     def _wait(self, why: str, work: Callable[[], object]) -> None:

@@ -54,7 +54,7 @@ class Ready:
         self.launches = launches
         self.notes = notes
         self.at = 0
-        self._kernels = sum([not isinstance(each, _HostCall) for each in launches])
+        self._kernels = sum([not isinstance(each, _HostCall | _Noted) for each in launches])
         self._keeps = keeps
 
     def launch(self, memory: DeviceMemory) -> None:
@@ -63,8 +63,6 @@ class Ready:
             for self.at, launch in enumerate(self.launches):  # noqa: B020
                 launch()
         memory.counts.launches += self._kernels
-        for note in self.notes:
-            memory.refusals.note(note)
 
 
 class Queue:
@@ -143,6 +141,7 @@ class Queue:
                 note = Note(step.op, step.attributes, step.types, judged, step.judges, slot)
                 weakref.finalize(note, self.memory.refusals.give_back, slot)
                 notes.append(note)
+                launches.append(_Noted(self.memory, note))
             assert isinstance(call, Call)
             launch = self._launch(call, place, flag)
             if launch is not None:
@@ -186,6 +185,17 @@ class Queue:
         kernel = self._host.get(op.name, op.kernel)
         with np.errstate(all="ignore"):
             return half.suited(op, kernel, arrays)(*arrays, **attributes)
+
+
+class _Noted:
+    """That a call which may refuse values comes next, among launches: one that fails later, or
+    waits in between, must not make it forgotten."""
+
+    def __init__(self, memory: DeviceMemory, note: Note) -> None:
+        self._memory, self._note = memory, note
+
+    def __call__(self) -> None:
+        self._memory.refusals.note(self._note)
 
 
 class _HostCall:

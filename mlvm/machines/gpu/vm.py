@@ -116,7 +116,7 @@ class GpuVM(LocalVM):
     ) -> list[Array]:
         with self._lock, self.memory:
             if self.depth == 0:
-                self.memory.refusals.launch += 1
+                self.memory.refusals.begin()
             try:
                 return super().launch(program, args, max_steps=max_steps)
             except Failed as failed:
@@ -131,6 +131,8 @@ class GpuVM(LocalVM):
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
         code, operands = super()._bind(program, args)
+        if self.functions.instrument is not None:  # it is to see each call
+            return code, operands
         bound = stretched(code, self.functions, self.queue), operands
         self._linked[id(program)].bound[args] = bound
         return bound
@@ -165,6 +167,8 @@ class GpuVM(LocalVM):
         """Wait until the device has done all it was given. Raises the error of a value that a
         kernel has refused."""
         self.memory.synchronize()
+        with self._lock:  # launches in between would be noted, and their flags not read
+            self.memory.settle()
 
     def borrow(self, handle: TensorHandle) -> NoReturn:
         """Raises `HandleError`: memory of a device is no array of the host."""

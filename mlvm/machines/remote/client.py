@@ -15,13 +15,13 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from contextvars import ContextVar
 from functools import cache
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from mlvm.core import errors
 from mlvm.core.errors import CallTimeout, ConnectionLost, HandleError, Place, brief, user_place
+from mlvm.core.observe import explaining
 from mlvm.core.program.encoding import HEADER, MAGIC, VERSION, Kind
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle
@@ -39,13 +39,6 @@ _FAREWELL: Final = 0.2  # seconds that the server's last words may take
 _MOST_BLAMED: Final = 64
 _MOST_UNCONFIRMED: Final = 1 << 13
 """Posts whose lines are remembered. Then the client waits for the server."""
-
-
-explaining: ContextVar[Callable[[Exception], object] | None] = ContextVar(
-    "explaining", default=None
-)
-"""What adds to an error of launches made meanwhile where its instruction came from: `launch` has
-returned before there is one."""
 
 
 class _Posted(NamedTuple):

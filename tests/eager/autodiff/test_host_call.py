@@ -289,6 +289,7 @@ def test_what_a_rule_needs_is_kept_when_it_is_updated(vm: ml.VM) -> None:
 # --- functions in C ------------------------------------------------------------------
 
 
+@pytest.mark.processor(reason="C functions work in memory of the host")
 @needs_compiler
 def test_a_c_function_with_a_gradient(vm: ml.VM, tmp_path: Path) -> None:
     machine(vm).register_library(compile_c(EXAMPLE, tmp_path / "example_c.so", "-std=c99"))

@@ -259,6 +259,7 @@ def test_what_cannot_be_taken_ahead_is_refused(far: ml.QueueTensor) -> None:
     assert element(far.get()[0]).tolist() == [[6] * 3] * 2
 
 
+@pytest.mark.processor(reason="a device has changed the state when it tells of the value")
 @pytest.mark.parametrize("drain", [False, True])
 def test_an_element_that_an_op_refuses_is_used_up(q: ml.QueueTensor, drain: bool) -> None:
     training = Training(q)

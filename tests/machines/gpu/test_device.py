@@ -24,6 +24,7 @@ from mlvm.core.errors import (
     LinAlgError,
     MachineError,
     MissingExtra,
+    NotFinite,
     OperandValueError,
     OutOfMemory,
     PositionRefused,
@@ -308,6 +309,39 @@ def test_each_launch_that_refuses_a_value_is_told_once_and_to_its_own_thread(vm:
     start(launch, 10).result(PATIENCE)
     refuses(PositionRefused, "index 10 ", vm.read, out)
     vm.read(out)
+
+
+def test_an_error_on_the_host_does_not_hide_a_value_that_was_refused_before_it(vm: GpuVM) -> None:
+    """The flag was left, and told of a later launch that had refused nothing."""
+    with ml.use(vm):
+        x, eye = ml.asarray([1.0, 2.0]), ml.eye(2, dtype="f64")
+
+        @ml.capture
+        def step(x: Any, places: Any, a: Any) -> Any:
+            return x[places], ml.linalg.inv(a)  # here
+
+        step(x, ml.asarray([0]), eye)[0].numpy()
+        caught = refuses(PositionRefused, "index 5 ", step, x, ml.asarray([5]), ml.zeros_like(eye))
+        assert "recorded at" in "".join(caught.__notes__)
+        assert step(x, ml.asarray([1]), eye)[0].tolist() == [2.0]
+
+
+def test_values_that_were_refused_are_told_as_they_were(vm: GpuVM) -> None:
+    x, place = sent(vm, np.arange(4, dtype="f4"), np.asarray([7]))
+    take = Program.of_op("take.out", 3, {"axis": 0}, 0)
+    for out in sent(vm, np.zeros(1, "f4"), np.zeros(1, "f4")):
+        vm.launch(take, [out, x, place])
+    refuses(PositionRefused, "index 7 ", vm.read, out)
+    vm.write(place, np.asarray([8]))
+    refuses(PositionRefused, "index 7 ", vm.read, out)
+    vm.read(out)
+
+
+def test_nans_are_looked_for_on_the_device(vm: GpuVM) -> None:
+    with ml.use(vm), ml.debug.nans():
+        x = ml.asarray([4.0, -1.0])
+        refuses(NotFinite, r"sqrt\(f32\[2\]\): the result, f32\[2\], is nan at \[1\]", ml.sqrt, x)
+        assert (x + 1.0).tolist() == [5.0, 0.0]
 
 
 def test_functions_in_python_get_copies_of_the_host(vm: GpuVM) -> None:
