@@ -3,21 +3,29 @@
 `add` is one eager `a + b` on f32[4,4]; a round launches many, and waits for the last. The other
 cases are sizes of `bench.sizes`; `step_ms` is the time of one step as in `bench.mixer`, which ends
 with the loss on the host. PyTorch's products are in full f32, as mlvm's are. mlvm runs on the
-device that MLVM_DEVICE names, opencl:0 unless it is set. Where a package or a device is missing, a
-contender says so and measures nothing.
+device that MLVM_DEVICE names, opencl:0 unless it is set; `processor` is a captured step on the
+processor, with two threads. Where a package or a device is missing, a contender says so and
+measures nothing.
+
+`launch` is what the host's thread takes for one kernel, till it is enqueued: of those of a captured
+step of size tiny, with all that mlvm does for the call, and of `pyopencl` alone, which enqueues one
+kernel again and again. `device_mib` is the most memory of the device that was taken at once, and
+`plan_mib` what of it is the plan of a captured step, one buffer.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from bench.dispatch import operands
 from bench.harness import Contender, Round, Suite, microseconds, say
-from bench.mixer import Step, preparing
-from bench.sizes import MixerSize
+from bench.mixer import Step, mlvm_replay, preparing
+from bench.sizes import MIXERS, MixerSize
+from mlvm.core.errors import MlvmError
 
 DEVICE = os.environ.get("MLVM_DEVICE", "opencl:0")
 
@@ -51,11 +59,24 @@ def prepare_mlvm(quick: bool, *, captured: bool) -> Mapping[str, Round]:
         say(f"gpu: mlvm has no device, skipped: {error}")
         return {}
 
-    def step_of(size: MixerSize) -> Step:
-        training = Training(size, gpu_vm())
-        return training.replay if captured else training.eager
+    made: list[Training] = []  # that of the size that is measured
 
-    rounds = dict(preparing(step_of)(quick))
+    def step_of(size: MixerSize) -> Step:
+        made[:] = [Training(size, gpu_vm())]
+        return made[0].replay if captured else made[0].eager
+
+    def of_size(timed: Round) -> Mapping[str, float]:
+        times = timed()
+        [training] = made
+        memory: Any = training.vm.memory
+        told = {**times, "device_mib": memory.peak / 2**20}
+        return {**told, "plan_mib": training.captured.plan.nbytes / 2**20} if captured else told
+
+    rounds: dict[str, Round] = {
+        case: partial(of_size, timed) for case, timed in preparing(step_of)(quick).items()
+    }
+    if captured:
+        rounds["launch"] = launches(Training(MIXERS["tiny"], vm))
     if not captured:
         arena = ml.Arena(vm, "add")
         with arena.allocating():
@@ -67,6 +88,50 @@ def prepare_mlvm(quick: bool, *, captured: bool) -> Mapping[str, Round]:
 
         rounds["add"] = added(add, vm.synchronize, quick)
     return rounds
+
+
+def launches(training: Any) -> Round:
+    """Time of one kernel of a step, till it is enqueued."""
+    images, labels, counts = training.images, training.labels, training.vm.counts
+
+    def round() -> Mapping[str, float]:
+        training.replay()
+        before, start = counts.launches, time.thread_time()
+        with training.batch:
+            training.captured(images, labels)
+        elapsed = time.thread_time() - start
+        training.vm.synchronize()
+        return {"us_per_launch": 1e6 * elapsed / (counts.launches - before)}
+
+    return round
+
+
+def prepare_pyopencl(quick: bool) -> Mapping[str, Round]:
+    """What pyopencl takes to enqueue a kernel that does nothing."""
+    from mlvm.machines.gpu.opencl import opencl_module
+
+    try:
+        driver = gpu_vm().memory.driver
+    except MlvmError as error:
+        say(f"gpu: there is no device, skipped: {error}")
+        return {}
+    if not DEVICE.startswith("opencl"):
+        return {}
+    cl, queue, context = opencl_module(), driver._queue, driver._context
+    kernel = cl.Kernel(cl.Program(context, "__kernel void nothing(void) {}").build(), "nothing")
+    enqueue = partial(cl.enqueue_nd_range_kernel, queue, kernel, (64,), (64,))
+    times = 100 if quick else 300
+
+    def round() -> Mapping[str, float]:
+        queue.finish()
+        start = time.thread_time()
+        for _ in range(times):
+            enqueue()
+        elapsed = time.thread_time() - start
+        queue.finish()
+        return {"us_per_launch": 1e6 * elapsed / times}
+
+    return {"launch": round}
 
 
 def prepare_torch(quick: bool, *, compiled: bool) -> Mapping[str, Round]:
@@ -97,11 +162,20 @@ SUITE = Suite(
     contenders=(
         Contender("mlvm-eager", "mlvm", partial(prepare_mlvm, captured=False)),
         Contender("mlvm-replay", "mlvm", partial(prepare_mlvm, captured=True)),
+        Contender("processor", "mlvm", preparing(partial(mlvm_replay, threads=2))),
+        Contender("pyopencl", "pyopencl", prepare_pyopencl),
         Contender("torch-eager", "torch", partial(prepare_torch, compiled=False)),
         Contender("torch-compile", "torch", partial(prepare_torch, compiled=True)),
     ),
-    units={"us_per_op": "us", "step_ms": "ms"},
+    units={
+        "us_per_op": "us",
+        "us_per_launch": "us",
+        "step_ms": "ms",
+        "device_mib": "MiB",
+        "plan_mib": "MiB",
+    },
     ours=("mlvm-eager", "mlvm-replay"),
+    limits={("launch", "us_per_launch", "mlvm-replay"): 5.0},
     rounds=11,
     timeout=600,
 )

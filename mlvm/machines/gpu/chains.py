@@ -166,7 +166,8 @@ class _Lowering:
             return
         call = None
         if all(self._facts.has(self._types[n].dtype) for n in {*made, *inputs}):
-            call = chain_call(self._links, self._types, inputs, list(self._stored.items()), shape)
+            outputs = list(self._stored.items())
+            call = chain_call(self._facts, self._links, self._types, inputs, outputs, shape)
         if call is not None:
             self.steps.append(call)
             return

@@ -1,17 +1,18 @@
 """Kernels of elementwise ops, and of chains of them: one kernel a chain, made of its links.
 
-A work item has one element. Operands that broadcast have strides, which are arguments, as the
-lengths are: one text serves all shapes of a pattern.
+A work item has one element; on a processor it has LANES of them in vectors, where ops can be so
+computed. Operands that broadcast have strides, which are arguments, as the lengths are: one text
+serves all shapes of a pattern.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha1
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -73,7 +74,7 @@ _FLOATS: Final = {
     "negative": "-x",
     "abs": "fabs(x)",
     "sign": "sign_T(x)",
-    "relu": "x <= 0 ? 0 : x",
+    "relu": "x <= 0 ? (T)0 : x",
     "floor": "floor(x)",
     "ceil": "ceil(x)",
     "round": "rint(x)",
@@ -123,6 +124,17 @@ _PREDICATES: Final = {
 _IS: Final = ("isnan", "isinf", "isfinite")
 _MOVES: Final = frozenset({"copy", "broadcast_to", "where"})
 
+LANES: Final = 16
+_VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_vjp"})
+"""Ops that a processor always computes with vectors, in f32: drivers' functions of vectors are
+faster, and are others than those of one value. So an op has the same bits in each chain."""
+_BY_LANES: Final = _VECTORS | {
+    *("add", "subtract", "multiply", "square", "negative", "maximum", "minimum", "clip"),
+    *("abs", "relu", "multiply_add", "divide", "reciprocal", "sqrt", "rsqrt"),
+    *("copy", "broadcast_to"),
+}
+"""Ops that a processor can compute of LANES values at a time, in f32."""
+
 
 def _computed(dtype: DType) -> str:
     """The C type that elements are computed in."""
@@ -148,10 +160,22 @@ def converted(value: str, dtype: DType, to: DType) -> str:
     return f"({_computed(to)})({value})"
 
 
+def _is_of(names: frozenset[str], name: str, dtypes: Iterable[DType], how: Attributes) -> bool:
+    """Whether an op is one of these, in f32; with erf, which vectors have not, it is none."""
+    exact = name.startswith("gelu") and not how["approximate"]
+    return name in names and not exact and all(dtype is f32 for dtype in dtypes)
+
+
 def expression(
-    name: str, out: DType, operands: Sequence[DType], values: Sequence[str], attributes: Attributes
+    name: str,
+    out: DType,
+    operands: Sequence[DType],
+    values: Sequence[str],
+    attributes: Attributes,
+    lanes: int = 1,
 ) -> str | None:
-    """The C expression of an op's result, of the computed type of `out`; None if it has none."""
+    """The C expression of an op's result, of the computed type of `out`; None if it has none. Of
+    several lanes, values are vectors in f32."""
     if any(dtype.kind == "complex" for dtype in (out, *operands)):
         return None
     if name == "astype":
@@ -170,7 +194,8 @@ def expression(
     if name in ("gelu", "gelu_vjp"):
         kind = "tanh" if attributes["approximate"] else "erf"
         suffix = "_vjp" if name == "gelu_vjp" else ""
-        return _rounded(f"gelu_{kind}{suffix}_{_computed(out)}({', '.join(values)})", out)
+        of = _computed(out) if lanes == 1 else "lanes"
+        return _rounded(f"gelu_{kind}{suffix}_{of}({', '.join(values)})", out)
     worked = out
     if name in _PREDICATES:
         worked = operands[0] if operands[0] is operands[1] else promote(*operands)
@@ -185,7 +210,7 @@ def expression(
             return None
     if text is None:
         return None
-    type = _computed(worked)
+    type = _computed(worked) if lanes == 1 else "lanes"
     given = [
         converted(value, dtype, _common(dtype, worked))
         for value, dtype in zip(values, operands, strict=True)
@@ -197,7 +222,7 @@ def expression(
         given = [f"({type}){value}" for value in given]
     letters = dict(zip("xyz", given, strict=False))
     text = re.sub(r"\b[xyz]\b", lambda found: f"({letters[found[0]]})", text)
-    text = text.replace("_T(", f"_{type}(").replace("sizeof(T)", f"sizeof({type})")
+    text = text.replace("_T(", f"_{type}(").replace("(T)", f"({type})")
     return f"({text})" if out is bool_ else _rounded(f"({type})({text})", out)
 
 
@@ -214,9 +239,9 @@ def _rounded(value: str, dtype: DType) -> str:
 
 
 @cache
-def prelude() -> str:
+def prelude(device: Facts) -> str:
     """What stands in front of the text of each chain. Kernels of several can be one source."""
-    return source("elementwise.h")
+    return source("elementwise.h", **({"LANES": LANES} if device.is_cpu else {}))
 
 
 class Link(NamedTuple):
@@ -229,6 +254,7 @@ class Link(NamedTuple):
 
 
 def chain_call(
+    device: Facts,
     links: Sequence[Link],
     types: Mapping[int, TensorType],
     inputs: Mapping[int, Argument],
@@ -240,74 +266,132 @@ def chain_call(
     go. None where an op has no expression, and where there are more tensors than a kernel takes."""
     used = [n for n in inputs if any(n in link.sources for link in links)]
     used += [n for n, _ in outputs if n in inputs and n not in used]
-    size = math.prod(shape)
+    dtypes = {n: type.dtype for n, type in types.items()}
+
+    def of(link: Link) -> list[DType]:
+        return [dtypes[n] for n in (link.target, *link.sources)]
+
     dims, strides = collapsed(shape, [types[n].shape for n in used])
-    body, scalars, index = _indices(size, dims, strides)
-    in_rows = _in_rows(dims)
+    by_lanes = device.is_cpu and dims[-1] >= LANES
+    by_lanes = by_lanes and all(_is_of(_BY_LANES, x.name, of(x), x.attributes) for x in links)
+    in_rows = _in_rows(dims) and not by_lanes
+    walk = _walk_by_lanes if by_lanes else _walk
+    size, first, scalars, index = walk(math.prod(shape), dims, strides)
     names = [(f"o{k}", n, where) for k, (n, where) in enumerate(outputs)]
     names += [(f"p{k}", n, inputs[n]) for k, n in enumerate(used)]
     if 16 * len(names) + 8 * len(scalars) > _MOST_BYTES:
         return None
-    dtypes = {n: type.dtype for n, type in types.items()}
     tensors = [(dtypes[n].name, name) for name, n, _ in names]
-    body += [f"POINTER({dtype}, {name});" for dtype, name in tensors]
+    body = [*first, *[f"POINTER({dtype}, {name});" for dtype, name in tensors]]
     values: dict[int, str] = {}
+    kind = "const lanes" if by_lanes else "const COMPUTED({})"
     for k, n in enumerate(used):
         values[n], dtype = f"x{k}", dtypes[n].name
-        body.append(f"const COMPUTED({dtype}) x{k} = LOAD({dtype}, p{k}, {index[k]});")
-    for k, (name, target, sources, attributes) in enumerate(links):
-        out, operands = dtypes[target], [dtypes[n] for n in sources]
-        made = expression(name, out, operands, [values[n] for n in sources], attributes)
+        load = f"LOAD({dtype}, p{k}, {index[k]})"
+        if by_lanes:
+            load = f"load_lanes(p{k} + {index[k]}, count)" if strides[k][-1] else f"(lanes){load}"
+        body.append(f"{kind.format(dtype)} x{k} = {load};")
+    for k, link in enumerate(links):
+        out, *operands = of(link)
+        given = [values[n] for n in link.sources]
+        is_vector = device.is_cpu and _is_of(_VECTORS, link.name, of(link), link.attributes)
+        if is_vector and not by_lanes:
+            given = [f"(lanes){each}" for each in given]
+        wide = is_vector or by_lanes
+        made = expression(link.name, out, operands, given, link.attributes, LANES if wide else 1)
         if made is None:
             return None
-        values[target] = f"v{k}"
-        body.append(f"const COMPUTED({out.name}) v{k} = {made};")
+        values[link.target] = f"v{k}"
+        only = ".s0" if is_vector and not by_lanes else ""
+        body.append(f"{kind.format(out.name)} v{k} = ({made}){only};")
     for k, (n, _) in enumerate(outputs):
-        body.append(f"STORE({dtypes[n].name}, o{k}, i, {values[n]});")
+        store = "store_lanes(o{0} + i, {2}, count);" if by_lanes else "STORE({1}, o{0}, i, {2});"
+        body.append(store.format(k, dtypes[n].name, values[n]))
     params = [f"TENSOR({dtype}, {name})" for dtype, name in tensors]
     params += [f"const i64 {name}" for name in scalars]
-    first = ["const i64 i = ITEM(0);", "if (i >= n) return;"]
-    if in_rows:
-        first = ["if (ITEM(0) >= d1) return;", "const i64 i = ITEM(1) * d1 + ITEM(0);"]
-    lines = "\n    ".join([*first, *body])
+    lines = "\n    ".join(body)
     rest = f"({', '.join(params)}) {{\n    {lines}\n}}\n"
     entry = f"chain_{sha1(rest.encode(), usedforsecurity=False).hexdigest()}"
     args = (*[where for *_, where in names], *map(np.int64, scalars.values()))
-    text = f"{prelude()}KERNEL void {entry}{rest}"
-    if in_rows:
-        return Call(text, entry, (dims[1], dims[0]), (GROUP, 1), args)
-    return Call(text, entry, (size,), (GROUP,), args)
+    text = f"{prelude(device)}KERNEL void {entry}{rest}"
+    return Call(text, entry, size, (GROUP, 1) if in_rows else (GROUP,), args)
 
 
-def _indices(
-    size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]
-) -> tuple[list[str], dict[str, int], list[str]]:
-    """Lines of C that find a work item's coordinates, as far as they are needed; the numbers they
-    are made with; and the expression of each operand's index."""
-    lines: list[str] = []
+_Walk: TypeAlias = tuple[tuple[int, ...], list[str], dict[str, int], list[str]]
+"""The work items; lines of C that find an item's coordinates, as far as they are needed; the
+numbers they are made with; the expression of each operand's index."""
+
+
+def _walk(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _Walk:
+    """An item makes one element."""
+    lines = ["const i64 i = ITEM(0);", "if (i >= n) return;"]
     scalars = {"n": size}
-    index: list[str] = []
+    needed, index = _steps(dims, strides, len(dims), scalars)
+    if _in_rows(dims):
+        scalars["d1"] = dims[1]
+        lines = [
+            "if (ITEM(0) >= d1) return;",
+            "const i64 c0 = ITEM(1), c1 = ITEM(0), i = c0 * d1 + c1;",
+        ]
+        return (dims[1], dims[0]), lines, scalars, index
+    lines += _coordinates("i", size, dims, needed, scalars)
+    return (size,), lines, scalars, index
+
+
+def _walk_by_lanes(size: int, dims: Sequence[int], strides: Sequence[Sequence[int]]) -> _Walk:
+    """An item makes LANES elements that lie side by side along the last axis, or the rest there."""
+    last = dims[-1]
+    blocks = -(-last // LANES)
+    items = size // last * blocks
+    scalars = {"n": items, "last": last, "blocks": blocks}
+    needed, index = _steps(dims, strides, len(dims) - 1, scalars)
+    lines = [
+        "const i64 at = ITEM(0);",
+        "if (at >= n) return;",
+        "const i64 row = at / blocks, column = (at - row * blocks) * LANES;",
+        "const i64 i = row * last + column;",
+        "const int count = last - column < LANES ? (int)(last - column) : LANES;",
+        *_coordinates("row", items, dims[:-1], needed, scalars),
+    ]
+    index = [
+        f"{text} + column" if steps[-1] and text != "i" else text
+        for text, steps in zip(index, strides, strict=True)
+    ]
+    return (items,), lines, scalars, index
+
+
+def _steps(
+    dims: Sequence[int], strides: Sequence[Sequence[int]], axes: int, scalars: dict[str, int]
+) -> tuple[set[int], list[str]]:
+    """Those of the first axes of which coordinates are needed, and each operand's index, which is
+    made of these; that of a packed one is i."""
     needed: set[int] = set()
+    index: list[str] = []
     for k, steps in enumerate(strides):
         if list(steps) == packed(dims) and any(steps):
             index.append("i")
             continue
-        walked = [d for d, step in enumerate(steps) if step]
+        walked = [d for d in range(axes) if steps[d]]
         needed.update(walked)
         scalars.update({f"s{k}_{d}": steps[d] for d in walked})
         index.append(" + ".join([f"(i64)c{d} * s{k}_{d}" for d in walked]) or "0")
-    if _in_rows(dims):
-        lines += ["const i64 c0 = ITEM(1);", "const i64 c1 = ITEM(0);"]
-        scalars["d1"] = dims[1]
-    elif needed:
-        wide = "i64" if size >= 1 << 32 else "u32"
-        lines.append(f"{wide} rest = ({wide})i;")
-        for d in range(len(dims) - 1, min(needed) - 1, -1):
-            scalars[f"d{d}"] = dims[d]
-            if d in needed:
-                lines.append(f"const {wide} c{d} = rest % ({wide})d{d};")
-            lines.append(f"rest /= ({wide})d{d};")
-    return lines, scalars, index
+    return needed, index
+
+
+def _coordinates(
+    of: str, size: int, dims: Sequence[int], needed: set[int], scalars: dict[str, int]
+) -> list[str]:
+    """Lines of C that take number `of` apart."""
+    if not needed:
+        return []
+    wide = "i64" if size >= 1 << 32 else "u32"
+    lines = [f"{wide} rest = ({wide}){of};"]
+    for d in range(len(dims) - 1, min(needed) - 1, -1):
+        scalars[f"d{d}"] = dims[d]
+        if d in needed:
+            lines.append(f"const {wide} c{d} = rest % ({wide})d{d};")
+        lines.append(f"rest /= ({wide})d{d};")
+    return lines
 
 
 _RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64"}
@@ -376,6 +460,7 @@ def _one(device: Facts, types: Types, name: str, attributes: Attributes) -> Call
     count = len(types)
     numbered = dict(enumerate(types))
     call = chain_call(
+        device,
         [Link(name, 0, tuple(range(1, count)), attributes)],
         numbered,
         {i: i for i in range(1, count)},

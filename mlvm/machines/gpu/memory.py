@@ -98,6 +98,12 @@ class Buffer:
     memory: DeviceMemory
     is_constant: bool = False
 
+    def __post_init__(self) -> None:
+        self.memory.holds(self.nbytes)
+
+    def __del__(self) -> None:
+        self.memory.holds(-self.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class _Flags:
@@ -198,7 +204,7 @@ class Counts:
 
 class DeviceMemory(Memory):
     """The memory of one device, as one VM uses it. When the host waits, it looks at what kernels
-    have refused."""
+    have refused. `held` are the bytes of all buffers, `peak` the most there have been at once."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -207,6 +213,7 @@ class DeviceMemory(Memory):
         self.counts = Counts()
         self.lost: str | None = None
         self.lock = threading.RLock()
+        self.held = self.peak = 0
         self.refusals = Refusals(self)
         self._constants: dict[int, tuple[weakref.ref[Array], Any]] = {}
         self._pinned: set[int] = set()  # ids of arrays
@@ -226,6 +233,12 @@ class DeviceMemory(Memory):
             raise MachineError(f"{self.device} is lost, and with it this VM: {error}") from error
 
     # --- buffers ---
+
+    def holds(self, nbytes: int) -> None:
+        """Count bytes that a buffer has taken or, if negative, given back."""
+        with self.lock:
+            self.held += nbytes
+            self.peak = max(self.peak, self.held)
 
     def empty(self, nbytes: int) -> Array:
         """A u8 array of anything. Raises `MemoryError`."""

@@ -20,6 +20,7 @@ from mlvm.machines.gpu.elementwise import GROUP, packed
 from mlvm.machines.gpu.kernels import Argument, Call, Calls, Facts, Types, kernel, source
 
 _MOST_AXES: Final = 6
+_RUN: Final = 32  # elements along the innermost axis that an item of a processor moves
 _RAW: Final = {1: "u8", 2: "u16", 4: "u32", 8: "u64", 16: "u64"}
 
 
@@ -48,6 +49,7 @@ def broadcast(shape: Shape, to: Shape) -> Window:
 
 
 def move(
+    device: Facts,
     lengths: Sequence[int],
     out: Window,
     x: Window,
@@ -73,6 +75,7 @@ def move(
             call
             for i in range(n)
             for call in move(
+                device,
                 inner[0],
                 Window(out.first + i * o, inner[1]),
                 Window(x.first + i * s, inner[2]),
@@ -85,16 +88,21 @@ def move(
     names = dict.fromkeys(("DT", "TO"), _RAW[dtype.itemsize])
     if not moved:
         names = {"DT": dtype.name, "TO": (to or dtype).name}
+    run = _RUN if device.is_cpu and axes[0][0] >= _RUN else 1
     text = source(
         "moves.h",
         **names,
+        RUN=run,
         INDEX="u32" if total < 1 << 32 else "i64",
         **({"ADD": 1} if add else {}),
     )
-    rest = [(1, 0, 0)] * (_MOST_AXES - len(axes))
-    scalars = [total, first, start, *itertools.chain(*axes, *rest)]
+    (n, o, s), *others = axes
+    blocks = -(-n // run)
+    outer = [(blocks, o * run, s * run), *others, *[(1, 0, 0)] * (_MOST_AXES - len(axes))]
+    items = total // n * blocks
+    scalars = [items, first, start, n, o, s, *itertools.chain(*outer)]
     given = (*args, *map(np.int64, scalars))
-    return [Call(text, "move", (total,), (GROUP,), given)]
+    return [Call(text, "move", (items,), (GROUP,), given)]
 
 
 def _joined(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
@@ -113,10 +121,10 @@ def _joined(axes: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
     return found or [(math.prod([n for n, _, _ in axes]), 1, 1)]
 
 
-def begin_as(x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
+def begin_as(device: Facts, x: TensorType, args: tuple[Argument, Argument] = (0, 1)) -> list[Call]:
     """Have the result begin as an operand, unless it is that: the launcher leaves the call out
     where both lie in one place."""
-    calls = move((x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype, args=args)
+    calls = move(device, (x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype, args=args)
     return [call._replace(begins=True) for call in calls]
 
 
@@ -145,7 +153,7 @@ def _created(entry: str, dtype: np.dtype[Any], count: int, args: tuple[Argument,
 @kernel("reshape")
 def _reshape(device: Facts, types: Types, *, shape: Shape) -> Calls:
     _, x = types
-    return move((x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype)
+    return move(device, (x.size,), Window(0, (1,)), Window(0, (1,)), x.dtype)
 
 
 @kernel("permute_dims")
@@ -153,7 +161,7 @@ def _permute_dims(device: Facts, types: Types, *, axes: tuple[int, ...]) -> Call
     out, x = types
     steps = packed(x.shape)
     taken = [steps[i] for i in normalize_axes(axes, x.ndim)]
-    return move(out.shape, whole(out.shape), Window(0, tuple(taken)), x.dtype)
+    return move(device, out.shape, whole(out.shape), Window(0, tuple(taken)), x.dtype)
 
 
 @kernel("concat")
@@ -168,7 +176,7 @@ def _concat(device: Facts, types: Types, *, axis: int) -> Calls:
     for i, x in enumerate(xs, 1):
         start = [at if d == axis else 0 for d in range(out.ndim)]
         place = part(out.shape, start, (1,) * out.ndim)
-        calls += move(x.shape, place, whole(x.shape), x.dtype, out.dtype, (0, i))
+        calls += move(device, x.shape, place, whole(x.shape), x.dtype, out.dtype, (0, i))
         at += x.shape[axis]
     return calls
 
@@ -182,7 +190,7 @@ def _flip(device: Facts, types: Types, *, axis: int | tuple[int, ...] | None) ->
     turned = normalize_axes(axis, x.ndim)
     start = [x.shape[d] - 1 if d in turned else 0 for d in range(x.ndim)]
     step = [-1 if d in turned else 1 for d in range(x.ndim)]
-    return move(x.shape, whole(out.shape), part(x.shape, start, step), x.dtype)
+    return move(device, x.shape, whole(out.shape), part(x.shape, start, step), x.dtype)
 
 
 @kernel("roll")
@@ -210,6 +218,7 @@ def _roll(
         call
         for piece in itertools.product(*pieces)
         for call in move(
+            device,
             [n for _, _, n in piece],
             part(shape, [to for to, _, _ in piece], ones),
             part(shape, [start for _, start, _ in piece], ones),
@@ -226,19 +235,19 @@ def _pad(
     if out.dtype.itemsize == 16 and value:
         return None
     place = part(out.shape, [before for before, _ in widths], (1,) * out.ndim)
-    return [*fill(out, value), *move(x.shape, place, whole(x.shape), x.dtype)]
+    return [*fill(out, value), *move(device, x.shape, place, whole(x.shape), x.dtype)]
 
 
 @kernel("slice")
 def _slice(device: Facts, types: Types, *, start: Shape, length: Shape, step: Shape) -> Calls:
     out, x = types
-    return move(length, whole(out.shape), part(x.shape, start, step), x.dtype)
+    return move(device, length, whole(out.shape), part(x.shape, start, step), x.dtype)
 
 
 @kernel("embed")
 def _embed(device: Facts, types: Types, *, shape: Shape, start: Shape, step: Shape) -> Calls:
     out, x = types
-    calls = move(x.shape, part(out.shape, start, step), whole(x.shape), x.dtype)
+    calls = move(device, x.shape, part(out.shape, start, step), whole(x.shape), x.dtype)
     return [*fill(out, 0), *calls]
 
 
@@ -249,8 +258,10 @@ def _slice_add(device: Facts, types: Types, *, start: Shape, step: Shape) -> Cal
         return None
     place = part(out.shape, start, step)
     dtype = updates.dtype
-    added = move(updates.shape, place, whole(updates.shape), dtype, out.dtype, (0, 2), add=True)
-    return [*begin_as(out), *added]
+    added = move(
+        device, updates.shape, place, whole(updates.shape), dtype, out.dtype, (0, 2), add=True
+    )
+    return [*begin_as(device, out), *added]
 
 
 @kernel("slice_set")
@@ -258,13 +269,13 @@ def _slice_set(device: Facts, types: Types, *, start: Shape, length: Shape, step
     out, _, values = types
     place = part(out.shape, start, step)
     given = broadcast(values.shape, length)
-    return [*begin_as(out), *move(length, place, given, out.dtype, args=(0, 2))]
+    return [*begin_as(device, out), *move(device, length, place, given, out.dtype, args=(0, 2))]
 
 
 @kernel("gather_lanes")
 def _gather_lanes(device: Facts, types: Types, *, axis_name: str, size: int) -> Calls:
     out, x, _ = types
-    return move(out.shape, whole(out.shape), broadcast(x.shape, out.shape), x.dtype)
+    return move(device, out.shape, whole(out.shape), broadcast(x.shape, out.shape), x.dtype)
 
 
 # --- triangles, creation -------------------------------------------------------------
@@ -294,7 +305,7 @@ def _triu(device: Facts, types: Types, *, k: int) -> Calls:
 @kernel("full")
 def _full(device: Facts, types: Types, *, shape: Shape) -> Calls:
     out, value = types
-    return move(out.shape, whole(out.shape), broadcast((), out.shape), value.dtype)
+    return move(device, out.shape, whole(out.shape), broadcast((), out.shape), value.dtype)
 
 
 @kernel("zeros")

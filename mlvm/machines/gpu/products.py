@@ -28,9 +28,9 @@ class Sizes(NamedTuple):
 
 
 class _Windows(NamedTuple):
-    """Windows of volumes, which are an operand without being laid out. Along each of three axes:
-    place t of window i lies at i step + t apart + lead, divided by `divide`; where that is no
-    integer, or not in the volume, it is 0. `transposed`: a window is a column, not a row."""
+    """Windows of volumes, which are an operand without being laid out. Along each of three axes
+    place t of window i lies at i step + t apart + lead; where that is not in the volume, it is 0.
+    `transposed`: a window is a column, not a row. `phases` are of a transposed convolution."""
 
     volume: Sequence[int]
     grid: Sequence[int]
@@ -38,16 +38,16 @@ class _Windows(NamedTuple):
     step: Sequence[int]
     apart: Sequence[int]
     lead: Sequence[int]
-    divide: Sequence[int]
     channels: int
     channels_in_all: int
     transposed: bool = False
+    phases: Sequence[int] = ()
 
     def numbers(self, outputs: int, outputs_in_all: int) -> tuple[int, ...]:
         """The arguments of a kernel. Of the results' columns, each product makes some."""
         sizes = (*self.volume, *self.grid, *self.window[1:], self.channels)
-        places = (*self.step, *self.apart, *self.lead, *self.divide)
-        return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs)
+        places = (*self.step, *self.apart, *self.lead)
+        return (*sizes, self.channels_in_all, *places, outputs_in_all, outputs, *self.phases)
 
 
 _PART: Final = 64 * 64  # elements of a result that keep a group busy
@@ -106,15 +106,15 @@ def product(
     items = groups * splits * cut.items, cut.items
     numbers = _numbers(x, y, sizes, second, length, splits)
     if windows is not None:
-        numbers += windows.numbers(n, n * batch)
+        numbers += windows.numbers(n, out.shape[-1] if windows.phases else n * batch)
     return _added_up(device, out, text, "product", items, (x.number, y.number), numbers, splits)
 
 
 def _defines(windows: _Windows | None) -> dict[str, int]:
     if windows is None:
         return {}
-    divided = {"DIVIDED": 1} if max(windows.divide) > 1 else {}
-    return {"WINDOWS": 1, "TRANSPOSED": int(windows.transposed), **divided}
+    phases = {"PHASES": 1} if windows.phases else {}
+    return {"WINDOWS": 1, "TRANSPOSED": int(windows.transposed), **phases}
 
 
 def _shared_out(sizes: Sizes) -> tuple[int, int]:
@@ -174,7 +174,7 @@ def _in_panels(
         stack *= (second if y.second else 1) * (summed if y.summed else 1)
         number = Scratch("transposed", stack * k * n * dtype.itemsize)
         to, given = Window(0, (k * n, n, 1)), Window(0, (k * n, y.row, y.column))
-        calls = move((stack, k, n), to, given, dtype, args=(number, y.number))
+        calls = move(device, (stack, k, n), to, given, dtype, args=(number, y.number))
         y = y._replace(row=n, column=1)
     high = min(m, cut.high)
     tiles = -(-m // high) * -(-n // wide) * batch
@@ -288,7 +288,7 @@ def _windows_of(
     """The windows of a convolution of x."""
     lead = _in_three([-before for before, _ in padding], 0)
     sizes = _in_three(x.shape[1:-1]), _in_three(grid), _in_three(window)
-    how = _in_three(stride), _in_three(dilation), lead, (1, 1, 1)
+    how = _in_three(stride), _in_three(dilation), lead
     return _Windows(*sizes, *how, x.shape[-1] // groups, x.shape[-1])
 
 
@@ -319,33 +319,35 @@ def _conv_transpose2d(
     dilation: Shape,
     groups: int,
 ) -> Calls:
-    """A convolution of x with zeros between its elements, which are not added up in the order of
-    windows; the kernel is turned first: [groups, *window, O / groups, I / groups]."""
+    """Results that lie a stride apart are a phase: they have the same places of the kernel, every
+    so-manieth, and are a convolution of x with these. The phases are a batch of products."""
     out, x, weights = types
     if not runs(device, types):
         return None
-    window, (inputs, outputs) = weights.shape[:-2], weights.shape[-2:]
-    places, each = math.prod(window), outputs // groups
-    turned = Scratch("turned", weights.size * weights.dtype.itemsize)
-    lengths = (groups, places, each, inputs)
-    to = Window(0, (places * each * inputs, each * inputs, inputs, 1))
-    given = Window(0, (each, inputs * outputs, 1, outputs))
-    calls = move(lengths, to, given, weights.dtype, args=(turned, 2))
+    inputs, outputs = weights.shape[-2:]
+    each, taps, made = outputs // groups, _in_three(weights.shape[:-2]), _in_three(out.shape[1:-1])
+    strides, apart = _in_three(stride), _in_three(dilation)
+    every = [s // math.gcd(s, d) for s, d in zip(strides, apart, strict=True)]
+    grid = [-(-n // s) for n, s in zip(made, strides, strict=True)]
+    window = [-(-n // s) for n, s in zip(taps, every, strict=True)]
     windows = _Windows(
         _in_three(x.shape[1:-1]),
-        _in_three(out.shape[1:-1]),
-        _in_three(window),
+        grid,
+        window,
         (1, 1, 1),
-        _in_three([-apart for apart in dilation], -1),
+        [-n * d // s for n, d, s in zip(every, apart, strides, strict=True)],
         _in_three([before for before, _ in padding], 0),
-        _in_three(stride),
         each,
         outputs,
+        phases=(*strides, *apart, *every, *taps, *made),
     )
-    sizes = Sizes(out.size // out.shape[-1], inputs, places * each, groups, 1)
+    count = math.prod(strides)
+    sizes = Sizes(
+        out.shape[0] * math.prod(grid), inputs, math.prod(window) * each, groups * count, 1
+    )
     left = _Operand(1, x.dtype.name, 1, 1, each)
-    right = _Operand(turned, weights.dtype.name, inputs, 1, sizes.k * inputs)
-    return [*calls, *product(device, out, left, right, sizes, windows=windows)]
+    right = _Operand(2, weights.dtype.name, inputs * outputs, outputs, each)
+    return product(device, out, left, right, sizes, count, windows)
 
 
 @kernel("conv2d_kernel_vjp")

@@ -95,11 +95,12 @@ class Queue:
 
     def compile(self, plans: Sequence[Plan]) -> None:
         """Compile what these need, as far as it can be done together."""
+        prelude = elementwise.prelude(self.memory.driver.facts)
         calls = [each for plan in plans for each in plan.steps if isinstance(each, Call)]
-        chains = [call.source for call in calls if call.source.startswith(elementwise.prelude())]
+        chains = [call.source for call in calls if call.source.startswith(prelude)]
         if len(chains) > 1:
             with self.memory:
-                self.memory.driver.compile(elementwise.prelude(), chains)
+                self.memory.driver.compile(prelude, chains)
 
     def scratch(self, nbytes: int) -> Any:
         """Memory of so many bytes at least, which all ops share."""

@@ -64,6 +64,11 @@ def _cases() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
             yield "batch_contract", (x, y), turned
     edges = {"stride": (2, 1), "padding": ((1, 2), (0, 1))}
     yield "conv2d", (_f32(2, 13, 17, 5), _f32(3, 2, 5, 70)), edges
+    phases = {"stride": (2, 3), "dilation": (3, 2), "padding": ((1, 2), (0, 1)), "groups": 2}
+    weights = _f32(3, 2, 4, 10)
+    yield "conv_transpose2d", (_f32(2, 7, 9, 10), weights), {**phases, "shape": (2, 16, 26, 8)}
+    yield "permute_dims", (_f32(3, 70, 5, 40),), {"axes": (2, 3, 0, 1)}
+    yield "slice_add", (_f32(9, 90), _f32(4, 40)), {"start": (1, 2), "step": (2, 2)}
     for axis, descending in ((0, True), (1, False)):
         attributes = {"axis": axis, "descending": descending}
         yield "sort", (_f32(5, 300).round(1),), attributes

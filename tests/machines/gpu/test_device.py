@@ -222,6 +222,8 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
     tensor = vm.alloc_tensor(TensorType("i64", (3, 5)))
     view = vm.tensor_from_storage(storage, F4, 64)
     assert vm.consumed_size_in_mib() == before + (1000 + 120) / 2**20
+    memory = vm.memory
+    assert memory.peak >= memory.held >= 1120
     np.testing.assert_array_equal(vm.read(view), np.zeros(4, np.float32), strict=True)
     vm.write(view, np.arange(4, dtype="f4"))
     other = vm.tensor_from_storage(storage, TensorType("f32", (2,)), 72)
@@ -231,6 +233,7 @@ def test_bytes_are_counted_exactly_and_given_back(vm: GpuVM) -> None:
         vm.dealloc_tensor(handle)
     vm.dealloc_storage(storage)
     assert vm.consumed_size_in_mib() == before
+    assert memory.held <= memory.peak - 1120
     refuses(HandleError, "ended with its storage", vm.read, view)
 
 
@@ -411,6 +414,20 @@ def test_eager_and_captured_have_the_same_bits(vm: GpuVM) -> None:
         eager, captured = of(w, x), ml.capture(of)(w, x)
         for a, b in zip(eager, captured, strict=True):
             assert a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def test_an_op_has_the_same_bits_in_each_chain(vm: GpuVM) -> None:
+    """A processor computes some by vectors: whole ones, the rest of a row, and of single values."""
+    values = np.random.default_rng(2).standard_normal((3, 53)).astype("f4")
+    with ml.use(vm):
+        x = ml.asarray(values)
+        for f in (lambda x: ml.exp(x) * x, lambda x: ml.where(x > 0, ml.exp(x), x)):
+            found = ml.capture(f)(x).numpy()
+            assert found.tobytes() == f(x).numpy().tobytes()
+            column = ml.capture(f)(ml.asarray(values[:, :1])).numpy()
+            assert column.tobytes() == found[:, :1].tobytes()
+            with ml.use(VM("host")):
+                np.testing.assert_allclose(found, f(ml.asarray(values)).numpy(), 1e-6)
 
 
 def test_a_queue_keeps_its_order_while_the_device_computes(vm: GpuVM) -> None:

@@ -23,6 +23,9 @@ _CHOSEN = {  # by name, of how many cases the first: each takes a kernel or a wa
     "randint": 1,
     "normal": 1,
     "scatter_add_along_axis": 1,
+    "conv_transpose2d": 1,
+    "permute_dims": 1,
+    "slice_add": 1,
 }
 
 

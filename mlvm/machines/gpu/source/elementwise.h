@@ -1,8 +1,22 @@
 /* Functions of one element that C has not, for each dtype: floor_divide_f32(x, y). */
 
-#define FUNCTIONS_OF_FLOATS(T)                                                           \
+/* Those that are of vectors, too. */
+#define FUNCTIONS_OF_VECTORS(T)                                                                     \
     DEVICE T greatest_##T(T x, T y) { return x >= y || x != x ? x : y; }                           \
     DEVICE T least_##T(T x, T y) { return x <= y || x != x ? x : y; }                              \
+    DEVICE T gelu_tanh_##T(T x) {                                                                  \
+        const T u = (T)0.797884560802865355879892119869 * (x + (T)0.044715 * x * x * x);           \
+        return x / ((T)1 + exp((T)-2 * u)); /* (1 + tanh(u)) / 2 is that, to the last bit of its tail */ \
+    }                                                                                              \
+    DEVICE T gelu_tanh_vjp_##T(T g, T given) {                                                     \
+        const T x = fmin(fmax(given, (T)-100), (T)100), square = x * x;                            \
+        const T u = (T)1.595769121605730711759784239738 * (x + (T)0.044715 * square * x);          \
+        const T slope = (T)1.595769121605730711759784239738 * ((T)1 + (T)0.134145 * square);       \
+        const T y = ((T)1 + x * slope / ((T)1 + exp(u))) / ((T)1 + exp(-u));                       \
+        return g * (given != given ? given : y);                                                   \
+    }
+
+#define FUNCTIONS_OF_FLOATS(T)                                                           \
     DEVICE T sign_##T(T x) { return x > 0 ? (T)1 : x < 0 ? (T)-1 : x == 0 ? (T)0 : x; }            \
     DEVICE T quotient_##T(T x, T y) {                                                              \
         const T whole = x / y;                                                                     \
@@ -25,19 +39,8 @@
                : apart <= 0 ? y + log1p(exp(apart))                                                \
                             : apart;                                                               \
     }                                                                                              \
-    DEVICE T gelu_tanh_##T(T x) {                                                                  \
-        const T u = (T)0.797884560802865355879892119869 * (x + (T)0.044715 * x * x * x);           \
-        return x / ((T)1 + exp((T)-2 * u)); /* (1 + tanh(u)) / 2 is that, to the last bit of its tail */ \
-    }                                                                                              \
     DEVICE T gelu_erf_##T(T x) {                                                                   \
         return x * ((T)0.5 * ((T)1 + erf(x * (T)0.707106781186547524400844362105)));               \
-    }                                                                                              \
-    DEVICE T gelu_tanh_vjp_##T(T g, T given) {                                                     \
-        const T x = fmin(fmax(given, (T)-100), (T)100), square = x * x;                            \
-        const T u = (T)1.595769121605730711759784239738 * (x + (T)0.044715 * square * x);          \
-        const T slope = (T)1.595769121605730711759784239738 * ((T)1 + (T)0.134145 * square);       \
-        const T y = ((T)1 + x * slope / ((T)1 + exp(u))) / ((T)1 + exp(-u));                       \
-        return g * (given != given ? given : y);                                                   \
     }                                                                                              \
     DEVICE T gelu_erf_vjp_##T(T g, T given) {                                                      \
         const T x = fmin(fmax(given, (T)-100), (T)100);                                            \
@@ -45,9 +48,31 @@
         const T y = (T)0.5 * ((T)1 + erf(x * (T)0.707106781186547524400844362105) + x * bell);     \
         return g * (given != given ? given : y);                                                   \
     }
+FUNCTIONS_OF_VECTORS(f32)
 FUNCTIONS_OF_FLOATS(f32)
 #ifdef HAVE_F64
+FUNCTIONS_OF_VECTORS(f64)
 FUNCTIONS_OF_FLOATS(f64)
+#endif
+
+#ifdef LANES /* of f32, on a processor */
+typedef PASTE(float, LANES) lanes;
+FUNCTIONS_OF_VECTORS(lanes)
+DEVICE lanes load_lanes(const GLOBAL f32 *x, int count) {
+    if (count == LANES) return PASTE(vload, LANES)(0, x);
+    f32 found[LANES];
+    for (int j = 0; j < LANES; j++) found[j] = x[j < count ? j : 0];
+    return PASTE(vload, LANES)(0, found);
+}
+DEVICE void store_lanes(GLOBAL f32 *x, lanes v, int count) {
+    if (count == LANES) {
+        PASTE(vstore, LANES)(v, 0, x);
+        return;
+    }
+    f32 made[LANES];
+    PASTE(vstore, LANES)(v, 0, made);
+    for (int j = 0; j < count; j++) x[j] = made[j];
+}
 #endif
 
 #define FUNCTIONS_OF_INTEGERS(T)                                                                   \

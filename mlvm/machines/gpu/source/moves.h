@@ -1,5 +1,6 @@
 /* Elements moved from one place to another, along up to six axes: out[sum of c * o] = x[sum of c * s].
- * DT is what they are read as, TO what they are written as; with ADD they are added to what is there. */
+ * DT is what they are read as, TO what they are written as; with ADD they are added to what is there.
+ * An item moves RUN elements along the innermost axis, of `length`, whose blocks are axis 0. */
 
 #define AXIS(d)                                                                                    \
     if (n##d != 1) {                                                                               \
@@ -10,7 +11,14 @@
     }
 #define OF_AXIS(d) const i64 n##d, const i64 o##d, const i64 s##d
 
+#ifdef ADD
+#define ONE(to, from) STORE(TO, out, to, LOAD(TO, out, to) + LOAD(DT, x, from));
+#else
+#define ONE(to, from) STORE(TO, out, to, (COMPUTED(TO))LOAD(DT, x, from));
+#endif
+
 KERNEL void move(TENSOR(TO, out), TENSOR(DT, x), const i64 n, const i64 o, const i64 s,
+                 const i64 length, const i64 o_step, const i64 s_step,
                  OF_AXIS(0), OF_AXIS(1), OF_AXIS(2), OF_AXIS(3), OF_AXIS(4), OF_AXIS(5)) {
     const i64 i = ITEM(0);
     if (i >= n) return;
@@ -19,9 +27,11 @@ KERNEL void move(TENSOR(TO, out), TENSOR(DT, x), const i64 n, const i64 o, const
     i64 to = o, from = s;
     INDEX rest = (INDEX)i;
     AXIS(0) AXIS(1) AXIS(2) AXIS(3) AXIS(4) AXIS(5)
-#ifdef ADD
-    STORE(TO, out, to, LOAD(TO, out, to) + LOAD(DT, x, from));
+#if RUN > 1
+    const i64 begin = i % n0 * RUN;
+    const int count = length - begin < RUN ? (int)(length - begin) : RUN;
+    for (int j = 0; j < count; j++) { ONE(to + j * o_step, from + j * s_step) }
 #else
-    STORE(TO, out, to, (COMPUTED(TO))LOAD(DT, x, from));
+    ONE(to, from)
 #endif
 }

@@ -4,7 +4,8 @@
    contracted axis. That axis is cut into pieces of `length`, in each of the `summed` matrices that are added
    up; they are shared out to `splits` groups, of which each writes a result of its own: a reduction adds
    these. WINDOWS: the rows of x, or its columns if TRANSPOSED, are windows of volumes, as a convolution has
-   them, which are never laid out; results are columns of one matrix. DIVIDED: between elements are zeros.
+   them, which are never laid out; results are columns of one matrix. PHASES: x is convolved with every
+   so-manieth place of a kernel y, and the results are those that lie a stride apart.
 
    X and Y are dtypes of the operands, A that of sums, T that of the result. V is LANES values of A. */
 
@@ -24,11 +25,7 @@
 #define OF_WINDOW(r, d) (r)
 #define OF_PLACE(r, d) (d)
 #endif
-#ifdef DIVIDED
-#define ON_AXIS(i, step, length) (i >= 0 && i % step == 0 && (i /= step) < length)
-#else
-#define ON_AXIS(i, step, length) (i >= 0 && i < length)
-#endif
+#define ON_AXIS(i, length) (i >= 0 && i < length)
 /* Where a window begins, and where a place lies in it. */
 #define FIND_WINDOW(at, i)                                                                         \
     columns[i] = (i32)((at) % grid_columns * step_column + lead_column);                           \
@@ -40,6 +37,27 @@
     across[i] = (i32)((at) / channels % wide_window * apart_column);                               \
     down[i] = (i32)((at) / channels / wide_window % high_window * apart_row);                      \
     along[i] = (i32)((at) / channels / wide_window / high_window * apart_layer);
+#ifdef PHASES
+#define THREE(name) const i64 name##_layer, const i64 name##_row, const i64 name##_column
+/* The first place of the kernel that the phase has, and where x begins for it; -1 << 30 is out of it. */
+#define FIND_PHASE(axis)                                                                           \
+    i64 tap_##axis = 0, lead_##axis = phase_##axis + before_##axis;                                \
+    while (tap_##axis < every_##axis && lead_##axis % stride_##axis != 0) {                        \
+        tap_##axis++;                                                                              \
+        lead_##axis -= dilation_##axis;                                                            \
+    }                                                                                              \
+    lead_##axis = tap_##axis < every_##axis ? lead_##axis / stride_##axis : -(1 << 30);
+/* Where in the kernel a place of the sum is; -1 is behind its end. */
+DEVICE i64 tap(i64 layer, i64 row, i64 column, THREE(taps), i64 apart) {
+    if (layer >= taps_layer || row >= taps_row || column >= taps_column) return -1;
+    return ((layer * taps_row + row) * taps_column + column) * apart;
+}
+#define FIND_TAP(at, i)                                                                            \
+    taps[i] = tap(tap_layer + (at) / channels / wide_window / high_window * every_layer,           \
+                  tap_row + (at) / channels / wide_window % high_window * every_row,               \
+                  tap_column + (at) / channels % wide_window * every_column,                       \
+                  taps_layer, taps_row, taps_column, y_inner);
+#endif
 #ifdef __OPENCL_VERSION__
 #pragma OPENCL FP_CONTRACT ON
 #endif
@@ -54,9 +72,14 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
                     , const i64 depth, const i64 height, const i64 width, const i64 grid_layers, const i64 grid_rows,
                     const i64 grid_columns, const i64 high_window, const i64 wide_window, const i64 channels,
                     const i64 pixel, const i64 step_layer, const i64 step_row, const i64 step_column,
-                    const i64 apart_layer, const i64 apart_row, const i64 apart_column, const i64 lead_layer,
-                    const i64 lead_row, const i64 lead_column, const i64 divide_layer, const i64 divide_row,
-                    const i64 divide_column, const i64 out_row, const i64 out_result
+                    const i64 apart_layer, const i64 apart_row, const i64 apart_column,
+#ifdef PHASES
+                    THREE(before), const i64 out_row, const i64 out_result,
+                    THREE(stride), THREE(dilation), THREE(every), THREE(taps), THREE(made)
+#else
+                    const i64 lead_layer, const i64 lead_row, const i64 lead_column,
+                    const i64 out_row, const i64 out_result
+#endif
 #endif
 )
 {
@@ -74,6 +97,14 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
     const i64 split = group % splits, result = group / splits;
     const int item = LOCAL_ITEM(0);
     const int high = item / (COLUMNS / WIDE) * HIGH, wide = item % (COLUMNS / WIDE) * WIDE;
+#ifdef PHASES
+    LOCAL i64 taps[DEPTH];
+    const i64 phase_column = result % stride_column, phase_row = result / stride_column % stride_row;
+    const i64 phase_layer = result / stride_column / stride_row % stride_layer;
+    FIND_PHASE(layer)
+    FIND_PHASE(row)
+    FIND_PHASE(column)
+#endif
     V sums[HIGH][PARTS];
     UNROLL for (int i = 0; i < HIGH; i++) UNROLL for (int j = 0; j < PARTS; j++) sums[i][j] = 0;
 #ifdef WINDOWS
@@ -102,6 +133,9 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
 #else
             for (int i = item; i < DEPTH; i += ITEMS) { FIND_PLACE(at + i, i) }
 #endif
+#ifdef PHASES
+            for (int i = item; i < DEPTH; i += ITEMS) { FIND_TAP(at + i, i) }
+#endif
             BARRIER;
 #endif
             for (int i = item; i < DEPTH * ROWS; i += ITEMS) {
@@ -112,8 +146,7 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
                     const int window = OF_WINDOW(r, d), place = OF_PLACE(r, d);
                     i64 layer = layers[window] + along[place], h = rows[window] + down[place];
                     i64 w = columns[window] + across[place];
-                    if (ON_AXIS(layer, divide_layer, depth) && ON_AXIS(h, divide_row, height)
-                        && ON_AXIS(w, divide_column, width))
+                    if (ON_AXIS(layer, depth) && ON_AXIS(h, height) && ON_AXIS(w, width))
                         value = LOAD(X, x, x_at + images[window] + ((layer * height + h) * width + w) * pixel
                                                + channel_of[place]);
 #else
@@ -125,8 +158,13 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
             for (int i = item; i < DEPTH * COLUMNS; i += ITEMS) {
                 const int c = Y_ALONG ? i % COLUMNS : i / DEPTH, d = Y_ALONG ? i / COLUMNS : i % DEPTH;
                 COMPUTED(A) value = 0;
+#ifdef PHASES
+                if (column + c < n && at + d < end && taps[d] >= 0)
+                    value = LOAD(Y, y, y_at + taps[d] + (at + d) % channels + (column + c) * y_column);
+#else
                 if (column + c < n && at + d < end)
                     value = LOAD(Y, y, y_at + (at + d) * y_inner + (column + c) * y_column);
+#endif
                 right[d * COLUMNS + c] = value;
             }
             BARRIER;
@@ -142,12 +180,26 @@ KERNEL void product(TENSOR(T, out), TENSOR(X, x), TENSOR(Y, y),
             BARRIER;
         }
     }
+#ifdef PHASES
+    out += split * (m / grid_columns / grid_rows / grid_layers * made_layer * made_row * made_column) * out_row
+           + result / second * out_result;
+#else
     out += split * batch * m * n + result * out_result;
+#endif
     UNROLL for (int i = 0; i < HIGH; i++) {
         COMPUTED(A) made[WIDE];
         UNROLL for (int j = 0; j < PARTS; j++) WIDE_STORE(sums[i][j], made + j * LANES);
-        if (row + high + i < m)
+        i64 to = row + high + i;
+        int is_there = to < m;
+#ifdef PHASES
+        const i64 w = to % grid_columns * stride_column + phase_column;
+        const i64 h = to / grid_columns % grid_rows * stride_row + phase_row;
+        const i64 layer = to / grid_columns / grid_rows % grid_layers * stride_layer + phase_layer;
+        is_there = is_there && w < made_column && h < made_row && layer < made_layer;
+        to = ((to / grid_columns / grid_rows / grid_layers * made_layer + layer) * made_row + h) * made_column + w;
+#endif
+        if (is_there)
             for (int j = 0; j < WIDE && column + wide + j < n; j++)
-                STORE(T, out, (row + high + i) * out_row + column + wide + j, made[j]);
+                STORE(T, out, to * out_row + column + wide + j, made[j]);
     }
 }

@@ -15,15 +15,18 @@ DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 w
 #define PLACE(i, j) inside(at, row * down + (i) * apart_down - top, column * across + (j) * apart_across - left, \
                            channel, height, width, channels)
 
-/* Do that for each window of the image `at` that has the pixel (h, w) of it, as its place (i, j). */
+/* Do that for each window of the image `at` that has the pixel (h, w) of it, as its place (i, j). Of windows
+   without gaps only each down-th row and each across-th column can be the pixel's. */
+#define FIRST_OF(place, step, apart) (apart == 1 ? (i32)(place) % (i32)(step) : 0)
+#define NEXT_OF(step, apart) (apart == 1 ? step : 1)
 #define OF_EACH_WINDOW(DO) \
-    for (i64 i = 0; i < high; i++) { \
-        const i64 first = h - i * apart_down; \
-        if (first < 0 || first % down || first / down >= rows) continue; \
-        for (i64 j = 0; j < wide; j++) { \
-            const i64 second = w - j * apart_across; \
-            if (second < 0 || second % across || second / across >= columns) continue; \
-            const i64 window = (at * rows + first / down) * columns + second / across; \
+    for (i64 i = FIRST_OF(h, down, apart_down); i < high; i += NEXT_OF(down, apart_down)) { \
+        const i32 first = (i32)(h - i * apart_down); \
+        if (first < 0 || first % (i32)down || first / (i32)down >= rows) continue; \
+        for (i64 j = FIRST_OF(w, across, apart_across); j < wide; j += NEXT_OF(across, apart_across)) { \
+            const i32 second = (i32)(w - j * apart_across); \
+            if (second < 0 || second % (i32)across || second / (i32)across >= columns) continue; \
+            const i64 window = (at * rows + first / (i32)down) * columns + second / (i32)across; \
             DO \
         } \
     }
