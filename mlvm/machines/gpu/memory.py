@@ -226,11 +226,14 @@ class DeviceMemory(Memory):
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, MlvmError):
-            error = self.driver.typed(error) or error
-        if isinstance(error, Lost):
-            self.lost = str(error)
-            raise MachineError(f"{self.device} is lost, and with it this VM: {error}") from error
+        if not isinstance(error, Exception) or isinstance(error, MlvmError):
+            return
+        typed = error if isinstance(error, Lost) else self.driver.typed(error)
+        if isinstance(typed, Lost):
+            self.lost = str(typed)
+            raise MachineError(f"{self.device} is lost, and with it this VM: {typed}") from error
+        if typed is not None:
+            raise typed from error
 
     # --- buffers ---
 

@@ -493,6 +493,16 @@ def test_options_of_the_processor_are_refused(device: str, option: dict[str, Any
     refuses(UnknownFunction, "", ml.VM, device=device, kernels={"nothing": lambda: None})
 
 
+def test_what_a_driver_refuses_is_a_machine_error(vm: GpuVM) -> None:
+    """It was pyopencl's own error, which nobody catches."""
+
+    def broken() -> None:
+        with vm.memory:
+            vm.memory.driver.ready("__kernel void broken( {", "broken", (1,), (1,), ())
+
+    refuses(MachineError, "opencl.*: .*BUILD_PROGRAM_FAILURE", broken)
+
+
 def test_a_lost_device_closes_the_vm_and_says_so(
     vm: GpuVM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
