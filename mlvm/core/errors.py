@@ -56,10 +56,10 @@ Each also derives from the built-in exception that is named in brackets.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Self, TypeAlias
@@ -70,6 +70,7 @@ _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _NUMPY: Final = str(Path(np.__file__).parent)
+_NOBODYS: Final = (_PACKAGE, _NUMPY, contextlib.__file__, "<frozen")
 OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
 
 
@@ -621,14 +622,14 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place in Python outside of mlvm and numpy that led here, which are no lines of
-    the user. Takes half a microsecond."""
+    """The innermost place in Python that led here outside of mlvm, numpy and `contextlib`, which
+    are no lines of the user. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
         ours = OURS.get(code.co_filename)
         if ours is None:
-            ours = code.co_filename.startswith((_PACKAGE, _NUMPY, "<frozen"))
+            ours = code.co_filename.startswith(_NOBODYS)
             OURS[code.co_filename] = ours
         if not ours:
             return code, frame.f_lasti
@@ -661,7 +662,7 @@ def locate(
     """Tell an error of any class where a program raised it: by attributes, and for people by two
     notes, `text` and the `line` of Python that called the program."""
     for name, value in (("function", function), ("pc", pc), ("step", step)):
-        with suppress(AttributeError):  # somebody's exception with fixed `__slots__`
+        with contextlib.suppress(AttributeError):  # somebody's exception with fixed `__slots__`
             setattr(error, name, value)
     error.add_note(f"at {text}")
     if line:
