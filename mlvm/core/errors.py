@@ -56,6 +56,7 @@ Each also derives from the built-in exception that is named in brackets.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import sys
 from collections.abc import Sequence
@@ -70,7 +71,8 @@ _BRIEF: Final = 100
 _CALLED_FROM: Final = "called from "
 _PACKAGE: Final = str(Path(__file__).parent.parent)
 _NUMPY: Final = str(Path(np.__file__).parent)
-OURS: Final[dict[str, bool]] = {}  # by the name of a file: is it one of mlvm's?
+OURS: Final[dict[str, bool]] = {contextlib.__file__: True}
+"""By the name of a file: is it one of mlvm's, or calls what is in one?"""
 
 
 class MlvmError(Exception):
@@ -621,8 +623,8 @@ Place: TypeAlias = tuple[CodeType, int]
 
 
 def user_place() -> Place | None:
-    """The innermost place in Python outside of mlvm and numpy that led here, which are no lines of
-    the user. Takes half a microsecond."""
+    """The innermost place in Python outside of mlvm, numpy and contextlib that led here, which are
+    no lines of the user. Takes half a microsecond."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
