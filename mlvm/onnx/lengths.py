@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from mlvm.core.errors import AttributeRefused, ModelError
-from mlvm.core.types import Array, DType, TensorType, f64, i64
+from mlvm.core.types import Array, DType, TensorType, bool_, f64, i64
 from mlvm.eager import Tensor
 from mlvm.eager.tensor.reading import values_of
 from mlvm.onnx.arrays import NAMES
@@ -24,6 +24,8 @@ from mlvm.onnx.arrays import NAMES
 _DTYPES: Final = {code: dtype for dtype, code in NAMES.items()}
 _NAMED: Final = re.compile(r"(?:(\d+)\*)?([A-Za-z_]\w*)")
 _MOST: Final = 4  # names: the recordings double with each
+_LARGE: Final = 1000  # what is decided by a length, as by x[:100], is seen up to there
+_EXACT: Final = 1 << 53  # up to which f64 has all integers
 
 Sizes = Mapping[str, int]
 Formula = tuple[tuple[tuple[str, ...], int], ...]
@@ -95,6 +97,7 @@ def samples_of(axes: OpenAxes, inputs: Mapping[str, TensorType]) -> list[Sizes]:
     ]
     for i, (slope, more) in enumerate(((1, 3), (3, 7))):
         found.append({name: slope * n + more + i + j for j, (name, n) in enumerate(first.items())})
+    found += [{**found[-1], name: found[-1][name] + _LARGE} for name in first]
     return found
 
 
@@ -163,8 +166,16 @@ class _Merge:
         merged = dict(graphs[0])
         for side in ("input", "output"):
             merged[side] = [self._value(each) for each in self._rows(graphs, side, "the graph")]
-        merged["node"] = [self._node(each) for each in self._rows(graphs, "node", "the graph")]
+        merged["node"] = [self._node(each) for each in self._nodes(graphs)]
         return merged
+
+    def _nodes(self, graphs: Sequence[dict[str, Any]]) -> Iterable[tuple[Node, ...]]:
+        """The nodes in their places; where some have more of them, up to the first that differs."""
+        rows = [each["node"] for each in graphs]
+        yield from zip(*rows, strict=False)
+        if len({*map(len, rows)}) > 1:
+            longest = max(rows, key=len)
+            raise self._differs(_where(longest[min(map(len, rows))]))
 
     def _rows(self, parts: Sequence[dict[str, Any]], field: str, where: str) -> Iterable[Any]:
         rows = [each[field] for each in parts]
@@ -189,8 +200,7 @@ class _Merge:
 
     def _node(self, nodes: Sequence[Node]) -> Node:
         node = dict(nodes[0])
-        line, op = node.get("doc_string") or "here", node["op_type"]
-        where = f"{line}: {op}"
+        where, op = _where(node), node["op_type"]
         for field in ("op_type", "domain", "input", "output"):
             if any(each.get(field) != node.get(field) for each in nodes):
                 raise self._differs(where)
@@ -262,6 +272,8 @@ class _Merge:
         """The sum of products that has these values, one for each size."""
         if len({*values}) == 1:
             return (((), values[0]),)
+        if max(map(abs, values)) > _EXACT:
+            return None
         count = len(self._products)
         found = np.linalg.solve(
             np.array(self._table[:count], float), np.array(values[:count], float)
@@ -351,10 +363,12 @@ class _Merge:
 
     def _counted(self, values: Sequence[Array], dtype: DType) -> str | None:
         """Integers with a fixed step between them, along one axis."""
-        step = values[0].flat[1] - values[0].flat[0] if values[0].size > 1 else 0
-        if values[0].ndim != 1 or dtype.is_half or step == 0 or step != int(step):
+        if values[0].ndim != 1 or values[0].size < 2 or dtype.is_half or dtype is bool_:
             return None
-        first = [int(x[0]) if x.size and x[0] == int(x[0]) else 0 for x in values]
+        step = float(values[0][1]) - float(values[0][0])
+        if step == 0 or not step.is_integer():
+            return None
+        first = [int(x[0]) if x.size and np.isfinite(x[0]) else 0 for x in values]
         steps = [
             np.arange(a, a + x.size * int(step), int(step))
             for a, x in zip(first, values, strict=True)
@@ -379,13 +393,19 @@ class _Merge:
         if all(x == int(x) for x in given if np.isfinite(x)) and np.isfinite(given).all():
             made = self._numbers([[int(x)] for x in given])
             return made and self._add("Cast", made, to=NAMES[f64])
-        below = [round(1 / x) if np.isfinite(x) and x else 0 for x in given]
+        below = [round(1 / x) if np.isfinite(x) and abs(x) * _EXACT > 1 else 0 for x in given]
         if all(n and values[0].dtype.type(1 / n) == x for n, x in zip(below, given, strict=True)):
             made = self._numbers([[n] for n in below])
             if made:
                 whole = self._add("Cast", made, to=NAMES[f64])
                 return self._add("Div", self._constant([1.0], f64), whole)
         return None
+
+
+def _where(node: Node) -> str:
+    """The line of Python that has made the node, and its op."""
+    line, op = node.get("doc_string"), node["op_type"]
+    return f"{line}: {op}" if line else f"the node {node['name']}"
 
 
 def _same(x: Array, y: Array) -> bool:

@@ -158,7 +158,8 @@ def _iq4_xs(blocks: Array) -> tuple[Array, Array]:
 
 
 def _mxfp4(blocks: Array) -> tuple[Array, Array]:
-    return _E2M1[_nibbles(blocks[:, 1:])], np.exp2(blocks[:, :1].astype(np.float32) - 128)
+    half = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)  # exp2 rounds 2**127
+    return _E2M1[_nibbles(blocks[:, 1:])], half
 
 
 _FORMATS: Final = {

@@ -140,6 +140,14 @@ def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
         assert (_loaded(loaded, name) == expected).all(), name
 
 
+def test_scales_of_mxfp4_are_powers_of_two(tmp_path: Path) -> None:
+    blocks = np.zeros((256, 17), np.uint8)
+    blocks[:, 0] = range(256)
+    write(tmp_path / "x.gguf", {}, {"x": Blocks("MXFP4", (256, 32), blocks.reshape(-1))})
+    expected = np.ldexp(np.ones(256), np.arange(-128, 128))
+    assert (ml.load(tmp_path / "x.gguf")["x.scale"].numpy().ravel() == expected).all()
+
+
 def _file(**changes: Any) -> bytes:
     """A file of one tensor, spelt out."""
     given: dict[str, Any] = {
