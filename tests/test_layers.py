@@ -87,11 +87,11 @@ BUDGET = {
     "mlvm/eager/files": 840,
     "mlvm/eager/interop": 1_060,
     "mlvm/eager/capture": 2_010,
-    "mlvm/onnx": 5_600,
+    "mlvm/onnx": 5_620,
     "mlvm": 500,
     "models": 3_440,
     "bench": 4_290,
-    "tests": 64_880,
+    "tests": 64_910,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

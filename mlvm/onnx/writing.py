@@ -65,8 +65,8 @@ def save(
 
     Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, how
     a length is called that the file leaves open. One name is one length, `"8*width"` a multiple of
-    it. The function is then recorded at several sizes, each larger than in `args`; what it decides
-    by a size is decided as there.
+    it. The function is then recorded at several sizes: a little above those of `args`, and for each
+    name once at a thousand more. What it decides by a length outside of these is decided as there.
 
     The ops are those of opset 20, or with weights of few bits of the first that casts them. One
     that ONNX spells in several nodes is a function of the file, in the domain "mlvm". With
