@@ -86,7 +86,7 @@ def main(device: str, *names: str) -> int:
                 compare(name, launched(vm, name, case), expected)
             except Exception as error:
                 failed += 1
-                print(f"{name}, case {i}: {type(error).__name__}: {error}")
+                print(f"{name}, case {i}: {type(error).__name__}: {error}", flush=True)
     print(f"{failed} cases failed; {vm.counts.host_ops} ops ran on the host")  # type: ignore[attr-defined]
     return failed > 0
 
