@@ -50,12 +50,16 @@ class Ready:
     """Calls on certain arrays, ready to be launched again and again: that of `launches` which was
     launched last has number `at`. `keeps` is what must live as long."""
 
-    def __init__(self, launches: list[Launch], notes: list[Note], keeps: Any) -> None:
+    def __init__(self, launches: list[Launch], keeps: Any) -> None:
         self.launches = launches
-        self.notes = notes
         self.at = 0
         self._kernels = sum([not isinstance(each, _HostCall | _Noted) for each in launches])
         self._keeps = keeps
+
+    @property
+    def notes(self) -> list[Note]:
+        """Those of its calls that may refuse values."""
+        return [each.note for each in self.launches if isinstance(each, _Noted)]
 
     def launch(self, memory: DeviceMemory) -> None:
         """Have the device do it, without a wait. Raises what an op raises that runs on the host."""
@@ -126,7 +130,6 @@ class Queue:
             return part if type is None else part.view(type.dtype.numpy).reshape(type.array_shape)
 
         launches: list[Launch] = []
-        notes: list[Note] = []
         for step in steps:
             if isinstance(step, OnHost):
                 given = [place(x, type) for x, type in zip(step.args, step.types, strict=True)]
@@ -140,13 +143,12 @@ class Queue:
                 judged = place(step.args[step.judges], step.types[step.judges])
                 note = Note(step.op, step.attributes, step.types, judged, step.judges, slot)
                 weakref.finalize(note, self.memory.refusals.give_back, slot)
-                notes.append(note)
                 launches.append(_Noted(self.memory, note))
             assert isinstance(call, Call)
             launch = self._launch(call, place, flag)
             if launch is not None:
                 launches.append(launch)
-        return Ready(launches, notes, (list(arrays), scratch))
+        return Ready(launches, (list(arrays), scratch))
 
     def _launch(self, call: Call, place: Callable[[Any], Any], flag: Any) -> Launch | None:
         args: list[Any] = []
@@ -192,10 +194,10 @@ class _Noted:
     waits in between, must not make it forgotten."""
 
     def __init__(self, memory: DeviceMemory, note: Note) -> None:
-        self._memory, self._note = memory, note
+        self._memory, self.note = memory, note
 
     def __call__(self) -> None:
-        self._memory.refusals.note(self._note)
+        self._memory.refusals.note(self.note)
 
 
 class _HostCall:

@@ -280,7 +280,7 @@ class Stretch:
                 raise Failed(error, self._code, at) from None
 
     def _made_ready(self) -> Ready:
-        launches, notes, keeps, plans = [], [], [], []
+        launches, keeps, plans = [], [], []
         at = self._start
         try:
             for at in range(self._start, self._end):
@@ -292,12 +292,11 @@ class Stretch:
                 for note in ready.notes:
                     note.explained = partial(self._explained, at)
                 launches += ready.launches
-                notes += ready.notes
                 keeps.append(ready)
                 self._steps += [at] * len(ready.launches)
         except Exception as error:
             raise Failed(error, self._code, at) from None
-        self._ready = Ready(launches, notes, keeps)
+        self._ready = Ready(launches, keeps)
         return self._ready
 
     def _explained(self, step: int, error: Exception, line: str | None) -> Exception:

@@ -15,6 +15,15 @@ DEVICE i64 inside(i64 image, i64 row, i64 column, i64 channel, i64 height, i64 w
 #define PLACE(i, j) inside(at, row * down + (i) * apart_down - top, column * across + (j) * apart_across - left, \
                            channel, height, width, channels)
 
+/* The item's pixel: its channel, and where it lies in image `at` with its padding. */
+#define PIXEL \
+    const i64 element = ITEM(0); \
+    if (element >= total) return; \
+    i64 at = element; \
+    const i64 channel = at % channels; at /= channels; \
+    const i64 w = at % width + left; at /= width; \
+    const i64 h = at % height + top; at /= height;
+
 /* Do that for each window of the image `at` that has the pixel (h, w) of it, as its place (i, j). Of windows
    without gaps only each down-th row and each across-th column can be the pixel's. */
 #define FIRST_OF(place, step, apart) (apart == 1 ? (i32)(place) % (i32)(step) : 0)
@@ -52,12 +61,7 @@ KERNEL void unpatches(TENSOR(T, out), TENSOR(T, x), const COMPUTED(T) filler, IM
 {
     POINTER(T, out);
     POINTER(T, x);
-    const i64 element = ITEM(0);
-    if (element >= total) return;
-    i64 at = element;
-    const i64 channel = at % channels; at /= channels;
-    const i64 w = at % width + left; at /= width;
-    const i64 h = at % height + top; at /= height;
+    PIXEL
     COMPUTED(T) sum = 0;
     OF_EACH_WINDOW(sum += LOAD(T, x, ((window * high + i) * wide + j) * channels + channel);)
     STORE(T, out, element, sum);
@@ -120,12 +124,7 @@ KERNEL void max_pool2d_vjp(TENSOR(T, out), TENSOR(T, largest), TENSOR(T, shares)
     const GLOBAL COMPUTED(T) *largest = (const GLOBAL COMPUTED(T) *)(largest_memory + largest_at);
     const GLOBAL COMPUTED(T) *shares = (const GLOBAL COMPUTED(T) *)(shares_memory + shares_at);
     POINTER(T, x);
-    const i64 element = ITEM(0);
-    if (element >= total) return;
-    i64 at = element;
-    const i64 channel = at % channels; at /= channels;
-    const i64 w = at % width + left; at /= width;
-    const i64 h = at % height + top; at /= height;
+    PIXEL
     const COMPUTED(T) value = LOAD(T, x, element);
     COMPUTED(T) sum = 0;
     OF_EACH_WINDOW(

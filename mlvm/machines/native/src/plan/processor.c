@@ -7,17 +7,18 @@
 #include <cpuid.h>
 #include <stdatomic.h>
 
-enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, ZEN5 = 32 };
+enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, ZEN5 = 32, TILES = 64 };
 
 /* What the processor says itself, and the system of the registers that it saves. */
 static unsigned asked(void)
 {
-    unsigned eax = 0, ebx = 0, ecx = 0, vendor = 0, saved = 0, more = 0, vnni = 0, unused;
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0, vendor = 0, saved = 0, more = 0, vnni = 0, unused;
+    unsigned sizes = 0, rows = 0;
     __get_cpuid(0, &unused, &vendor, &unused, &unused);
     __get_cpuid(1, &eax, &unused, &ecx, &unused);
     if (ecx & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
-    __get_cpuid_count(7, 0, &unused, &ebx, &vnni, &unused);
+    __get_cpuid_count(7, 0, &unused, &ebx, &vnni, &edx);
     __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
     const unsigned all = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
     unsigned family = (eax >> 8 & 15) + (eax >> 20 & 255), found = ASKED;
@@ -28,6 +29,10 @@ static unsigned asked(void)
     found |= AVX2;
     if ((saved & 0xe6) != 0xe6 || (ebx & all) != all)
         return found;
+    /* AMX-BF16, AMX-TILE; palette 1: 8 registers of 16 rows of 64 bytes; XTILECFG, XTILEDATA */
+    if (!(~edx & (1u << 22 | 1u << 24)) && __get_cpuid_count(0x1D, 1, &unused, &sizes, &rows, &unused) &&
+        sizes == (8u << 16 | 64) && (rows & 0xFFFF) == 16 && (saved >> 17 & 3) == 3)
+        found |= TILES;
     return found | AVX512 | (more & 1 << 5 ? AVX512_BF16 : 0) | (vnni & 1 << 11 ? AVX512_VNNI : 0);
 }
 
@@ -42,43 +47,27 @@ static unsigned features(void)
     return known;
 }
 #endif
+
+/* --- AMX: what the processor has this process may use only if the system grants it --- */
+
+/* 1 for tiles that may be used, -1 for those that the system refuses; 0 where there are none. It is asked
+ * once a process, for its threads and the processes that it forks. */
 #if defined(__x86_64__) && defined(__linux__)
-#include <stdatomic.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* --- AMX: the processor has it, the system keeps its registers, and this process may use them --- */
-
-static int has_tiles(void)
-{
-    unsigned a, b, c, d, low, high;
-    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || ~d & (1u << 22 | 1u << 24)) /* AMX-BF16, AMX-TILE */
-        return 0;
-    /* palette 1: 8 registers of 16 rows of 64 bytes */
-    if (!__get_cpuid_count(0x1D, 1, &a, &b, &c, &d) || b != (8u << 16 | 64) || (c & 0xFFFF) != 16)
-        return 0;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE))
-        return 0;
-    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return (low >> 17 & 3) == 3; /* XTILECFG, XTILEDATA */
-}
-
-/* Asked once a process, for its threads and the processes that it forks. */
-static int may_use_tiles(void)
+static int tiles(void)
 {
     enum { ARCH_REQ_XCOMP_PERM_ = 0x1023, XTILEDATA = 18 };
     static atomic_int answer; /* 0: not asked yet */
+    if (!(features() & TILES))
+        return 0;
     if (!answer)
         answer = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM_, XTILEDATA) ? -1 : 1;
-    return answer > 0;
+    return answer;
 }
 #else
-static int has_tiles(void)
-{
-    return 0;
-}
-
-static int may_use_tiles(void)
+static int tiles(void)
 {
     return 0;
 }
@@ -100,13 +89,13 @@ int processor_has(const char *name)
         return 1;
 #endif
     if (!strcmp(name, "amx"))
-        return processor_has("avx512") && has_tiles() && may_use_tiles();
+        return tiles() > 0;
     return !strcmp(name, "plain");
 }
 
 int processor_refused(const char *name)
 {
-    return !strcmp(name, "amx") && processor_has("avx512") && has_tiles() && !may_use_tiles();
+    return !strcmp(name, "amx") && tiles() < 0;
 }
 
 int processor_prefers(const char *name)
