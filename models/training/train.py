@@ -395,8 +395,8 @@ def _parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=(*DTYPES, *_LONG_NAMES),
         default="f32",
-        help="what the model computes in: halves save the memory of activations; a step takes 2 to "
-        "4 times as long on a processor",
+        help="what the model computes in: halves save the memory of activations; docs/dtypes.md "
+        "says what they cost or save in time",
     )
     add(
         "--group",

@@ -1,9 +1,9 @@
 """Values that kernels on a device refuse, without waiting for the device at each.
 
-A kernel that refuses a value sets a flag of its own in the device's memory. The host reads all
-flags when it waits the next time, with what it waits for. The error is the reference kernel's own:
-it is given the operand that was judged, as it is when the flags are read. The error knows op, types
-and place of the launch.
+A kernel that refuses a value sets a flag of its own in the device's memory, and writes beside it
+the value and its place. The host reads all flags when it waits the next time, with what it waits
+for. The error is the reference kernel's own: it is given an operand of zeros with that value. The
+error knows op, types and place of the launch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from mlvm.core.op import Attributes, Op
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType
 
+_WORDS: Final = 3
+"""Of 64 bits, of each flag: whether a value is refused, its place and the value."""
+
 _MOST: Final = 1 << 14
 """Calls that refuse values, of which one may not have been looked at yet."""
 
@@ -29,7 +32,6 @@ class Crossings(Protocol):
 
     def zeros(self, nbytes: int) -> Any: ...
     def write(self, array: Any, values: Any) -> None: ...
-    def fetched(self, arrays: Sequence[Any]) -> list[Array]: ...
 
 
 class Note:
@@ -42,22 +44,27 @@ class Note:
         op: Op,
         attributes: Attributes,
         types: Sequence[TensorType],
-        judged: Any,
         judges: int,
         slot: int,
     ) -> None:
         self.op, self.attributes, self.types = op, attributes, types
-        self.judged, self.judges, self.slot = judged, judges, slot
+        self.judges, self.slot = judges, slot
         self.place: Place | None = None
         self.launch, self.thread = 0, threading.current_thread()
         self.adds: Callable[[Exception], object] | None = None
         self.explained: Callable[[MlvmError, str | None], Exception] | None = None
 
-    def error(self, judged: Array) -> Exception:
-        """What the reference kernel says to the operand; it asks for no other before that."""
+    def error(self, place: int, value: np.int64) -> Exception:
+        """What the reference kernel says to the value in that place of the operand, which alone it
+        asks for; or, at place -1, to so many that are True."""
         arrays = [np.zeros(x.shape, x.dtype.numpy) for x in self.types]
-        arrays[self.judges] = judged
-        error: OpError = OperandValueError("a value was refused, which is there no more")
+        dtype, judged = self.types[self.judges].dtype, arrays[self.judges].reshape(-1)
+        if place < 0:
+            judged[: int(value)] = True
+        else:
+            given = np.asarray([value]).view(np.float64 if dtype.is_float else np.int64)
+            judged[place] = half.cast(given, dtype)[0]
+        error: OpError = OperandValueError("a value was refused")
         try:
             with np.errstate(all="ignore"):
                 half.suited(self.op, self.op.kernel, arrays)(*arrays, **self.attributes)
@@ -84,14 +91,14 @@ class Refusals:
         self._free: list[int] = []
         self._used = 0
         self._noted: dict[Note, None] = {}
-        self._due: list[tuple[Note, Array, bool]] = []
+        self._due: list[tuple[Note, Array, bool]] = []  # whether it was told to another thread
         self._launch = 0
         self._adds: Callable[[Exception], object] | None = None
 
     @property
     def flags(self) -> list[Any]:
         """What is to be read, if anything is."""
-        return [self._all[: self._used]] if self._noted else []
+        return [self._all[: self._used * _WORDS]] if self._noted else []
 
     def begin(self) -> None:
         """A launch begins."""
@@ -101,14 +108,14 @@ class Refusals:
     def take(self) -> tuple[int, Any]:
         """A flag for a call: its number, and where it lies."""
         if self._all is None:
-            self._all = self._memory.zeros(4 * _MOST).view(np.int32)
+            self._all = self._memory.zeros(8 * _WORDS * _MOST).view(np.int64)
         if self._free:
             slot = self._free.pop()
         else:
             slot, self._used = self._used, self._used + 1
             if slot >= _MOST:
                 raise MlvmError(f"{_MOST} calls that refuse values are ready to run, the most")
-        return slot, self._all[slot : slot + 1]
+        return slot, self._all[slot * _WORDS : (slot + 1) * _WORDS]
 
     def give_back(self, slot: int) -> None:
         self._free.append(slot)
@@ -124,16 +131,17 @@ class Refusals:
         value: one at a time, to whoever waits first, and to the thread that has launched it."""
         if flags:
             noted, self._noted = list(self._noted), {}
-            refused = [note for note in noted if flags[0][note.slot]]
+            told = flags[0].reshape(-1, _WORDS)
+            refused = [note for note in noted if told[note.slot, 0]]
             if refused:
-                self._memory.write(self._all, np.zeros(_MOST, np.int32))
-            firsts = {note.launch: note for note in reversed(refused)}
-            first = [note for note in refused if firsts[note.launch] is note]
-            judged = self._memory.fetched([note.judged for note in first])
-            self._due += [(note, values, False) for note, values in zip(first, judged, strict=True)]
+                self._memory.write(self._all, np.zeros(_WORDS * _MOST, np.int64))
+            first = {note.launch: note for note in reversed(refused)}
+            self._due += [
+                (note, told[note.slot], False) for note in refused if first[note.launch] is note
+            ]
         me = threading.current_thread()
         self._due = [each for each in self._due if not each[2] or each[0].thread.is_alive()]
-        for i, (note, values, told) in enumerate(self._due):
-            if not told or note.thread is me:
-                self._due[i : i + 1] = [] if note.thread is me else [(note, values, True)]
-                raise note.error(values)
+        for i, (note, words, is_told) in enumerate(self._due):
+            if not is_told or note.thread is me:
+                self._due[i : i + 1] = [] if note.thread is me else [(note, words, True)]
+                raise note.error(int(words[1]), words[2])

@@ -490,7 +490,7 @@ def _pow(device: Facts, types: Types) -> Calls:
         "KERNEL void negative_power(TENSOR(DT, y), REFUSALS, const i64 n) {\n"
         "    POINTER(DT, y);\n"
         "    const i64 i = ITEM(0);\n"
-        "    if (i < n && y[i] < 0) REFUSE;\n}\n"
+        "    if (i < n && y[i] < 0) REFUSE(i, y[i]);\n}\n"
     )
     text = source(DT=y.dtype.name) + text
     check = Call(text, "negative_power", (y.size,), (GROUP,), (2, REFUSED, np.int64(y.size)))

@@ -140,8 +140,7 @@ class Queue:
             if isinstance(step, Judged):
                 call = step.call
                 slot, flag = self.memory.refusals.take()
-                judged = place(step.args[step.judges], step.types[step.judges])
-                note = Note(step.op, step.attributes, step.types, judged, step.judges, slot)
+                note = Note(step.op, step.attributes, step.types, step.judges, slot)
                 weakref.finalize(note, self.memory.refusals.give_back, slot)
                 launches.append(_Noted(self.memory, note))
             assert isinstance(call, Call)

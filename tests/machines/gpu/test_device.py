@@ -337,6 +337,47 @@ def test_values_that_were_refused_are_told_as_they_were(vm: GpuVM) -> None:
     vm.read(out)
 
 
+def test_what_was_refused_is_told_when_its_memory_has_another_use(vm: GpuVM) -> None:
+    """It was read again when the flags were: another number, or an error of another class."""
+    x, i64, half = np.arange(10.0, dtype="f4"), np.int64, ml.bfloat16
+
+    def taken(x: Any) -> Any:
+        return ml.take(x, ml.asarray([3, -50]))
+
+    for fn, error, text in (
+        (taken, PositionRefused, r"index -50 at position \[1\]"),
+        (ml.capture(taken), PositionRefused, r"index -50 at position \[1\]"),
+        (lambda x: x.at[ml.asarray([3, 77])].add(1.0), PositionRefused, r"index 77 at .*\[1\]"),
+        (
+            lambda x: x[ml.asarray([2**64 - 1], dtype="u64")],
+            PositionRefused,
+            "index 18446744073709",
+        ),
+        (
+            lambda x: ml.softmax_cross_entropy(ml.zeros((2, 3)), ml.asarray([0, 7])),
+            OperandValueError,
+            r"label 7 at position \(1,\)",
+        ),
+        (
+            lambda x: ml.asarray([2, 3]) ** ml.asarray([i64(1), -2]),
+            OperandValueError,
+            "no negative integer",
+        ),
+        (
+            lambda x: ml.random.bernoulli(
+                2, ml.asarray([0.5, 2.5], dtype=half), key=ml.random.key(0)
+            ),
+            OperandValueError,
+            r"2\.5",
+        ),
+    ):
+        with ml.use(vm):
+            given = ml.asarray(x)
+            made = [fn(given)]
+            made += [given + n for n in range(8)]  # where the temporaries were
+            refuses(error, text, made[-1].numpy)
+
+
 def test_nans_are_looked_for_on_the_device(vm: GpuVM) -> None:
     with ml.use(vm), ml.debug.nans():
         x = ml.asarray([4.0, -1.0])

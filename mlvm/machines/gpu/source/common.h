@@ -33,6 +33,7 @@
 #define GROUPS(d) ((i64)get_num_groups(d))
 #define ATOMIC_ADD(p, v) atomic_add(p, v)
 #define ATOMIC_MIN(p, v) atomic_min(p, v)
+#define ATOMIC_SWAP(p, old, v) atomic_cmpxchg(p, old, v)
 #define HIGH_PRODUCT(x, y) mul_hi((u64)(x), (u64)(y))
 typedef char i8;
 typedef uchar u8;
@@ -71,6 +72,7 @@ DEVICE void store_f16(GLOBAL u16 *x, i64 i, f32 v) { vstore_half_rte(v, i, (GLOB
 #define GROUPS(d) ((i64)(d == 0 ? gridDim.x : d == 1 ? gridDim.y : gridDim.z))
 #define ATOMIC_ADD(p, v) atomicAdd(p, v)
 #define ATOMIC_MIN(p, v) atomicMin(p, v)
+#define ATOMIC_SWAP(p, old, v) atomicCAS(p, old, v)
 #define HIGH_PRODUCT(x, y) __umul64hi(x, y)
 typedef signed char i8;
 typedef unsigned char u8;
@@ -173,6 +175,14 @@ DEVICE f32 odd_f32(f64 x) {
 #define TENSOR(DT, x) GLOBAL u8 *x##_memory, const i64 x##_at
 #define POINTER(DT, x) GLOBAL STORED(DT) *x = (GLOBAL STORED(DT) *)(x##_memory + x##_at)
 
-/* A kernel that refuses a value says so here, and goes on with one that does no harm. */
-#define REFUSALS TENSOR(i32, refused)
-#define REFUSE (*(GLOBAL i32 *)(refused_memory + refused_at) = 1)
+/* A kernel that refuses a value says so here, and goes on with one that does no harm: a flag, then where
+ * the value lies in the operand, and the value, of floats the bits of an f64. Of several the first to come
+ * is told. */
+#define REFUSALS TENSOR(i64, refused)
+DEVICE void refuse(GLOBAL i64 *told, i64 at, i64 value) {
+    if (ATOMIC_SWAP((GLOBAL i32 *)told, 0, 1) == 0) {
+        told[1] = at;
+        told[2] = value;
+    }
+}
+#define REFUSE(at, value) refuse((GLOBAL i64 *)(refused_memory + refused_at), at, (i64)(value))

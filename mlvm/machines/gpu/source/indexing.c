@@ -8,7 +8,7 @@
     i64 place = (i64)LOAD(I, indices, i);                                                          \
     if (SIGNED && place < 0 && place >= (lowest)) place += length;                                 \
     if (place < 0 || place >= length || (!SIGNED && LOAD(I, indices, i) >= (u64)length)) {         \
-        REFUSE;                                                                                    \
+        REFUSE(i, LOAD(I, indices, i));                                                            \
         place = -1;                                                                                \
     }
 
@@ -104,7 +104,7 @@ KERNEL void dynamic_update(TENSOR(T, out), TENSOR(T, x), TENSOR(T, update), TENS
     i64 first = (i64)LOAD(I, start, 0);
     if (SIGNED && first < 0) first += length;
     const int fits = first >= 0 && first <= length - count && (SIGNED || LOAD(I, start, 0) <= (u64)length);
-    if (!fits) REFUSE;
+    if (!fits) REFUSE(0, LOAD(I, start, 0));
     const i64 outer = at / behind / length, row = at / behind % length - first;
     if (fits && row >= 0 && row < count) out[at] = update[(outer * count + row) * behind + at % behind];
     else if (out != x) out[at] = x[at];
@@ -148,7 +148,7 @@ KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(boo
     const i64 at = ITEM(0);
     if (at >= total) return;
     const int fits = ranks[places - 1] == count;
-    if (!fits) REFUSE;
+    if (!fits) REFUSE(-1, ranks[places - 1]); /* no one place: so many are True */
     const i64 place = at / behind;
     if (fits && mask[place]) out[at] = values[(ranks[place] - 1) * step + at % behind * inner_step];
     else if (MASKED) out[at] = 0;

@@ -101,8 +101,9 @@ KERNEL void bernoulli(TENSOR(bool, out), TENSOR(u64, key), TENSOR(T, p), REFUSAL
     POINTER(u64, key);
     POINTER(T, p);
     FOUR {
-        const f64 chance = LOAD(T, p, (first + i) / behind % length);
-        if (!(chance >= 0 && chance <= 1)) REFUSE;
+        const i64 place = (first + i) / behind % length;
+        const f64 chance = LOAD(T, p, place);
+        if (!(chance >= 0 && chance <= 1)) REFUSE(place, BITS_OF_F64(chance));
         out[first + i] = UNIT_F64(block.w[i]) < chance;
     }
 }

@@ -89,7 +89,7 @@ KERNEL void log_softmax(TENSOR(T, out), TENSOR(T, x), const i64 rows, const i64 
 #define LABEL \
     i64 label = (i64)LOAD(Y, labels, row); \
     if (label < 0 || (u64)LOAD(Y, labels, row) >= (u64)length) { \
-        REFUSE; \
+        REFUSE(row, LOAD(Y, labels, row)); \
         label = -1; \
     }
 
