@@ -127,7 +127,8 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     """The name of the best order, and the offsets that it gives.
 
     If none meets the bound, the blocks that end highest are moved to the front of the order, and
-    all blocks are placed again. This repeats as often as the limits allow.
+    all blocks are placed again. This repeats as often as the limits allow, or until an order comes
+    again.
     """
     best, kept, sequence = "", np.zeros_like(size), np.arange(len(size))
     height = _LARGEST
@@ -139,9 +140,13 @@ def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
         if height == bound:
             return best, kept
     offsets = kept
+    seen = {sequence.tobytes()}
     for _ in range(min(_RETRIES, _PLACEMENTS // len(size))):
         highest = (offsets + size)[sequence] == _height(offsets, size)
         sequence = np.concatenate([sequence[highest], sequence[~highest]])
+        if sequence.tobytes() in seen:
+            break
+        seen.add(sequence.tobytes())
         offsets = _place(sequence, size, start, end)
         if _height(offsets, size) < height:
             kept, height = offsets, _height(offsets, size)
@@ -168,7 +173,8 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
     """For each block the largest total of bytes alive at a moment of its life."""
-    moments = np.unique(np.concatenate([start, end]))
+    moments = np.sort(np.concatenate([start, end]))
+    moments = moments[np.diff(moments, prepend=moments[:1] - 1) > 0]  # np.unique imports np.ma
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
     change = np.zeros(len(moments), np.int64)
     np.add.at(change, first, size)
