@@ -126,33 +126,31 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     """The name of the best order, and the offsets that it gives.
 
-    If none meets the bound, the blocks that end highest are moved to the front of the order, and
-    all blocks are placed again. This repeats as often as the limits allow, or until an order comes
-    again.
+    If none meets the bound, each order is improved, the best one first: the blocks that end highest
+    are moved to the front, and all blocks are placed again. This repeats until an order comes
+    again, and as often as the limits allow.
     """
-    best, kept, sequence = "", np.zeros_like(size), np.arange(len(size))
-    height = _LARGEST
-    for name, tried in _orders(size, start, end):
-        offsets = _place(tried, size, start, end)
-        if _height(offsets, size) < height:
-            best, kept, sequence = name, offsets, tried
-            height = _height(offsets, size)
-        if height == bound:
-            return best, kept
-    offsets = kept
-    seen = {sequence.tobytes()}
-    for _ in range(min(_RETRIES, _PLACEMENTS // len(size))):
-        highest = (offsets + size)[sequence] == _height(offsets, size)
-        sequence = np.concatenate([sequence[highest], sequence[~highest]])
-        if sequence.tobytes() in seen:
-            break
-        seen.add(sequence.tobytes())
+    tried: list[tuple[int, str, Ints, Ints]] = []
+    for name, sequence in _orders(size, start, end):
         offsets = _place(sequence, size, start, end)
-        if _height(offsets, size) < height:
-            kept, height = offsets, _height(offsets, size)
-            best = f"{best.removesuffix(_IMPROVED)}{_IMPROVED}"
-        if height == bound:
-            break
+        tried.append((_height(offsets, size), name, sequence, offsets))
+        if tried[-1][0] == bound:
+            return name, offsets
+    tried.sort(key=lambda each: each[0])
+    height, best, _, kept = tried[0]
+    left = min(_RETRIES, _PLACEMENTS // len(size))
+    seen: set[bytes] = set()
+    for _, name, sequence, offsets in tried:
+        while left and height > bound:
+            highest = (offsets + size)[sequence] == _height(offsets, size)
+            sequence = np.concatenate([sequence[highest], sequence[~highest]])
+            if sequence.tobytes() in seen:
+                break
+            seen.add(sequence.tobytes())
+            left -= 1
+            offsets = _place(sequence, size, start, end)
+            if _height(offsets, size) < height:
+                height, best, kept = _height(offsets, size), f"{name}{_IMPROVED}", offsets
     return best, kept
 
 

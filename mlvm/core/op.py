@@ -38,7 +38,7 @@ OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
 """How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
-_MOST_KNOWN: Final = 4096  # types of operands of one op
+_MOST_KNOWN: Final = 512  # types of operands of one op
 _ANY: Final = 1000  # operands: no op has as many
 
 
