@@ -42,6 +42,9 @@ _MOST_KNOWN: Final = 512  # types of operands of one op
 _ANY: Final = 1000  # operands: no op has as many
 
 
+_hints: Final = cache(typing.get_type_hints)
+
+
 @final
 @dataclass(frozen=True)
 class Attribute:
@@ -54,7 +57,7 @@ class Attribute:
     @cached_property
     def hint(self) -> Any:
         """What its annotation means. Python takes longer to tell than to declare the op."""
-        return typing.get_type_hints(self.kernel)[self.name]
+        return _hints(self.kernel)[self.name]
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
