@@ -26,7 +26,6 @@ _PLACEMENTS: Final = 20_000
 """How often all blocks may be placed again after the orders, and how many blocks in all."""
 
 _IMPROVED: Final = ", improved"
-_GROUND: Final = np.zeros(1, np.int64)
 
 Ints = NDArray[np.int64]
 
@@ -192,10 +191,11 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):
         bottom, top, begins, ends = placed[:, :k]
-        at_once = np.flatnonzero((begins < until) & (ends > begin))
-        floor = np.concatenate([_GROUND, np.maximum.accumulate(top[at_once])])
+        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # flatnonzero takes twice as long
+        floor = np.zeros(len(at_once) + 1, np.int64)
+        np.maximum.accumulate(top[at_once], out=floor[1:])
         gap = bottom[at_once] - floor[:-1]
-        fits = np.flatnonzero(gap >= nbytes)
+        fits = (gap >= nbytes).nonzero()[0]
         offset = floor[fits[gap[fits].argmin()]] if len(fits) else floor[-1]
         at = int(bottom.searchsorted(offset))
         placed[:, at + 1 : k + 1] = placed[:, at:k]
