@@ -191,7 +191,7 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):
         bottom, top, begins, ends = placed[:, :k]
-        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # flatnonzero takes twice as long
+        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # sooner than flatnonzero
         floor = np.zeros(len(at_once) + 1, np.int64)
         np.maximum.accumulate(top[at_once], out=floor[1:])
         gap = bottom[at_once] - floor[:-1]
