@@ -17,7 +17,7 @@ from mlvm.core.ops.packed import PANEL
 from mlvm.core.types import TensorType, bf16, f32
 from mlvm.step.flow import Call, Use, Value
 
-ROWS: Final = (2, 2048)
+ROWS: Final = (2, 256)
 """The fewest and the most rows of a product whose weights are packed ahead."""
 BYTE_ROWS: Final = 32
 """The fewest rows of a product of bytes: of fewer, weights are read as they lie."""

@@ -10,9 +10,10 @@
 #define NAME(name) name,
 
 /* M rows of x by N of y, of K bytes each, SIGNED or not. UNIT: rows of y. AT_ONCE: rows of x that are laid
- * out. MANY: whether y is copied as panels. */
+ * out. MANY: whether y is copied as panels. Y_PANEL: words of a panel of y that lies in panels; or 0. */
 #define bytes_integers(EACH)                                                             \
-    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY)
+    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY) \
+    EACH(Y_PANEL)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
  * and on. */
 #define chain_integers(EACH)                                                             \
