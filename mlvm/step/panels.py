@@ -21,8 +21,8 @@ ROWS: Final = (2, 256)
 """The fewest and the most rows of a product whose weights are packed ahead."""
 BYTE_ROWS: Final = 32
 """The fewest rows of a product of bytes: of fewer, weights are read as they lie."""
-SMALLEST: Final = 1 << 12
-"""Elements of the least weight that is packed ahead."""
+SMALL: Final = 1 << 16
+"""So many elements of a weight stay in a cache: it is packed as fast as it is read."""
 
 
 class Packed(NamedTuple):
@@ -44,7 +44,7 @@ def packing(call: Call) -> tuple[Call, Call] | None:
         return None
     x, y = call.ins
     found = rule(x.type, y.type, call.attributes)
-    if found is None or y.type.size < SMALLEST or found.columns < PANEL // 2:
+    if found is None or y.type.size <= SMALL or found.columns < PANEL // 2:
         return None
     if not found.fewest <= call.outs[0].type.size // found.columns <= ROWS[1]:
         return None

@@ -230,7 +230,7 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
 
 def test_the_walk_leaves_no_op_of_floats_out() -> None:
     walked = {param.values[0] for param in _cases()}
-    left = set(OPS) - walked
+    left = set(OPS) - walked - {"pack_panels"}  # whose halves tests/eager/capture/test_hoist.py has
     for name in left:
         op = OPS[name]
         defaults = {each.name: each.default for each in op.attributes.values()}
