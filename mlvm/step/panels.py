@@ -1,8 +1,8 @@
 """Which products take their weights in panels (`mlvm.core.ops.packed`), packed ahead of the step.
 
-A product packs its second operand anew each time that it runs: of few rows that is much of its time.
-Of very few it reads the operand where it lies, and of many the packing is little. The bits are those
-of the product that packs by itself.
+A product that copies its second operand as panels does so each time that it runs. Of some rows,
+this is much of its time; of fewer it reads the operand where it lies, line by line from far places.
+A product with panels that are there has the bits of either.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Products with weights that lie in panels, which kernels read from one end to the other.
 
-A panel has PANEL columns of a matrix [k, n]. Of each, as many elements of k lie side by side as fill
-four bytes: [panels, rows, PANEL, side]. Behind the last columns are zeros, and so are there behind
-elements of less than four bytes, up to a whole line of 64 bytes: kernels take so many at a step.
-What packs weights ahead of a step is `mlvm.step.panels`.
+A panel has PANEL columns of a matrix [k, n]. Of each, as many elements of k lie side by side as
+fill four bytes: [panels, rows, PANEL, side]. Behind the last columns are zeros. Elements of less
+than four bytes have zeros behind k, too, up to a whole line of 64 bytes: kernels take so many at a
+step. `mlvm.step.panels` says which weights are packed ahead of a step.
 """
 
 from __future__ import annotations

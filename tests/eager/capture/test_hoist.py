@@ -332,7 +332,9 @@ def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -
         step.save(tmp_path / "step.mlvm")
         saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
         given = vm.read(x.handle)
-    [again], [reference] = (LoadedStep(saved, ml.VM(native=native))(given) for native in (True, False))
+    [again], [reference] = (
+        LoadedStep(saved, ml.VM(native=native))(given) for native in (True, False)
+    )
     assert np.array_equal(again, made)
     if dtype == "bf16":
         made, reference = half.widened(made), half.widened(reference)

@@ -57,4 +57,6 @@ def integer_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall 
     scratch = 2 * (at_once + _COLUMNS) * row + 64
     work = 50 + m * n * k * (0.002 if many else 0.004)
     work += n * k * (0.1 if many and not packed else 0.02)
-    return kernel_call("integer_matmul", 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch)
+    return kernel_call(
+        "integer_matmul", 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch
+    )
