@@ -76,10 +76,10 @@ def _flops(x: TensorType, panels: TensorType, columns: int, **how: Any) -> int:
     return 2 * x.size * columns
 
 
-def _conv2d_flops(x: TensorType, panels: TensorType, **how: Any) -> int:
-    out = _packed_conv2d(x, panels, **how)
+def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) -> int:
+    out = _packed_conv2d(x, panels, window, **how)
     assert out is not None
-    return 2 * math.prod(how["window"]) * x.shape[-1] * out.size
+    return 2 * math.prod(window) * x.shape[-1] * out.size
 
 
 # --- ops -----------------------------------------------------------------------------

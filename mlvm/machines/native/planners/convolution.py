@@ -44,7 +44,9 @@ def packed_conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall |
     out, x, panels = types
     kernel = panels.with_shape((*attributes["window"], x.shape[-1], attributes["columns"]))
     dtype = float_dtype(x, panels)
-    return dtype and _convolved(dtype, out, x, kernel, {**attributes, "groups": 1}, panels)
+    if dtype is None:
+        return None
+    return _convolved(dtype, out, x, kernel, {**attributes, "groups": 1}, panels)
 
 
 def _convolved(
