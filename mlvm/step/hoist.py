@@ -131,7 +131,7 @@ class _Packer:
         return [self._with_blocks(call) if call.blocks else self._call(call) for call in calls]
 
     def _call(self, call: Call) -> Call:
-        found = packing(call)
+        found = None if _makes(call, self.maker) else packing(call)
         if found is None:
             return call
         pack, product = found

@@ -344,7 +344,7 @@ def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -
 
 def test_what_is_not_worth_packing_stays() -> None:
     w = noise((260, 260))
-    few = w.astype("u8")
+    few, thin, wide = w.astype("u8"), noise((200, 8)), noise((8, 9000))
 
     def update(x: ml.Tensor) -> ml.Tensor:
         nonlocal w
@@ -357,8 +357,9 @@ def test_what_is_not_worth_packing_stays() -> None:
         "a small weight": (lambda x: x @ w[:, :250], 3),
         "far more than it is made of": (lambda x: x @ few.astype("f64"), 3),
         "a weight that is written": (update, 3),
+        "far more, of weights alone": (lambda x: ml.sum(x * ml.exp(w[0])) + thin @ wide, 3),
     }
     for name, (fn, rows) in kept.items():
         step = ml.capture(fn)
-        step(ml.ones((rows, 260), dtype="f64" if "far" in name else "f32"))
+        step(ml.ones((rows, 260), dtype="f64" if "far more than" in name else "f32"))
         assert "packed_" not in ml.disassemble(step.program), name
