@@ -425,6 +425,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "batch_contract": _batch_contract,
     # --- quantized ---
     **_each("pack unpack dequantize_rows quantized_matmul integer_matmul", _beside_weights),
+    "integer_conv2d": looped,
     "dequantize": _dequantize,
     # --- decompositions ---
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),
