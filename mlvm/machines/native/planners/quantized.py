@@ -144,7 +144,7 @@ def _depthwise(
     """A unit is a row of the result."""
     images, down, across, channels = out.shape
     window = math.prod(y.shape[1:])
-    child_scratch = -(-2 * window * -(-channels // 32) * 32 // 64) * 64
+    child_scratch = 4 * window * -(-channels // 32) * 32
     product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
     integers |= {"n": channels, "groups": channels}
     integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}

@@ -7,7 +7,7 @@
  * put right. Many rows of x go through panels of y that are copied first, PANELS times PANEL columns with four
  * of their elements side by side, [chunks][k / 4][32][4], and a multiple of their sums behind each chunk;
  * few go by y as it lies. Elsewhere both are made 16 bits wide, less their zeros, whose products never overflow
- * a sum of two; so are the elements of `integer_depthwise`, channel by channel. */
+ * a sum of two; so is what `integer_depthwise` multiplies channel by channel, 32 bits wide. */
 #include "../plan.h"
 #include "../processor.h"
 
@@ -476,28 +476,26 @@ static int integer_chain(const KernelCall *call, char *const *p, int64_t begin, 
 
 /* --- each channel by itself --- */
 
+/* Bytes as numbers of 32 bits. Compilers convert vectors one by one. */
 #if defined(__AVX512F__)
-enum { WIDE_LANES = 16 };
+typedef int32_t Wide __attribute__((vector_size(64)));
+#define LOAD_BYTES(x) _mm_loadu_si128((const __m128i *)(x))
+#define WIDE_UNSIGNED(x) (Wide) _mm512_cvtepu8_epi32(LOAD_BYTES(x))
+#define WIDE_SIGNED(x) (Wide) _mm512_cvtepi8_epi32(LOAD_BYTES(x))
 #elif defined(__AVX2__)
-enum { WIDE_LANES = 8 };
+typedef int32_t Wide __attribute__((vector_size(32)));
+#define LOAD_BYTES(x) _mm_loadl_epi64((const __m128i *)(x))
+#define WIDE_UNSIGNED(x) (Wide) _mm256_cvtepu8_epi32(LOAD_BYTES(x))
+#define WIDE_SIGNED(x) (Wide) _mm256_cvtepi8_epi32(LOAD_BYTES(x))
 #else
-enum { WIDE_LANES = 4 };
+typedef int32_t Wide __attribute__((vector_size(16)));
+#define WIDE_UNSIGNED(x) ((Wide){(x)[0], (x)[1], (x)[2], (x)[3]})
+#define WIDE_SIGNED(x) ((Wide){(int8_t)(x)[0], (int8_t)(x)[1], (int8_t)(x)[2], (int8_t)(x)[3]})
 #endif
-typedef int32_t Wide __attribute__((vector_size(4 * WIDE_LANES)));
-typedef int16_t Short __attribute__((vector_size(2 * WIDE_LANES)));
-typedef uint8_t Unsigned __attribute__((vector_size(WIDE_LANES)));
-typedef int8_t Signed __attribute__((vector_size(WIDE_LANES)));
-
-SPECIALIZED Wide wide_of(const uint8_t *x, const int is_signed)
-{
-    Unsigned found;
-    memcpy(&found, x, sizeof found);
-    return is_signed ? __builtin_convertvector((Signed)found, Wide)
-                     : __builtin_convertvector(found, Wide);
-}
+enum { WIDE_LANES = sizeof(Wide) / 4 };
 
 /* A pixel of the result, `vectors` from a channel on: of the places of the window from `begin` to `end`. */
-SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const int16_t *y, int64_t row,
+SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const int32_t *y, int64_t row,
                        const int64_t begin[2], const int64_t end[2], int zero, const int vectors,
                        const int is_signed)
 {
@@ -506,20 +504,20 @@ SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const i
         sums[v] = (Wide){0};
     for (int64_t i = begin[0]; i < end[0]; i++) {
         const uint8_t *line = x + (i * n[APART_Y] * n[WIDTH] + begin[1] * n[APART_X]) * n[CHANNELS];
-        const int16_t *by = y + (i * n[WIDE] + begin[1]) * row;
+        const int32_t *by = y + (i * n[WIDE] + begin[1]) * row;
         for (int64_t j = begin[1]; j < end[1]; j++, by += row, line += n[APART_X] * n[CHANNELS])
             UNROLL for (int v = 0; v < vectors; v++) {
-                Short w;
+                const uint8_t *from = line + v * WIDE_LANES;
+                Wide w;
                 memcpy(&w, by + v * WIDE_LANES, sizeof w);
-                sums[v] += (wide_of(line + v * WIDE_LANES, is_signed) - zero) *
-                           __builtin_convertvector(w, Wide);
+                sums[v] += ((is_signed ? WIDE_SIGNED(from) : WIDE_UNSIGNED(from)) - zero) * w;
             }
     }
     UNROLL for (int v = 0; v < vectors; v++)
         memcpy(out + v * WIDE_LANES, &sums[v], sizeof sums[v]);
 }
 
-SPECIALIZED void line_of_pixels(int32_t *out, const int64_t *n, const uint8_t *x, const int16_t *y,
+SPECIALIZED void line_of_pixels(int32_t *out, const int64_t *n, const uint8_t *x, const int32_t *y,
                                 int64_t row, int64_t top, int zero, const int is_signed)
 {
     const int64_t channels = n[CHANNELS];
@@ -569,11 +567,11 @@ static int depthwise_lines(const KernelCall *call, char *const *p, int64_t begin
     const uint8_t *y = (const uint8_t *)p[n[Y]];
     const int x_zero = zero_of(p, n[X_ZERO], n[X_SIGNED]);
     const int y_zero = zero_of(p, n[Y_ZERO], n[Y_SIGNED]);
-    int16_t *turned = (int16_t *)scratch; /* channels side by side */
+    int32_t *turned = (int32_t *)scratch; /* channels side by side */
     for (int64_t c = 0; c < channels; c++)
         for (int64_t i = 0; i < window; i++) {
             const uint8_t each = y[c * window + i];
-            turned[i * row + c] = (int16_t)((n[Y_SIGNED] ? (int8_t)each : each) - y_zero);
+            turned[i * row + c] = (n[Y_SIGNED] ? (int8_t)each : each) - y_zero;
         }
     for (int64_t u = begin; u < end; u++) {
         const int64_t m = u * n[ACROSS], top = u % n[DOWN] * n[STRIDE_Y] - n[TOP];
