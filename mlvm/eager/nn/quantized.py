@@ -23,8 +23,8 @@ M = TypeVar("M", bound=Module)
 
 class QuantizedLinear(Module):
     """y = x dequantize(weight, scale)^T + bias: f32[..., in_features] -> f32[..., out_features],
-    with weights that stay in few bits (`quantized_matmul`). All are buffers: gradients go to x. An x
-    in a half is made f32.
+    with weights that stay in few bits (`quantized_matmul`). All are buffers: gradients go to x.
+    An x in a half is made f32.
 
     If `dynamic`, each row of x is quantised to i8 as well, by its largest number, and the product
     is one of integers (`integer_matmul`): for weights of i8 with one scale a row.

@@ -72,9 +72,7 @@ def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Val
     if xp is ml and not block and number in (2, 3):
         x, axis, back = _as_it_lies(x if type(x) is Lying else tensor(x), axis)
         by, dtype = _along(scale, x, axis, ml.float32), dtype_of(number, "it")
-        return back(
-            primitives.quantize_linear(_float(ml, x), by, _along(zero, x, axis, dtype))
-        )
+        return back(primitives.quantize_linear(_float(ml, x), by, _along(zero, x, axis, dtype)))
     x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _float(xp, _spread(xp, scale, x.shape, axis, block))
     add = _spread(xp, zero, x.shape, axis, block)
@@ -306,7 +304,7 @@ def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = Non
 @op("QuantizedConv", "raw", packed={3: _filters})
 def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                    b: Value = None) -> Value:  # fmt: skip
-    """A convolution of quantised images, which is a float: what `fold` makes of exporters' pairs."""
+    """A convolution of quantised images, which is a float: what `fold` makes of pairs."""
     return channels_second(_meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw))
 
 

@@ -93,7 +93,9 @@ def _integer_call(
         integers |= {"down": out.shape[1], "across": out.shape[2], "top": top, "left": left}
         integers |= {"tall": y.shape[1], "wide": y.shape[2], "stride_y": down}
         integers |= {"stride_x": across, "apart_y": apart_y, "apart_x": apart_x}
-        plain = {*y.shape[1:3], down, across} == {1} and groups == 1 and x.shape[:3] == out.shape[:3]
+        plain = (
+            {*y.shape[1:3], down, across} == {1} and groups == 1 and x.shape[:3] == out.shape[:3]
+        )
         if groups == channels == n > 1:
             return _depthwise(out, y, integers, chain)
         windows = not plain
