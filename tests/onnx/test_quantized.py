@@ -131,8 +131,11 @@ def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) 
     y = called(data, x)
     by = scale.reshape([-1 if i == channel else 1 for i in range(w.ndim)])
     parts = [floats(quantised(x, 0.03, 120), 0.03, 120), w * by, bias * (scale * x_scale)]
-    plain = model(graph([node(op, "x w b" if has_bias else "x w", "y", **how)], [value("x", 11)],
-                        "y", [*map(constant, "wb", [each.astype("f8") for each in parts[1:]])]))  # fmt: skip
+    plain_node = node(op, "x w b" if has_bias else "x w", "y", **how)
+    constants = [
+        constant(name, each.astype("f8")) for name, each in zip("wb", parts[1:], strict=True)
+    ]
+    plain = model(graph([plain_node], [value("x", 11)], "y", constants))
     exact = called(plain, parts[0].astype("f8"))
     off = np.abs(y.astype(int) - quantised(exact, 0.05, 7).astype(int))
     assert off.max() <= 1

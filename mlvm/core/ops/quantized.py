@@ -237,7 +237,7 @@ def integer_conv2d(
                           groups=groups)  # fmt: skip
 
 
-@pointwise(infer=_quantize_linear)
+@pointwise(infer=_quantize_linear, public=False)
 def quantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
     """clip(round(x / scale) + zero) in the dtype of the zero; nan is 0."""
     limits = np.iinfo(out.dtype)
@@ -246,7 +246,7 @@ def quantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
     out[...] = np.where(np.isnan(values), np.float32(0), values)
 
 
-@pointwise(infer=_dequantize_linear)
+@pointwise(infer=_dequantize_linear, public=False)
 def dequantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
     """(x - zero) scale, in f32."""
     out[...] = (x.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale

@@ -156,6 +156,11 @@ def test_onnx_formulas() -> None:
     assert (back.numpy() == (expected - by_axis[1]) * by_axis[0]).all()
     blocks = ml.dequantize_linear(found, ml.asarray(np.tile(scale[:, None], 2)), axis=1)
     assert (blocks.numpy() == expected * by_axis[0]).all()
+    slope = ml.grad(
+        lambda s: ml.sum(2.0 * ml.dequantize_linear(found, s, ml.asarray(zero), axis=0))
+    )
+    exact = 2 * (expected - by_axis[1]).sum(1)
+    np.testing.assert_allclose(slope(ml.asarray(scale)).numpy(), exact, rtol=1e-6)
     codes, step, middle = ml.dynamic_quantize_linear(ml.asarray(x))
     assert float(step) == pytest.approx(10 / 255)
     assert int(middle) == round(3 / (10 / 255))
