@@ -250,6 +250,31 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
         few_tile(out + i * out_row, out_row, side, i, y, 1, columns, turns);
 }
 
+/* Rows and columns of 16 x 16 numbers of 32 bits change places. */
+static inline void turn_square(__m512i r[PANEL])
+{
+    __m512i t[PANEL];
+    UNROLL for (int i = 0; i < PANEL; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < PANEL; i += 4)
+        UNROLL for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+    UNROLL for (int j = 0; j < 4; j++) {
+        t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
+        t[4 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xDD);
+        t[8 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
+        t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xDD);
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+        r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+        r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xDD);
+    }
+}
+
 /* Columns of y as panels, whose elements behind k are zeros. Behind them comes what x's zero makes of their
  * sums. */
 VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns,
@@ -269,7 +294,19 @@ VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t 
         const uint8_t *from = y + v * PANEL * k;
         uint32_t *panel = to + v * PANEL;
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t j = 0; j < quads; j++) {
+        int64_t j = 0;
+        for (; j + PANEL <= whole; j += PANEL) {
+            __m512i square[PANEL];
+            UNROLL for (int c = 0; c < PANEL; c++)
+                square[c] = c < left ? _mm512_xor_si512(_mm512_loadu_si512(from + c * k + 4 * j), turns)
+                                     : _mm512_setzero_si512();
+            turn_square(square);
+            UNROLL for (int i = 0; i < PANEL; i++) {
+                _mm512_storeu_si512(panel + (j + i) * width, square[i]);
+                sum = _mm512_dpbusd_epi32(sum, ones, square[i]);
+            }
+        }
+        for (; j < quads; j++) {
             __m512i quad = _mm512_setzero_si512();
             if (j < whole) {
                 quad = _mm512_mask_i32gather_epi32(quad, mask, lanes, from + 4 * j, 1);
