@@ -58,7 +58,7 @@ def _take_quantized(graph: Graph) -> None:
         ):
             continue
         unit = x_scale.reshape(-1).astype(np.float32) * scale.reshape(-1).astype(np.float32)
-        bias = node.inputs[2] if len(node.inputs) > 2 else ""
+        bias: Any = node.inputs[2] if len(node.inputs) > 2 else ""
         if is_array(bias):
             _, whole = graph.quantized.get(id(bias), (None, None))
             apart = bias.reshape(-1).astype(np.float64) / unit
@@ -90,7 +90,7 @@ def _channels(node: Node, weight: Array) -> int:
 def _lies_along(weight: Node, axis: int) -> bool:
     """Whether there is a scale for each place of that axis of a weight."""
     q, scale = weight.inputs[:2]
-    return scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis
+    return bool(scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis)
 
 
 def _fold_convolutions(graph: Graph) -> None:

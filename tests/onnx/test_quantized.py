@@ -101,7 +101,10 @@ def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) 
     """What onnxruntime's quantiser writes around a product: what is left is a product of integers,
     and the numbers are those of the floats that are meant."""
     groups = {"depthwise": 6}.get(kind, 1)
-    shapes = {"Conv": ((2, 4, 6, 5), (6, 4, 3, 3)), "depthwise": ((2, 6, 6, 5), (6, 1, 3, 3))}
+    shapes: dict[str, Any] = {
+        "Conv": ((2, 4, 6, 5), (6, 4, 3, 3)),
+        "depthwise": ((2, 6, 6, 5), (6, 1, 3, 3)),
+    }
     shapes |= {
         "line": ((2, 4, 9), (6, 4, 3)),
         "MatMul": ((40, 9), (9, 6)),

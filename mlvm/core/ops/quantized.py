@@ -8,7 +8,7 @@ scale is f32[..., groups, 2], pairs of scale and offset.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -94,13 +94,13 @@ def _integer_conv2d(
         raise ShapeError(f"a kernel is [channels out, height, width, channels in], not {kernel}")
     outputs, *window, inputs = kernel.shape
     laid = TensorType(f32, (*window, inputs, outputs))
-    options = {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups}
-    return windows.convolution(x.with_dtype(f32), laid, **options).with_dtype(i32)
+    images = windows.convolution(x.with_dtype(f32), laid, stride, padding, dilation, groups)
+    return images.with_dtype(i32)
 
 
-def _integer_conv2d_flops(x: TensorType, kernel: TensorType, *zeros: TensorType, **how: Any) -> int:
-    made = _integer_conv2d(x, kernel, *zeros, **how)
-    return 2 * made.size * math.prod(kernel.shape[1:])
+def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:
+    made: TensorType = cast("Any", _integer_conv2d)(*operands, **how)
+    return 2 * made.size * math.prod(operands[1].shape[1:])
 
 
 def _quantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:

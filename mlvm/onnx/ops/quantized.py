@@ -277,15 +277,15 @@ def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int
         return ml.astype(y, ml.int32)
     strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
     span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
-    padding = [*sides(at, image.shape[1:-1], span, strides)]
-    above = [1] * (2 - axes)
+    padding: Any = [(0, 0)] * (2 - axes) + sides(at, image.shape[1:-1], span, strides)
+    above: Any = [1] * (2 - axes)
     image = ml.reshape(image, (image.shape[0], *above, *image.shape[1:]))
     y = primitives.integer_conv2d(
         image,
         ml.reshape(q, (outputs, *above, *window, inputs)),
         *(_along(zero, each, -1, each.dtype) for zero, each in ((xz, image), (wz, q))),
         stride=(*above, *strides),
-        padding=(*[(0, 0)] * (2 - axes), *padding),
+        padding=tuple(padding),
         dilation=(*above, *apart),
         groups=at.get("group", 1),
     )

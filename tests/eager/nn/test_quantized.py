@@ -87,8 +87,8 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(AttributeRefused, "leave out group", ml.quantize, model, "i4", dynamic=True)
     refuses(AttributeRefused, "no tensor is meant", ml.quantize, model, where="head")
     refuses(AttributeRefused, "no Linear layer", ml.quantize, ml.nn.LayerNorm(2))
-    for wrong in (ml.ones((2, 2)), lambda x: x):
-        refuses(AttributeRefused, "takes a Module", ml.quantize, cast(Any, wrong))
+    for model_like in cast(Any, (ml.ones((2, 2)), lambda x: x)):
+        refuses(AttributeRefused, "takes a Module", ml.quantize, model_like)
     for group in ("a", 32.0, 0):
         refuses(AttributeRefused, "group is an int", ml.quantize, model, group=cast(Any, group))
     refuses(AttributeRefused, "group is an int", ml.quantize_groups, x, group=cast(Any, "a"))
@@ -121,8 +121,8 @@ def test_layers_of_few_bits_stand_beside_others_in_a_half(
 
 @pytest.mark.parametrize("dtype", [d for d in WORST if d not in ("i8", "u8")])
 def test_few_bits_are_made_from_a_description(dtype: str) -> None:
-    made = ml.zeros((2, 4), dtype), ml.ones((2, 4), dtype), ml.full((2, 4), 1, dtype)
-    made += ml.zeros_like(made[1]), ml.full_like(made[0], ml.asarray(1.0))
+    made = [ml.zeros((2, 4), dtype), ml.ones((2, 4), dtype), ml.full((2, 4), 1, dtype)]
+    made += [ml.zeros_like(made[1]), ml.full_like(made[0], ml.asarray(1.0))]
     for y, value in zip(made, (0, 1, 1, 0, 1), strict=True):
         assert y.dtype == dtype
         assert (y.numpy() == value).all()

@@ -182,7 +182,8 @@ def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -
     child = chain_call(renumbered, child_types, unit=max(1, product.shape[-1]))
     if child is None:
         return None
-    return Chain(child, len(types), *head.sources[:2], head.target if kept else None)
+    x, y = head.sources[:2]
+    return Chain(child, len(types), x, y, head.target if kept else None)
 
 
 def rounding(

@@ -86,7 +86,7 @@ def _integer_call(
     integers = dict(zip(("out", "x", "y", "x_zero", "y_zero"), places, strict=False))
     integers |= {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
     if windows:
-        groups, (top, _), (left, _) = attributes["groups"], *attributes["padding"]
+        groups, ((top, _), (left, _)) = attributes["groups"], attributes["padding"]
         (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
         _, height, width, channels = x.shape
         integers |= {"height": height, "width": width, "channels": channels}
