@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.op import Attributes
+from mlvm.core.ops import few
 from mlvm.core.rules import common_dtype
 from mlvm.core.types import DType, TensorType, bool_, f32, f64, i32, i64
 from mlvm.onnx.arrays import NAMES
@@ -922,3 +923,25 @@ def _integer_matmul(b: Body) -> str:
 @body("det")
 def _det(b: Body) -> str:
     return b("Det", "x0")
+
+
+@body("integer_conv2d")
+def _integer_conv2d(b: Body) -> str:
+    x, kernel = (b("Transpose", each, perm=[0, 3, 1, 2]) for each in ("x0", "x1"))
+    zeros = [b.reshaped(each, []) for each in ("x2", "x3")]
+    y = b("ConvInteger", x, kernel, *zeros, group=b.groups, **_sliding(b))
+    return b("Transpose", y, perm=[0, 2, 3, 1])
+
+
+@body("quantize_linear")
+def _quantize_linear(b: Body) -> str:
+    whole = b("Round", b("Div", "x0", "x1"))
+    y, low, high = b("Add", whole, b.cast("x2", f32)), *few.limits(b.out.dtype)
+    y = b("Where", b("IsNaN", y), b.number(0.0, f32), y)
+    return b.cast(b("Clip", y, b.number(low, f32), b.number(high, f32)), b.out.dtype)
+
+
+@body("dequantize_linear")
+def _dequantize_linear(b: Body) -> str:
+    x, zero = (b.cast(each, i32) for each in ("x0", "x2"))
+    return b("Mul", b.cast(b("Sub", x, zero), f32), "x1")
