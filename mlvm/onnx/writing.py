@@ -24,7 +24,7 @@ from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
-from mlvm.onnx.bodies import BODIES, OPSET, Body
+from mlvm.onnx.bodies import BODIES, CASTS, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
 from mlvm.onnx.own import DOMAIN, told
@@ -214,7 +214,7 @@ class _Model:
                 name,
                 {
                     "name": name,
-                    "input": body.names,
+                    "input": body.takes,
                     "output": [result],
                     "node": [_node(each) for each in body.nodes],
                     "domain": DOMAIN,
@@ -389,19 +389,17 @@ class _Graph:
         rule = BODIES.get(op.name)
         if rule is None:
             raise _refused(op.name, call.line)
-        body = Body(types, out.type, call.attributes)
-        result = rule(body)
+        body = Body(types, out.type, call.attributes, op.name not in CASTS)
+        result = body.result(rule(body))
         text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         if op.name == "unpack":  # of what `load` has unpacked
             more = {}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         attributes: dict[str, Any] = {}
-        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.names:
+        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.takes:
             node, attributes = body.nodes[0]["op_type"], body.nodes[0]["attributes"]
         else:
-            if result in body.names:
-                result = body("Identity", result)
             node = self.model.function(op.name, (text, *types), body, result)
             more["domain"] = DOMAIN
         self.node(node, ins, {name: out.type}, call.line, attributes, **more)

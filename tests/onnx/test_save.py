@@ -350,6 +350,31 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
 
 
+def test_what_autocast_makes_computes_in_f32_where_others_run_it(
+    saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.nn.Linear(8, 3, key=ml.random.key(1))
+
+    @ml.autocast("bfloat16")
+    def net(x: ml.Tensor) -> ml.Tensor:
+        y = layers[1](ml.silu(layers[0](x)))
+        y = ml.cond(ml.sum(y) > 0, lambda: y * 2, lambda: -y)
+        return ml.softmax(y)
+
+    bodies = writing._Model(net, [X], {}, {}, {}).functions
+    made = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
+    assert made["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
+    path, inputs, [wanted] = saved(net, X)
+    assert np.array_equal(load(path)(*inputs), wanted)
+    monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
+    assert close(np.asarray(load(path)(*inputs)), wanted)
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        assert close(session.run(None, {"x": X})[0], wanted)
+
+
 @pytest.mark.parametrize("dtype", ["i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1"])
 def test_weights_of_few_bits_stay_so(dtype: str, tmp_path: Path) -> None:
     q, scale = ml.quantize_groups(ml.asarray(made((6, 64)) / 3), dtype, group=32)
