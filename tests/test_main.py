@@ -397,7 +397,7 @@ import sys
 import mlvm.eager as ml
 from beside import N
 
-vm = ml.VM("gpu")
+vm = ml.VM("second")
 weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "a batch/1")
 with weights.allocating():
     w = ml.ones((N, N))
@@ -540,7 +540,7 @@ def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -
     arguments = "arguments: ['scripts/train.py', '--epochs', '2', '-o', 'x']"
     assert (output, errors) == (f"{arguments}\npage  {page.relative_to(script.parent)}\n", "")
     text = page.read_text("utf-8")
-    for told in ("a batch/1 on gpu", "VM gpu", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
+    for told in ("a batch/1 on second", "VM second", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
         assert told in text
 
 

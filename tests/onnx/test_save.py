@@ -330,6 +330,16 @@ def test_what_is_refused_leaves_the_file_as_it_was(name: str, tmp_path: Path) ->
     assert path.read_bytes() == b"before"
 
 
+def test_a_path_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("none/x.onnx", "file/x.onnx", ""):
+        error = refuses(OSError, "", save, ml.tanh, [ml.ones(2)], tmp_path / place)
+        assert error.filename == str(tmp_path / place)
+    refuses(ml.errors.AttributeRefused, "a text or a path, not 5", save, ml.tanh, [ml.ones(2)], 5)
+    refuses(OSError, "no regular file", load, tmp_path)
+    assert [x.name for x in tmp_path.iterdir()] == ["file"]
+
+
 def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     model = ml.nn.Linear(64, 32, key=ml.random.key(0))
     save(model, [ml.TensorType(F, (2, 64))], tmp_path / "it.onnx", external=True)
@@ -478,6 +488,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     for fn, axes, text in (
         (convnet, {0: "b", 1: "h"}, r"test_save.py:\d+: conv2d has no form for other lengths"),
         (lambda x: x[: len(x) // 2], {0: "b"}, r"test_save.py:\d+: slice has no form"),
+        (lambda x: x[:100], {0: "b"}, r"test_save.py:\d+: slice has no form for other lengths"),
         (lambda x: x if len(x) < 6 else ml.exp(-x), {0: "b"}, r"has no form for other lengths"),
         (lambda x: x[:10] + 1, {0: "b"}, r"test_save.py:\d+: Add has no form"),
         (lambda x: x[:100] + 1, {0: "b"}, r"test_save.py:\d+: Add has no form"),
@@ -490,7 +501,9 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
     with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
         save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
-    assert caught.value.__notes__ == ["the lengths that the file leaves open were b = 4"]
+    assert caught.value.__notes__ == [
+        "dynamic_axes leaves lengths open: it was recorded at b = 4"
+    ]
     bad: tuple[tuple[Any, str], ...] = (
         ({"y": {0: "b"}}, "no input 'y' among x"),
         ({"x": {4: "b"}}, "it has no axis 4"),
