@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -335,7 +335,7 @@ def test_a_path_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -
     for place in ("none/x.onnx", "file/x.onnx", ""):
         error = refuses(OSError, "", save, ml.tanh, [ml.ones(2)], tmp_path / place)
         assert error.filename == str(tmp_path / place)
-    refuses(ml.errors.AttributeRefused, "a text or a path, not 5", save, ml.tanh, [ml.ones(2)], 5)
+    refuses(ml.errors.AttributeRefused, "a text or a path, not 5", save, ml.tanh, [ml.ones(2)], cast(Any, 5))
     refuses(OSError, "no regular file", load, tmp_path)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
 
@@ -374,6 +374,10 @@ def test_what_autocast_makes_computes_in_f32_where_others_run_it(
     bodies = writing._Model(net, [X], {}, {}, {}).functions
     made = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
     assert made["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
+    path, inputs, [wanted] = saved(layers[0], X)
+    with ml.autocast("bfloat16"):
+        assert close(np.asarray(load(path)(*inputs)), np.asarray(layers[0](*inputs)))
+        assert not np.array_equal(load(path)(*inputs), wanted)
     path, inputs, [wanted] = saved(net, X)
     assert np.array_equal(load(path)(*inputs), wanted)
     monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
@@ -501,9 +505,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
     with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
         save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
-    assert caught.value.__notes__ == [
-        "dynamic_axes leaves lengths open: it was recorded at b = 4"
-    ]
+    assert caught.value.__notes__ == ["dynamic_axes leaves lengths open: it was recorded at b = 4"]
     bad: tuple[tuple[Any, str], ...] = (
         ({"y": {0: "b"}}, "no input 'y' among x"),
         ({"x": {4: "b"}}, "it has no axis 4"),

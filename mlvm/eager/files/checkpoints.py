@@ -110,7 +110,9 @@ def save(
     """
     path = _path(file, "save")
     if path.suffix in _OTHERS:
-        told = f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
+        told = (
+            f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
+        )
         raise AttributeRefused(f"{path} would be read as {path.suffix[1:]}; {told}").at("save", ())
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(

@@ -31,7 +31,7 @@ def tune(device: str, size: int | None = None) -> Iterator[Timed]:
     the fastest of each dtype. `size` is that of the matrices, by default 512 on a processor and
     2048 on a GPU. Raises what a VM on the device raises."""
     if device == "cpu":
-        raise MachineError("a processor's kernels have fixed tiles; tune opencl:0, or another device")
+        raise MachineError("a processor's kernels have fixed tiles; tune another device")
     facts = GpuVM(device=device).memory.driver.facts
     n = size or (512 if facts.is_cpu else 2048)
     for dtype in (f32, f64):
