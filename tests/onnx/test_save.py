@@ -335,7 +335,14 @@ def test_a_path_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -
     for place in ("none/x.onnx", "file/x.onnx", ""):
         error = refuses(OSError, "", save, ml.tanh, [ml.ones(2)], tmp_path / place)
         assert error.filename == str(tmp_path / place)
-    refuses(ml.errors.AttributeRefused, "a text or a path, not 5", save, ml.tanh, [ml.ones(2)], cast(Any, 5))
+    refuses(
+        ml.errors.AttributeRefused,
+        "a text or a path, not 5",
+        save,
+        ml.tanh,
+        [ml.ones(2)],
+        cast(Any, 5),
+    )
     refuses(OSError, "no regular file", load, tmp_path)
     assert [x.name for x in tmp_path.iterdir()] == ["file"]
 
