@@ -424,7 +424,7 @@ def test_memory_runs_a_script_and_reports_and_draws_its_arenas(
     output, errors = capsys.readouterr()
     assert (errors, sys.path) == ("", before)
     assert output.startswith(
-        "arguments: ['scripts/train.py']\narena       weights\non          gpu"
+        "arguments: ['scripts/train.py']\narena       weights\non          second"
     )
     rows = [line.split() for line in output.splitlines()]
     assert ["256", "1", "f32[8,8]", "full", "scripts/train.py:9"] in rows
