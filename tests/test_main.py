@@ -750,7 +750,7 @@ def test_what_a_saved_step_cannot_do_is_one_line(
 ) -> None:
     np.save("x.npy", np.ones((2, 2), np.float32))
     np.save("z.npy", np.ones((3, 2), np.float32))
-    np.save("w.npy", np.ones((2, 2), np.float64))
+    np.save("w.npy", np.ones((2, 2), np.int64))
     data = Path("step.mlvm").read_bytes()
     Path("half.mlvm").write_bytes(data[: len(data) // 2])
     assert command_line(command) == 1
