@@ -38,7 +38,7 @@ _MOVES: Final = frozenset(
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
 
-_OF_HALVES: Final = frozenset(["batch_contract", "matmul"]) | ROWS | SUMS
+_OF_HALVES: Final = frozenset(["batch_contract", "matmul", "recurrence"]) | ROWS | SUMS
 """What kernels read halves for, beside what they move and what they do with each element."""
 
 

@@ -1,9 +1,11 @@
-/* Matrix products. */
+/* Matrix products, and recurrences, whose steps are products. */
+#define _GNU_SOURCE
 #include "../plan.h"
 
 #include "batch.h"
 #include "elements.h"
 #include "half.h"
+#include "recurrent.h"
 #include "vectors.h"
 
 #include <string.h>
@@ -103,5 +105,5 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #endif
 
 #define ENTRY(name) KERNEL(name, name, NULL)
-#define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
-KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))
+#define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype) ENTRY(recurrence_##dtype)
+KERNEL_TABLE(linalg, ENTRY(recurrence_vjp_f32) ENTRY(recurrence_vjp_f64) ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))

@@ -7,6 +7,8 @@
 #include "take.h"
 
 #include "gemm.h"
+
+#include "recurrent_of.h"
 #undef OF
 #undef DT
 #undef T

@@ -1,0 +1,238 @@
+"""Recurrences: what a cell with a state makes of a whole sequence, in one call.
+
+With h (and of an LSTM c) before a step, p the row of `projected`, b the `bias`, and q = h kernel,
+whose columns are those of the gates:
+
+    tanh, relu   h' = tanh(p + b + q), or relu of it
+    lstm         i, f, g, o = p + b + q;  c' = sigmoid(f) c + sigmoid(i) tanh(g);
+                 h' = sigmoid(o) tanh(c')
+    gru          r, z = p + b + q;  n = tanh(p + sigmoid(r) (q + b));  h' = n + sigmoid(z) (h - n)
+
+These are the formulas and the order of gates of PyTorch's `RNN`, `LSTM` and `GRU`. A sequence ends
+after `lengths` steps, if there are as many: its state then stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.op import internal
+from mlvm.core.ops.elementwise import sigmoid
+from mlvm.core.rules import require, require_one_float_dtype
+from mlvm.core.types import Array, TensorType, f32
+
+Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
+
+GATES: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
+"""Columns of a kernel for each element of the state."""
+SUMS: Final[Mapping[str, int]] = {**GATES, "gru": 4}
+"""Sums that the gradient reads, likewise."""
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _lengths(lengths: TensorType, batch: int) -> None:
+    require("integer", lengths)
+    if lengths.shape != (batch,):
+        raise ShapeError(f"lengths are [{batch}], one a sequence, not {lengths}")
+
+
+def _recurrence(
+    projected: TensorType,
+    state: TensorType,
+    kernel: TensorType,
+    bias: TensorType,
+    lengths: TensorType,
+    cell: Cell,
+    reverse: bool,
+) -> TensorType:
+    require_one_float_dtype(projected, state, bias)
+    if kernel.dtype is not projected.dtype and not (
+        kernel.dtype.is_half and projected.dtype is f32
+    ):
+        raise DTypeError(f"the kernel is {projected.dtype}, as the rest, not {kernel.dtype}")
+    parts = 2 if cell == "lstm" else 1
+    if projected.ndim != 3 or state.ndim != 3:
+        raise ShapeError("projected is [time, batch, gates * hidden], state [parts, batch, hidden]")
+    time, batch, width = projected.shape
+    hidden = state.shape[2]
+    if state.shape[:2] != (parts, batch) or width != GATES[cell] * hidden:
+        raise ShapeError(
+            f"the state of {cell} is [{parts}, {batch}, hidden], and what is projected "
+            f"[{time}, {batch}, {GATES[cell]} * hidden], not {state} and {projected}"
+        )
+    if kernel.shape != (hidden, width) or bias.shape != (width,):
+        raise ShapeError(
+            f"kernel and bias are [{hidden}, {width}] and [{width}], not {kernel} and {bias}"
+        )
+    _lengths(lengths, batch)
+    return TensorType(projected.dtype, (parts, time + 1, batch, hidden))
+
+
+def _recurrence_vjp(
+    g: TensorType,
+    sums: TensorType,
+    states: TensorType,
+    turned: TensorType,
+    lengths: TensorType,
+    cell: Cell,
+    reverse: bool,
+) -> TensorType:
+    require_one_float_dtype(g, sums, states)
+    require("float", turned)
+    if g.shape != states.shape or states.ndim != 4 or states.shape[1] < 1:
+        raise ShapeError(f"g and states are [parts, time + 1, batch, hidden], not {g}, {states}")
+    parts, slots, batch, hidden = states.shape
+    wanted = (slots - 1, batch, SUMS[cell] * hidden), (GATES[cell] * hidden, hidden)
+    if (sums.shape, turned.shape) != wanted or parts != (2 if cell == "lstm" else 1):
+        raise ShapeError(f"sums and turned are {wanted[0]} and {wanted[1]}")
+    _lengths(lengths, batch)
+    return TensorType(states.dtype, (sums.size + parts * batch * hidden,))
+
+
+def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: object, **__: object
+) -> int:  # fmt: skip
+    return 2 * projected.shape[0] * projected.shape[1] * kernel.size
+
+
+def _vjp_flops(g: TensorType, sums: TensorType, states: TensorType, turned: TensorType,
+               *_: object, **__: object) -> int:  # fmt: skip
+    return 2 * sums.shape[0] * sums.shape[1] * turned.size
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@internal(infer=_recurrence, flops=_flops)
+def recurrence(
+    out: Array,
+    projected: Array,
+    state: Array,
+    kernel: Array,
+    bias: Array,
+    lengths: Array,
+    *,
+    cell: Cell,
+    reverse: bool = False,
+) -> None:
+    """The states around all steps: f[time, batch, gates * hidden], f[parts, batch, hidden],
+    f[hidden, gates * hidden], f[gates * hidden] and i[batch] -> f[parts, time + 1, batch, hidden].
+
+    h is the first part, c the second. `state` stands before the first step; with `reverse` the last
+    row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h is
+    rounded to it, and sums are f32.
+    """
+    time, step = len(projected), _STEPS[cell]
+    out[:, time if reverse else 0] = state
+    for t in range(time)[:: -1 if reverse else 1]:
+        before, after = out[:, t + reverse], out[:, t + (not reverse)]
+        step(after, projected[t], bias, before[0] @ kernel, before)
+        np.copyto(after, before, where=(t >= lengths)[:, None])
+
+
+@internal(infer=_recurrence_vjp, flops=_vjp_flops)
+def recurrence_vjp(
+    out: Array,
+    g: Array,
+    sums: Array,
+    states: Array,
+    turned: Array,
+    lengths: Array,
+    *,
+    cell: Cell,
+    reverse: bool = False,
+) -> None:
+    """The way back through `recurrence`: the cotangents of `sums`, and then that of `state`, flat.
+
+    `states` are what it made, g their cotangent, `turned` the kernel's transpose. Sums are p + b +
+    q of each step; for gru [p of n, r, z, q + b of n], of which the last three are cotangents of q;
+    those of tanh and relu are not read.
+    """
+    parts, slots, batch, hidden = states.shape
+    pull, time = _PULLS[cell], slots - 1
+    made = out[: sums.size].reshape(sums.shape)
+    carried = g[:, 0 if reverse else time].copy()
+    for t in range(time)[:: 1 if reverse else -1]:
+        at = t + reverse
+        before, after = states[:, at], states[:, t + (not reverse)]
+        ended = (t >= lengths)[:, None]
+        through = pull(made[t], carried, sums[t], before, after)
+        np.copyto(made[t], 0, where=ended)
+        through[0] += made[t, :, -len(turned) :] @ turned
+        np.copyto(carried, through, where=~ended)
+        carried += g[:, at]
+    out[sums.size :] = carried.reshape(-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    y = np.empty_like(x)
+    sigmoid.kernel(y, x)
+    return y
+
+
+def _tanh_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
+    np.tanh(p + b + q, after[0])
+
+
+def _relu_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
+    np.maximum(p + b + q, 0, after[0])
+
+
+def _lstm_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
+    i, f, g, o = np.split(p + b + q, 4, -1)
+    np.add(_sigmoid(f) * before[1], _sigmoid(i) * np.tanh(g), after[1])
+    np.multiply(_sigmoid(o), np.tanh(after[1]), after[0])
+
+
+def _gru_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
+    hidden = before.shape[-1]
+    r, z = np.split(_sigmoid((p + b + q)[:, : 2 * hidden]), 2, -1)
+    n = np.tanh(p[:, 2 * hidden :] + r * (q + b)[:, 2 * hidden :])
+    np.add(n, z * (before[0] - n), after[0])
+
+
+def _tanh_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], 1 - after[0] * after[0], made)
+    return np.zeros_like(g)
+
+
+def _relu_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], after[0] > 0, made)
+    return np.zeros_like(g)
+
+
+def _lstm_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+    i, f, n, o = np.split(sums, 4, -1)
+    i, f, o, n, y = _sigmoid(i), _sigmoid(f), _sigmoid(o), np.tanh(n), np.tanh(after[1])
+    c = g[1] + g[0] * o * (1 - y * y)
+    parts = c * n * i * (1 - i), c * before[1] * f * (1 - f), c * i * (1 - n * n)
+    np.concatenate([*parts, g[0] * y * o * (1 - o)], -1, made)
+    return np.stack([np.zeros_like(c), c * f])
+
+
+def _gru_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+    p, r, z, q = np.split(sums, 4, -1)
+    r, z = _sigmoid(r), _sigmoid(z)
+    n = np.tanh(p + r * q)
+    new = g[0] * (1 - z) * (1 - n * n)
+    parts = new * q * r * (1 - r), g[0] * (before[0] - n) * z * (1 - z)
+    np.concatenate([new, *parts, new * r], -1, made)
+    return (g[0] * z)[None]
+
+
+_STEPS: Final[Mapping[str, Callable[..., None]]] = {
+    "tanh": _tanh_step,
+    "relu": _relu_step,
+    "lstm": _lstm_step,
+    "gru": _gru_step,
+}
+_PULLS: Final[Mapping[str, Callable[..., Array]]] = {
+    "tanh": _tanh_pull,
+    "relu": _relu_pull,
+    "lstm": _lstm_pull,
+    "gru": _gru_pull,
+}

@@ -1,0 +1,75 @@
+"""Recurrences: `kernels/recurrent_of.h`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mlvm.core.op import Attributes
+from mlvm.core.ops.recurrent import GATES, SUMS
+from mlvm.core.types import TensorType, bf16, f32, f64, u64
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.elements import integer_kind
+from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
+from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
+
+_UNIT: Final = 32  # elements of a state: as wide as a tile
+_WORTH_MEETING: Final = 6000  # nanoseconds of a step, after which threads wait for each other
+_CELLS: Final = ("tanh", "relu", "lstm", "gru")
+
+
+@planner("recurrence")
+def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, projected, _, kernel, _, lengths = types
+    dtype = str(kernel.dtype)
+    if kernel.dtype is bf16:
+        dtype = "bf16x2" if has_kernel("gemv_bf16x2") and kernel.shape[0] % 2 == 0 else "bf16"
+    elif kernel.dtype is not projected.dtype:
+        return None
+    time, rows, width = projected.shape
+    hidden = kernel.shape[0]
+    product = Product(dtype, Matrix(rows, hidden, hidden, 1), Matrix(hidden, width, width, 1))
+    size = 8 if kernel.dtype is f64 else 4
+    scratch = (out.shape[0] * rows * hidden + (rows + 2) * width) * size
+    shared = 4 * rows * hidden if kernel.dtype is bf16 and projected.dtype is f32 else 0
+    return _call(op, types, product, attributes, time, lengths, scratch, shared)
+
+
+@planner("recurrence_vjp")
+def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    _, _, sums, states, turned, lengths = types
+    if states.dtype is not turned.dtype or states.dtype not in (f32, f64):
+        return None
+    parts, slots, rows, hidden = states.shape
+    width = turned.shape[0]
+    x = Matrix(rows, width, sums.shape[-1], 1)
+    product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
+    scratch = (parts + 1) * rows * hidden * states.dtype.itemsize
+    return _call(op, types, product, attributes, slots - 1, lengths, scratch, 0)
+
+
+def _call(op: str, types: Types, product: Product, attributes: Attributes, time: int,
+          lengths: TensorType, scratch: int, shared: int) -> KernelCall | None:  # fmt: skip
+    rows, hidden = product.x.rows, types[0 if op == "recurrence" else 3].shape[-1]
+    if not rows * hidden or lengths.dtype is u64:
+        return None
+    child = vector(product, by_columns=True) if rows == 1 else tiles(product)
+    if child is None:
+        return None
+    cell, size = attributes["cell"], product.x.columns * product.y.columns
+    step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * GATES[cell] * hidden
+    alone = hidden % _UNIT or step < _WORTH_MEETING
+    unit = hidden if alone else _UNIT
+    rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
+    rest += [2 if cell == "lstm" else 1, SUMS[cell], _CELLS.index(cell)]
+    rest += [types[0].dtype is bf16]
+    return kernel_call(
+        f"{op}_{product.dtype}",
+        len(types),
+        hidden // unit,
+        time * step,
+        {"m": rows, "k": product.x.columns, "n": product.y.columns, "unit": unit},
+        scratch=scratch + 64 + child.scratch,
+        shared=64 + shared,
+        children=[child],
+        rest=rest,
+    )

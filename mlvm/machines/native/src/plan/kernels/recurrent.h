@@ -1,0 +1,40 @@
+/* What recurrences of all dtypes have in common. */
+#include "functions.h"
+
+#include <sched.h>
+
+/* Behind the integers of a product of all rows of the state: how many steps there are, of which kind the
+ * lengths are, whether the last comes FIRST, how many parts a state has, and sums; whether the elements of
+ * the state are bf16. */
+enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, WIDTHS, CELL, HALF_STATES };
+enum { TANH, RELU, LSTM, GRU };
+
+#define SIGMOID(x) _Generic((x), float: sigmoid_f32, double: sigmoid_f64)(x)
+#define TANH_(x) _Generic((x), float: tanh_f32, double: tanh_f64)(x)
+
+/* How many units have come here, in all; each comes as often. A call that is divided has all its units
+ * running at once. */
+static inline void meet(int64_t *count, int64_t units, int64_t all, int64_t *target)
+{
+    if (units == all)
+        return;
+    *target += all;
+    __atomic_add_fetch(count, units, __ATOMIC_ACQ_REL);
+    for (int64_t spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < *target; spins++) {
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+        if (spins > 2000)
+            sched_yield(); /* one may wait for this processor */
+    }
+}
+
+static inline int64_t longest_of(const char *lengths, int64_t kind, int64_t count, int64_t most)
+{
+    int64_t longest = 0;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t length = integer_at(lengths, kind, i);
+        longest = length > longest ? length : longest;
+    }
+    return least(longest, most);
+}

@@ -1,0 +1,244 @@
+/* Recurrences: a sequence in one call, for one dtype of the kernel; included after gemm.h.
+ *
+ * A unit is UNIT elements of the hidden state, with the columns of all its gates: a thread makes the same
+ * ones in each step, so that its part of the kernel stays in its own cache. All meet after each step. */
+
+/* Columns of x @ y for some elements of the state. `of` has the product's integers. */
+static void OF(recur)(const int64_t *of, const S *x, const S *y, T *sums, T *scratch, int64_t column,
+                      int64_t columns)
+{
+    if (of[M] == 1) {
+        memset(sums + column, 0, (size_t)columns * sizeof(T));
+        for (int64_t j = 0; j < columns; j += OF(AT_ONCE))
+            OF(row_product)(of, x, y + column + j, sums + column + j, least(columns - j, OF(AT_ONCE)));
+        return;
+    }
+    OF(Part) part = {.n = of, .x = x, .y = y, .out = sums, .rows = of[M], .column = column};
+    part.columns = columns;
+    part.strip = scratch;
+    part.panels = part.strip + of[STRIP_LENGTH];
+    OF(product)(&part);
+}
+
+/* The steps of the cells: h and c change in place; p, q and b are the columns of a gate each. */
+static void OF(step_tanh)(T *h, const T *p, const T *q, const T *b, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++)
+        h[j] = TANH_(p[j] + b[j] + q[j]);
+}
+
+static void OF(step_relu)(T *h, const T *p, const T *q, const T *b, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T x = p[j] + b[j] + q[j];
+        h[j] = x < 0 ? 0 : x;
+    }
+}
+
+static void OF(step_lstm)(T *h, T *c, const T *p, const T *q, const T *b, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T i = SIGMOID(p[j] + b[j] + q[j]);
+        T f = SIGMOID(p[gate + j] + b[gate + j] + q[gate + j]);
+        T g = TANH_(p[2 * gate + j] + b[2 * gate + j] + q[2 * gate + j]);
+        T o = SIGMOID(p[3 * gate + j] + b[3 * gate + j] + q[3 * gate + j]);
+        c[j] = f * c[j] + i * g;
+        h[j] = o * TANH_(c[j]);
+    }
+}
+
+static void OF(step_gru)(T *h, const T *p, const T *q, const T *b, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T r = SIGMOID(p[j] + b[j] + q[j]);
+        T z = SIGMOID(p[gate + j] + b[gate + j] + q[gate + j]);
+        T n = TANH_(p[2 * gate + j] + r * (q[2 * gate + j] + b[2 * gate + j]));
+        h[j] = n + z * (h[j] - n);
+    }
+}
+
+/* Elements of an operand as the sums have them, and back: those of HALF_STATES are bf16. */
+static void OF(get)(T *to, const char *from, int64_t at, int64_t count, int64_t half)
+{
+#if HALVES
+    if (half) {
+        for (int64_t j = 0; j < count; j++)
+            to[j] = widen_bf16(((const uint16_t *)from)[at + j]);
+        return;
+    }
+#endif
+    (void)half;
+    memcpy(to, (const T *)from + at, (size_t)count * sizeof(T));
+}
+
+static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t half)
+{
+#if HALVES
+    if (half) {
+        for (int64_t j = 0; j < count; j++)
+            ((uint16_t *)to)[at + j] = narrow_bf16(from[j]);
+        return;
+    }
+#endif
+    (void)half;
+    memcpy((T *)to + at, from, (size_t)count * sizeof(T));
+}
+
+/* Scratch: the state [PARTS][rows][hidden], sums of a step [rows][columns], those of what is projected in a
+ * row, the bias; then the product's. Shared: 64 bytes for those who meet, then h in bf16, twice. */
+static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t rows = n[M], hidden = n[K], width = n[N], steps = n[STEPS], all = rows * hidden;
+    const int64_t half = n[HALF_STATES], gates = width / hidden, parts = n[PARTS];
+    const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
+    const int64_t longest = longest_of(p[5], n[LENGTHS], rows, steps);
+    T *state = (T *)scratch, *sums = state + parts * all, *row = sums + rows * width;
+    T *bias = row + width, *rest = (T *)(((uintptr_t)(bias + width) + 63) & ~(uintptr_t)63);
+    char *shared = p[call->nparams];
+    int64_t target = 0;
+    S *of_product = (S *)(shared + 64); /* where the state is of another dtype than the kernel */
+    const int own = sizeof(S) != sizeof(T) && !half;
+    OF(get)(bias, p[4], 0, width, half);
+    for (int64_t i = 0; i < parts * rows; i++)
+        OF(get)(state + i * hidden + first, p[2], i * hidden + first, count, half);
+    for (int64_t turn = -1; turn < steps; turn++) {
+        const int64_t t = n[BACKWARD] ? steps - 1 - turn : turn;
+        const int64_t from = n[BACKWARD] ? t + 1 : t, to = n[BACKWARD] ? t : t + 1;
+        if (turn >= 0 && t < longest) {
+            const S *x = own ? of_product + (turn & 1) * all
+                             : (const S *)p[0] + from * all;
+            for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
+                OF(recur)(of, x, (const S *)p[3], sums, rest, g * hidden + first,
+                          count == hidden ? width : count);
+            for (int64_t i = 0; i < rows; i++) {
+                if (t >= integer_at(p[5], n[LENGTHS], i))
+                    continue;
+                T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
+                const T *in = row + first;
+                for (int64_t g = 0; g < gates; g++)
+                    OF(get)(row + g * hidden + first, p[1],
+                            (t * rows + i) * width + g * hidden + first, count, half);
+                switch (n[CELL]) {
+                case TANH: OF(step_tanh)(h, in, q, b, count); break;
+                case RELU: OF(step_relu)(h, in, q, b, count); break;
+                case LSTM: OF(step_lstm)(h, h + all, in, q, b, hidden, count); break;
+                default: OF(step_gru)(h, in, q, b, hidden, count);
+                }
+            }
+        }
+        for (int64_t part = 0; part < parts; part++)
+            for (int64_t i = 0; i < rows; i++) {
+                const T *now = state + part * all + i * hidden + first;
+                OF(give)(p[0], now, (part * (steps + 1) + to) * all + i * hidden + first, count, half);
+                if (own && !part)
+                    OF(give)((char *)(of_product + ((turn + 1) & 1) * all), now, i * hidden + first, count, 1);
+            }
+        meet((int64_t *)shared, end - begin, call->units, &target);
+    }
+    return 0;
+}
+
+#if !HALVES
+/* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
+ * before without the product takes the place of that. */
+static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, const T *before, const T *after, int64_t gate,
+                          int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T i = SIGMOID(sums[j]), f = SIGMOID(sums[gate + j]), g = TANH_(sums[2 * gate + j]);
+        T o = SIGMOID(sums[3 * gate + j]), y = TANH_(after[j]);
+        T d = c[j] + h[j] * o * (1 - y * y);
+        made[j] = d * g * i * (1 - i);
+        made[gate + j] = d * before[j] * f * (1 - f);
+        made[2 * gate + j] = d * i * (1 - g * g);
+        made[3 * gate + j] = h[j] * y * o * (1 - o);
+        c[j] = d * f;
+        h[j] = 0;
+    }
+}
+
+static void OF(pull_gru)(T *made, T *h, const T *sums, const T *before, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T r = SIGMOID(sums[gate + j]), z = SIGMOID(sums[2 * gate + j]), q = sums[3 * gate + j];
+        T n = TANH_(sums[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
+        made[j] = d;
+        made[gate + j] = d * q * r * (1 - r);
+        made[2 * gate + j] = h[j] * (before[j] - n) * z * (1 - z);
+        made[3 * gate + j] = d * r;
+        h[j] = h[j] * z;
+    }
+}
+
+static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        made[j] = relu ? (after[j] > 0 ? h[j] : 0) : h[j] * (1 - after[j] * after[j]);
+        h[j] = 0;
+    }
+}
+
+/* Scratch: the state's cotangent [PARTS][rows][hidden], the product [rows][hidden]; then the product's. */
+static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                              char *scratch)
+{
+    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t rows = n[M], hidden = n[N], steps = n[STEPS], all = rows * hidden;
+    const int64_t width = n[WIDTHS] * hidden, parts = n[PARTS], slots = steps + 1;
+    const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
+    T *const out = (T *)p[0], *carried = (T *)scratch, *sums = carried + parts * all;
+    T *rest = (T *)(((uintptr_t)(sums + all) + 63) & ~(uintptr_t)63);
+    const T *g = (const T *)p[1], *states = (const T *)p[3];
+    int64_t target = 0;
+    for (int64_t turn = -1; turn < steps; turn++) {
+        const int64_t t = n[BACKWARD] ? turn : steps - 1 - turn;
+        const int64_t before = n[BACKWARD] ? t + 1 : t, after = n[BACKWARD] ? t : t + 1;
+        T *made = out + t * rows * width;
+        int64_t left = 0;
+        for (int64_t i = 0; i < rows && turn >= 0; i++) {
+            T *h = carried + i * hidden + first, *to = made + i * width + first;
+            const T *y = states + (after * rows + i) * hidden + first;
+            const T *x = states + (before * rows + i) * hidden + first;
+            const T *in = (const T *)p[2] + (t * rows + i) * width + first;
+            if (t >= integer_at(p[5], n[LENGTHS], i)) {
+                for (int64_t gate = 0; gate < n[WIDTHS]; gate++)
+                    memset(to + gate * hidden, 0, (size_t)count * sizeof(T));
+                continue;
+            }
+            left++;
+            switch (n[CELL]) {
+            case LSTM: OF(pull_lstm)(to, h, h + all, in, x + slots * all, y + slots * all, hidden, count); break;
+            case GRU: OF(pull_gru)(to, h, in, x, hidden, count); break;
+            default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
+            }
+        }
+        if (turn >= 0)
+            meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
+        if (left)
+            OF(recur)(of, made + width - of[K], (const T *)p[4], sums, rest, first, count);
+        for (int64_t i = 0; i < rows; i++) {
+            if (turn >= 0 && t < integer_at(p[5], n[LENGTHS], i))
+                for (int64_t j = i * hidden + first; j < i * hidden + first + count; j++)
+                    carried[j] += sums[j];
+            for (int64_t part = 0; part < parts; part++) {
+                T *now = carried + part * all + i * hidden + first;
+                const T *more = g + ((part * slots + before) * rows + i) * hidden + first;
+                for (int64_t j = 0; j < count; j++)
+                    now[j] = turn < 0 ? more[j] : now[j] + more[j];
+            }
+        }
+    }
+    for (int64_t i = 0; i < parts * rows; i++)
+        memcpy(out + steps * rows * width + i * hidden + first, carried + i * hidden + first,
+               (size_t)count * sizeof(T));
+    return 0;
+}
+#endif
