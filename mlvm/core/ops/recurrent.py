@@ -29,8 +29,12 @@ Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
 
 GATES: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
 """Columns of a kernel for each element of the state."""
-SUMS: Final[Mapping[str, int]] = {**GATES, "gru": 4}
-"""Sums that the gradient reads, likewise."""
+PARTS: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 2, "gru": 1}
+"""Of a state: h, and of an LSTM c."""
+KEPT: Final[Mapping[str, int]] = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
+"""Sums that the way back reads: p + b + q of each gate, but of gru's n only q + b."""
+MADE: Final[Mapping[str, int]] = {**GATES, "gru": 4}
+"""Cotangents that it makes: of p + b + q, and of gru first that of n's p, then those of q."""
 
 # --- type rules ----------------------------------------------------------------------
 
@@ -49,13 +53,14 @@ def _recurrence(
     lengths: TensorType,
     cell: Cell,
     reverse: bool,
+    keep: bool,
 ) -> TensorType:
     require_one_float_dtype(projected, state, bias)
     if kernel.dtype is not projected.dtype and not (
         kernel.dtype.is_half and projected.dtype is f32
     ):
         raise DTypeError(f"the kernel is {projected.dtype}, as the rest, not {kernel.dtype}")
-    parts = 2 if cell == "lstm" else 1
+    parts = PARTS[cell]
     if projected.ndim != 3 or state.ndim != 3:
         raise ShapeError("projected is [time, batch, gates * hidden], state [parts, batch, hidden]")
     time, batch, width = projected.shape
@@ -70,28 +75,35 @@ def _recurrence(
             f"kernel and bias are [{hidden}, {width}] and [{width}], not {kernel} and {bias}"
         )
     _lengths(lengths, batch)
-    return TensorType(projected.dtype, (parts, time + 1, batch, hidden))
+    return TensorType(projected.dtype, (parts + keep * KEPT[cell], time + 1, batch, hidden))
 
 
 def _recurrence_vjp(
     g: TensorType,
-    sums: TensorType,
+    last: TensorType,
+    projected: TensorType,
     states: TensorType,
     turned: TensorType,
     lengths: TensorType,
     cell: Cell,
     reverse: bool,
 ) -> TensorType:
-    require_one_float_dtype(g, sums, states)
+    require_one_float_dtype(g, last, projected, states)
     require("float", turned)
-    if g.shape != states.shape or states.ndim != 4 or states.shape[1] < 1:
-        raise ShapeError(f"g and states are [parts, time + 1, batch, hidden], not {g}, {states}")
-    parts, slots, batch, hidden = states.shape
-    wanted = (slots - 1, batch, SUMS[cell] * hidden), (GATES[cell] * hidden, hidden)
-    if (sums.shape, turned.shape) != wanted or parts != (2 if cell == "lstm" else 1):
-        raise ShapeError(f"sums and turned are {wanted[0]} and {wanted[1]}")
+    if g.ndim != 3:
+        raise ShapeError(f"g is [time, batch, hidden], not {g}")
+    time, batch, hidden = g.shape
+    parts, width = PARTS[cell], GATES[cell] * hidden
+    wanted = (
+        (parts, batch, hidden),
+        (time, batch, width),
+        (parts + KEPT[cell], time + 1, batch, hidden),
+        (width, hidden),
+    )
+    if (last.shape, projected.shape, states.shape, turned.shape) != wanted:
+        raise ShapeError(f"last, projected, states and turned are {wanted}")
     _lengths(lengths, batch)
-    return TensorType(states.dtype, (sums.size + parts * batch * hidden,))
+    return TensorType(states.dtype, (g.size * MADE[cell] + last.size,))
 
 
 def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: object, **__: object
@@ -99,9 +111,9 @@ def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: obj
     return 2 * projected.shape[0] * projected.shape[1] * kernel.size
 
 
-def _vjp_flops(g: TensorType, sums: TensorType, states: TensorType, turned: TensorType,
-               *_: object, **__: object) -> int:  # fmt: skip
-    return 2 * sums.shape[0] * sums.shape[1] * turned.size
+def _vjp_flops(g: TensorType, last: TensorType, projected: TensorType, states: TensorType,
+               turned: TensorType, *_: object, **__: object) -> int:  # fmt: skip
+    return 2 * g.shape[0] * g.shape[1] * turned.size
 
 
 # --- ops -----------------------------------------------------------------------------
@@ -118,27 +130,34 @@ def recurrence(
     *,
     cell: Cell,
     reverse: bool = False,
+    keep: bool = False,
 ) -> None:
     """The states around all steps: f[time, batch, gates * hidden], f[parts, batch, hidden],
     f[hidden, gates * hidden], f[gates * hidden] and i[batch] -> f[parts, time + 1, batch, hidden].
 
     h is the first part, c the second. `state` stands before the first step; with `reverse` the last
-    row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h is
-    rounded to it, and sums are f32.
+    row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h may be
+    rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the way
+    back; they are 0 where a sequence has ended.
     """
-    time, step = len(projected), _STEPS[cell]
-    out[:, time if reverse else 0] = state
+    time, step, parts = len(projected), _STEPS[cell], PARTS[cell]
+    out[:parts, time if reverse else 0] = state
+    out[parts:, time] = 0
     for t in range(time)[:: -1 if reverse else 1]:
-        before, after = out[:, t + reverse], out[:, t + (not reverse)]
-        step(after, projected[t], bias, before[0] @ kernel, before)
-        np.copyto(after, before, where=(t >= lengths)[:, None])
+        before, after = out[:parts, t + reverse], out[:parts, t + (not reverse)]
+        sums = step(after, projected[t], bias, before[0] @ kernel, before)
+        ended = (t >= lengths)[:, None]
+        np.copyto(after, before, where=ended)
+        for part, each in zip(out[parts:, t], np.split(sums, GATES[cell], -1), strict=False):
+            part[...] = np.where(ended, 0, each)
 
 
 @internal(infer=_recurrence_vjp, flops=_vjp_flops)
 def recurrence_vjp(
     out: Array,
     g: Array,
-    sums: Array,
+    last: Array,
+    projected: Array,
     states: Array,
     turned: Array,
     lengths: Array,
@@ -146,26 +165,21 @@ def recurrence_vjp(
     cell: Cell,
     reverse: bool = False,
 ) -> None:
-    """The way back through `recurrence`: the cotangents of `sums`, and then that of `state`, flat.
-
-    `states` are what it made, g their cotangent, `turned` the kernel's transpose. Sums are p + b +
-    q of each step; for gru [p of n, r, z, q + b of n], of which the last three are cotangents of q;
-    those of tanh and relu are not read.
-    """
-    parts, slots, batch, hidden = states.shape
-    pull, time = _PULLS[cell], slots - 1
-    made = out[: sums.size].reshape(sums.shape)
-    carried = g[:, 0 if reverse else time].copy()
+    """The way back through `recurrence`: for each step and sequence the cotangents `MADE`, side by
+    side, and then those of `state`; all flat. g are those of h after each step, `last` those of the
+    last state; `states` are what it made and kept, `turned` is the kernel's transpose."""
+    (time, batch, hidden), parts = g.shape, PARTS[cell]
+    made = out[: g.size * MADE[cell]].reshape(time, batch, -1)
+    carried = last.copy()
     for t in range(time)[:: 1 if reverse else -1]:
-        at = t + reverse
-        before, after = states[:, at], states[:, t + (not reverse)]
+        before, after = states[:parts, t + reverse], states[:parts, t + (not reverse)]
         ended = (t >= lengths)[:, None]
-        through = pull(made[t], carried, sums[t], before, after)
+        carried[0] += g[t]
+        through = _PULLS[cell](made[t], carried, states[parts:, t], projected[t], before, after)
         np.copyto(made[t], 0, where=ended)
         through[0] += made[t, :, -len(turned) :] @ turned
         np.copyto(carried, through, where=~ended)
-        carried += g[:, at]
-    out[sums.size :] = carried.reshape(-1)
+    out[made.size :] = carried.reshape(-1)
 
 
 def _sigmoid(x: Array) -> Array:
@@ -174,57 +188,60 @@ def _sigmoid(x: Array) -> Array:
     return y
 
 
-def _tanh_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
-    np.tanh(p + b + q, after[0])
+def _tanh_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    return np.tanh(p + b + q, after[0])
 
 
-def _relu_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
-    np.maximum(p + b + q, 0, after[0])
+def _relu_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    return np.maximum(p + b + q, 0, out=after[0])
 
 
-def _lstm_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
-    i, f, g, o = np.split(p + b + q, 4, -1)
+def _lstm_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    sums = p + b + q
+    i, f, g, o = np.split(sums, 4, -1)
     np.add(_sigmoid(f) * before[1], _sigmoid(i) * np.tanh(g), after[1])
     np.multiply(_sigmoid(o), np.tanh(after[1]), after[0])
+    return sums
 
 
-def _gru_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> None:
+def _gru_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
     hidden = before.shape[-1]
-    r, z = np.split(_sigmoid((p + b + q)[:, : 2 * hidden]), 2, -1)
-    n = np.tanh(p[:, 2 * hidden :] + r * (q + b)[:, 2 * hidden :])
-    np.add(n, z * (before[0] - n), after[0])
+    sums = np.concatenate([(p + b + q)[:, : 2 * hidden], (q + b)[:, 2 * hidden :]], -1)
+    r, z, q = np.split(sums, 3, -1)
+    n = np.tanh(p[:, 2 * hidden :] + _sigmoid(r) * q)
+    np.add(n, _sigmoid(z) * (before[0] - n), after[0])
+    return sums
 
 
-def _tanh_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+def _tanh_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
     np.multiply(g[0], 1 - after[0] * after[0], made)
     return np.zeros_like(g)
 
 
-def _relu_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
+def _relu_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
     np.multiply(g[0], after[0] > 0, made)
     return np.zeros_like(g)
 
 
-def _lstm_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
-    i, f, n, o = np.split(sums, 4, -1)
-    i, f, o, n, y = _sigmoid(i), _sigmoid(f), _sigmoid(o), np.tanh(n), np.tanh(after[1])
+def _lstm_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    i, f, o = map(_sigmoid, sums[[0, 1, 3]])
+    n, y = np.tanh(sums[2]), np.tanh(after[1])
     c = g[1] + g[0] * o * (1 - y * y)
     parts = c * n * i * (1 - i), c * before[1] * f * (1 - f), c * i * (1 - n * n)
     np.concatenate([*parts, g[0] * y * o * (1 - o)], -1, made)
     return np.stack([np.zeros_like(c), c * f])
 
 
-def _gru_pull(made: Array, g: Array, sums: Array, before: Array, after: Array) -> Array:
-    p, r, z, q = np.split(sums, 4, -1)
-    r, z = _sigmoid(r), _sigmoid(z)
-    n = np.tanh(p + r * q)
+def _gru_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    r, z, q = _sigmoid(sums[0]), _sigmoid(sums[1]), sums[2]
+    n = np.tanh(p[:, -q.shape[1] :] + r * q)
     new = g[0] * (1 - z) * (1 - n * n)
     parts = new * q * r * (1 - r), g[0] * (before[0] - n) * z * (1 - z)
     np.concatenate([new, *parts, new * r], -1, made)
     return (g[0] * z)[None]
 
 
-_STEPS: Final[Mapping[str, Callable[..., None]]] = {
+_STEPS: Final[Mapping[str, Callable[..., Array]]] = {
     "tanh": _tanh_step,
     "relu": _relu_step,
     "lstm": _lstm_step,

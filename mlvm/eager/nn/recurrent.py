@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
-from mlvm.core.ops.recurrent import Cell
+from mlvm.core.ops.recurrent import MADE, Cell
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
 from mlvm.eager.autodiff.grad import vjp
@@ -523,57 +523,51 @@ def recurrence(
         kernel = op.astype(kernel, dtype=half)
     projected = projected if projected.dtype is bias.dtype else op.astype(projected, dtype=f32)
     given = [projected, begin, kernel, bias, lengths]
-    made = partial(_states, kind, reverse)
-    rule = Custom("recurrence", made, fwd=partial(_kept, made), bwd=partial(_back, kind, reverse))
-    [states] = [_stepped(kind, reverse, *given)] if _goes_step_by_step() else rule(given)
-    y = states[0, : states.shape[1] - 1] if reverse else states[0, 1:]
-    return y, [states[i, 0 if reverse else time] for i in range(len(state))]
+    fn = partial(_run, kind, reverse, False)
+    kept, back = partial(_run, kind, reverse, True), partial(_back, kind, reverse)
+    rule = Custom("recurrence", lambda given: fn(given)[0], fwd=kept, bwd=back)
+    y, last = _stepped(kind, reverse, *given) if _goes_step_by_step() else rule(given)
+    return y, list(shapes.unstack(last))
 
 
-def _states(kind: Cell, reverse: bool, given: Sequence[Tensor]) -> list[Tensor]:
-    return [op.recurrence(*given, cell=kind, reverse=reverse)]
-
-
-def _kept(
-    made: Callable[[list[Tensor]], list[Tensor]], given: list[Tensor]
+def _run(
+    kind: Cell, reverse: bool, keep: bool, given: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    states = made(given)
-    return states, [*given, *states]
+    """The outputs and the last state; and what the way back needs."""
+    made = op.recurrence(*given, cell=kind, reverse=reverse, keep=keep)
+    time, parts = given[0].shape[0], given[1].shape[0]
+    y = made[0, :time] if reverse else made[0, 1:]
+    return [y, made[:parts, 0 if reverse else time]], [*given, made]
 
 
 def _back(
     kind: Cell, reverse: bool, kept: list[Tensor], gs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """The cotangents of `recurrence`'s operands. For a derivative of these, the loop has them."""
-    *given, lengths, states = kept
-    projected, _, kernel, bias = given
-    [g] = gs
+    *given, lengths, made = kept
+    projected, begin, kernel, _ = given
+    g, g_last = gs
+    assert g is not None and g_last is not None  # `Custom` makes zeros of none
     on = current_capture.get()
     if taping() is not None or (on is not None and on.outer):
         loop = partial(_stepped, kind, reverse)
-        return [*vjp(lambda *xs: loop(*xs, lengths), *given)[1](g), None]
+        return [*vjp(lambda *xs: loop(*xs, lengths), *given)[1]((g, g_last)), None]
     time, batch, width = projected.shape
     hidden = kernel.shape[0]
-    before = states[0, 1:] if reverse else states[0, :time]
-    if kind == "lstm":
-        sums = projected + bias + op.matmul(before, kernel)
-    elif kind == "gru":
-        q, p = shapes.split(op.matmul(before, kernel) + bias, [2 * hidden], axis=-1), projected
-        sums = shapes.concat([p[..., 2 * hidden :], p[..., : 2 * hidden] + q[0], q[1]], axis=-1)
-    else:
-        sums = projected  # which is not read
+    turned = op.permute_dims(kernel, axes=(1, 0))
     flat = op.recurrence_vjp(
-        g, sums, states, op.permute_dims(kernel, axes=(1, 0)), lengths, cell=kind, reverse=reverse
+        g, g_last, projected, made, turned, lengths, cell=kind, reverse=reverse
     )
-    of_sums, of_state = shapes.split(flat, [sums.size])
-    own = of_product = shapes.reshape(of_sums, sums.shape)
+    of_sums, of_state = shapes.split(flat, [flat.size - begin.size])
+    own = of_product = shapes.reshape(of_sums, (time, batch, MADE[kind] * hidden))
     if kind == "gru":
         new, r_z, of_product = own[..., :hidden], own[..., hidden : 3 * hidden], own[..., hidden:]
         own = shapes.concat([r_z, new], axis=-1)
+    before = made[0, 1:] if reverse else made[0, :time]
     rows = shapes.reshape(before, (time * batch, hidden))
     columns = shapes.reshape(of_product, (time * batch, width))
     of_kernel = elements.astype(op.matmul(rows, columns, transpose_x=True), kernel.dtype)
-    of_state = shapes.reshape(of_state, given[1].shape)
+    of_state = shapes.reshape(of_state, begin.shape)
     return [own, of_state, of_kernel, op.sum(columns, axis=0), None]
 
 
@@ -585,7 +579,7 @@ def _stepped(
     kernel: Tensor,
     bias: Tensor,
     lengths: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """`recurrence` as a loop."""
 
     def turn(state: tuple[Tensor, ...], row: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
@@ -600,12 +594,11 @@ def _stepped(
             after = (op.tanh(p + q) if kind == "tanh" else op.relu(p + q),)
         goes_on = shapes.expand_dims(t < lengths, axis=-1)
         after = tuple(op.where(goes_on, x, y) for x, y in zip(after, state, strict=True))
-        return after, shapes.stack(list(after))
+        return after, after[0]
 
     steps = creation.arange(projected.shape[0], dtype=lengths.dtype)
-    _, made = scan(turn, tuple(shapes.unstack(state)), (projected, steps), reverse=reverse)
-    whole, first = shapes.moveaxis(made, 0, 1), shapes.expand_dims(state, axis=1)
-    return shapes.concat([whole, first] if reverse else [first, whole], axis=1)
+    last, y = scan(turn, tuple(shapes.unstack(state)), (projected, steps), reverse=reverse)
+    return y, shapes.stack(list(last))
 
 
 def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None) -> Tensor:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from mlvm.core.op import Attributes
-from mlvm.core.ops.recurrent import GATES, SUMS
-from mlvm.core.types import TensorType, bf16, f32, f64, u64
+from mlvm.core.ops.recurrent import GATES, KEPT, MADE, PARTS
+from mlvm.core.types import bf16, f32, f64, u64
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.elements import integer_kind
 from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
@@ -25,31 +25,33 @@ def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | No
         dtype = "bf16x2" if has_kernel("gemv_bf16x2") and kernel.shape[0] % 2 == 0 else "bf16"
     elif kernel.dtype is not projected.dtype:
         return None
-    time, rows, width = projected.shape
+    _, rows, width = projected.shape
     hidden = kernel.shape[0]
     product = Product(dtype, Matrix(rows, hidden, hidden, 1), Matrix(hidden, width, width, 1))
     size = 8 if kernel.dtype is f64 else 4
-    scratch = (out.shape[0] * rows * hidden + (rows + 2) * width) * size
+    cell = attributes["cell"]
+    scratch = (PARTS[cell] * rows * hidden + (rows + 2) * width) * size
+    kept = KEPT[cell] if attributes["keep"] else 0
     shared = 4 * rows * hidden if kernel.dtype is bf16 and projected.dtype is f32 else 0
-    return _call(op, types, product, attributes, time, lengths, scratch, shared)
+    return _call(op, types, product, attributes, out.shape[-1], kept, scratch, shared)
 
 
 @planner("recurrence_vjp")
 def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    _, _, sums, states, turned, lengths = types
+    _, g, last, _, states, turned, _ = types
     if states.dtype is not turned.dtype or states.dtype not in (f32, f64):
         return None
-    parts, slots, rows, hidden = states.shape
-    width = turned.shape[0]
-    x = Matrix(rows, width, sums.shape[-1], 1)
+    _, rows, hidden = g.shape
+    width, made = turned.shape[0], MADE[attributes["cell"]]
+    x = Matrix(rows, width, made * hidden, 1)
     product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
-    scratch = (parts + 1) * rows * hidden * states.dtype.itemsize
-    return _call(op, types, product, attributes, slots - 1, lengths, scratch, 0)
+    scratch = last.nbytes + g.dtype.itemsize * rows * hidden
+    return _call(op, types, product, attributes, hidden, made, scratch, 0)
 
 
-def _call(op: str, types: Types, product: Product, attributes: Attributes, time: int,
-          lengths: TensorType, scratch: int, shared: int) -> KernelCall | None:  # fmt: skip
-    rows, hidden = product.x.rows, types[0 if op == "recurrence" else 3].shape[-1]
+def _call(op: str, types: Types, product: Product, attributes: Attributes, hidden: int,
+          sums: int, scratch: int, shared: int) -> KernelCall | None:  # fmt: skip
+    rows, time, lengths = product.x.rows, types[1].shape[0], types[-1]
     if not rows * hidden or lengths.dtype is u64:
         return None
     child = vector(product, by_columns=True) if rows == 1 else tiles(product)
@@ -60,8 +62,7 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, time:
     alone = hidden % _UNIT or step < _WORTH_MEETING
     unit = hidden if alone else _UNIT
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
-    rest += [2 if cell == "lstm" else 1, SUMS[cell], _CELLS.index(cell)]
-    rest += [types[0].dtype is bf16]
+    rest += [PARTS[cell], sums, _CELLS.index(cell), types[0].dtype is bf16]
     return kernel_call(
         f"{op}_{product.dtype}",
         len(types),

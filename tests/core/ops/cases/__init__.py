@@ -19,6 +19,7 @@ from tests.core.ops.cases import (
     neural,
     quantized,
     random,
+    recurrent,
     reduction,
     special,
     windows,
@@ -27,7 +28,8 @@ from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(lanes, layout, linalg, neural, quantized, random, reduction, special, windows),
+    *(lanes, layout, linalg, neural, quantized, random, recurrent),
+    *(reduction, special, windows),
 )
 
 _MOVES = (

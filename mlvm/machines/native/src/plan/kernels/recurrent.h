@@ -4,9 +4,9 @@
 #include <sched.h>
 
 /* Behind the integers of a product of all rows of the state: how many steps there are, of which kind the
- * lengths are, whether the last comes FIRST, how many parts a state has, and sums; whether the elements of
- * the state are bf16. */
-enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, WIDTHS, CELL, HALF_STATES };
+ * lengths are, whether the last comes first, how many parts a state has, how many sums are kept or
+ * cotangents made of each element, the cell; whether the elements of the state are bf16. */
+enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, MADE = KEPT };
 enum { TANH, RELU, LSTM, GRU };
 
 #define SIGMOID(x) _Generic((x), float: sigmoid_f32, double: sigmoid_f64)(x)

@@ -20,7 +20,8 @@ static void OF(recur)(const int64_t *of, const S *x, const S *y, T *sums, T *scr
     OF(product)(&part);
 }
 
-/* The steps of the cells: h and c change in place; p, q and b are the columns of a gate each. */
+/* The steps of the cells: h and c change in place, and q becomes the sums of the gates, but of gru's n
+ * without p. A gate's columns are `gate` behind those of the one before. */
 static void OF(step_tanh)(T *h, const T *p, const T *q, const T *b, int64_t count)
 {
     INDEPENDENT
@@ -37,26 +38,26 @@ static void OF(step_relu)(T *h, const T *p, const T *q, const T *b, int64_t coun
     }
 }
 
-static void OF(step_lstm)(T *h, T *c, const T *p, const T *q, const T *b, int64_t gate, int64_t count)
+static void OF(step_lstm)(T *h, T *c, const T *p, T *q, const T *b, int64_t gate, int64_t count)
 {
     INDEPENDENT
     for (int64_t j = 0; j < count; j++) {
-        T i = SIGMOID(p[j] + b[j] + q[j]);
-        T f = SIGMOID(p[gate + j] + b[gate + j] + q[gate + j]);
-        T g = TANH_(p[2 * gate + j] + b[2 * gate + j] + q[2 * gate + j]);
-        T o = SIGMOID(p[3 * gate + j] + b[3 * gate + j] + q[3 * gate + j]);
+        T i = SIGMOID(q[j] = p[j] + b[j] + q[j]);
+        T f = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
+        T g = TANH_(q[2 * gate + j] = p[2 * gate + j] + b[2 * gate + j] + q[2 * gate + j]);
+        T o = SIGMOID(q[3 * gate + j] = p[3 * gate + j] + b[3 * gate + j] + q[3 * gate + j]);
         c[j] = f * c[j] + i * g;
         h[j] = o * TANH_(c[j]);
     }
 }
 
-static void OF(step_gru)(T *h, const T *p, const T *q, const T *b, int64_t gate, int64_t count)
+static void OF(step_gru)(T *h, const T *p, T *q, const T *b, int64_t gate, int64_t count)
 {
     INDEPENDENT
     for (int64_t j = 0; j < count; j++) {
-        T r = SIGMOID(p[j] + b[j] + q[j]);
-        T z = SIGMOID(p[gate + j] + b[gate + j] + q[gate + j]);
-        T n = TANH_(p[2 * gate + j] + r * (q[2 * gate + j] + b[2 * gate + j]));
+        T r = SIGMOID(q[j] = p[j] + b[j] + q[j]);
+        T z = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
+        T n = TANH_(p[2 * gate + j] + r * (q[2 * gate + j] = q[2 * gate + j] + b[2 * gate + j]));
         h[j] = n + z * (h[j] - n);
     }
 }
@@ -116,8 +117,11 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
                 OF(recur)(of, x, (const S *)p[3], sums, rest, g * hidden + first,
                           count == hidden ? width : count);
             for (int64_t i = 0; i < rows; i++) {
-                if (t >= integer_at(p[5], n[LENGTHS], i))
+                if (t >= integer_at(p[5], n[LENGTHS], i)) {
+                    for (int64_t g = 0; g < gates; g++)
+                        memset(sums + i * width + g * hidden + first, 0, (size_t)count * sizeof(T));
                     continue;
+                }
                 T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
                 const T *in = row + first;
                 for (int64_t g = 0; g < gates; g++)
@@ -138,6 +142,13 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
                 if (own && !part)
                     OF(give)((char *)(of_product + ((turn + 1) & 1) * all), now, i * hidden + first, count, 1);
             }
+        if (turn < 0 || t >= longest)
+            memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
+        for (int64_t g = 0; g < n[KEPT]; g++)
+            for (int64_t i = 0; i < rows; i++)
+                OF(give)(p[0], sums + i * width + g * hidden + first,
+                         ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden + first,
+                         count, half);
         meet((int64_t *)shared, end - begin, call->units, &target);
     }
     return 0;
@@ -146,13 +157,13 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
 #if !HALVES
 /* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
  * before without the product takes the place of that. */
-static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, const T *before, const T *after, int64_t gate,
-                          int64_t count)
+static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, const T *before,
+                          const T *after, int64_t gate, int64_t count)
 {
     INDEPENDENT
     for (int64_t j = 0; j < count; j++) {
-        T i = SIGMOID(sums[j]), f = SIGMOID(sums[gate + j]), g = TANH_(sums[2 * gate + j]);
-        T o = SIGMOID(sums[3 * gate + j]), y = TANH_(after[j]);
+        T i = SIGMOID(sums[j]), f = SIGMOID(sums[apart + j]), g = TANH_(sums[2 * apart + j]);
+        T o = SIGMOID(sums[3 * apart + j]), y = TANH_(after[j]);
         T d = c[j] + h[j] * o * (1 - y * y);
         made[j] = d * g * i * (1 - i);
         made[gate + j] = d * before[j] * f * (1 - f);
@@ -163,12 +174,13 @@ static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, const T *before, c
     }
 }
 
-static void OF(pull_gru)(T *made, T *h, const T *sums, const T *before, int64_t gate, int64_t count)
+static void OF(pull_gru)(T *made, T *h, const T *sums, int64_t apart, const T *p, const T *before,
+                         int64_t gate, int64_t count)
 {
     INDEPENDENT
     for (int64_t j = 0; j < count; j++) {
-        T r = SIGMOID(sums[gate + j]), z = SIGMOID(sums[2 * gate + j]), q = sums[3 * gate + j];
-        T n = TANH_(sums[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
+        T r = SIGMOID(sums[j]), z = SIGMOID(sums[apart + j]), q = sums[2 * apart + j];
+        T n = TANH_(p[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
         made[j] = d;
         made[gate + j] = d * q * r * (1 - r);
         made[2 * gate + j] = h[j] * (before[j] - n) * z * (1 - z);
@@ -192,49 +204,46 @@ static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t be
 {
     const int64_t *n = call->n, *of = call->children[0]->n;
     const int64_t rows = n[M], hidden = n[N], steps = n[STEPS], all = rows * hidden;
-    const int64_t width = n[WIDTHS] * hidden, parts = n[PARTS], slots = steps + 1;
+    const int64_t width = n[MADE] * hidden, parts = n[PARTS], apart = (steps + 1) * all;
     const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
     T *const out = (T *)p[0], *carried = (T *)scratch, *sums = carried + parts * all;
     T *rest = (T *)(((uintptr_t)(sums + all) + 63) & ~(uintptr_t)63);
-    const T *g = (const T *)p[1], *states = (const T *)p[3];
+    const T *g = (const T *)p[1], *states = (const T *)p[4];
     int64_t target = 0;
-    for (int64_t turn = -1; turn < steps; turn++) {
+    memcpy(carried, p[2], (size_t)(parts * all) * sizeof(T));
+    for (int64_t turn = 0; turn < steps; turn++) {
         const int64_t t = n[BACKWARD] ? turn : steps - 1 - turn;
-        const int64_t before = n[BACKWARD] ? t + 1 : t, after = n[BACKWARD] ? t : t + 1;
         T *made = out + t * rows * width;
         int64_t left = 0;
-        for (int64_t i = 0; i < rows && turn >= 0; i++) {
-            T *h = carried + i * hidden + first, *to = made + i * width + first;
-            const T *y = states + (after * rows + i) * hidden + first;
-            const T *x = states + (before * rows + i) * hidden + first;
-            const T *in = (const T *)p[2] + (t * rows + i) * width + first;
-            if (t >= integer_at(p[5], n[LENGTHS], i)) {
-                for (int64_t gate = 0; gate < n[WIDTHS]; gate++)
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = i * hidden + first;
+            T *h = carried + at, *to = made + i * width + first;
+            const T *x = states + (n[BACKWARD] ? t + 1 : t) * all + at;
+            const T *y = states + (n[BACKWARD] ? t : t + 1) * all + at;
+            const T *kept = states + parts * apart + t * all + at;
+            for (int64_t j = 0; j < count; j++)
+                h[j] += g[t * all + at + j];
+            if (t >= integer_at(p[6], n[LENGTHS], i)) {
+                for (int64_t gate = 0; gate < n[MADE]; gate++)
                     memset(to + gate * hidden, 0, (size_t)count * sizeof(T));
                 continue;
             }
             left++;
+            const T *in = (const T *)p[3] + (t * rows + i) * of[K] + first;
             switch (n[CELL]) {
-            case LSTM: OF(pull_lstm)(to, h, h + all, in, x + slots * all, y + slots * all, hidden, count); break;
-            case GRU: OF(pull_gru)(to, h, in, x, hidden, count); break;
+            case LSTM: OF(pull_lstm)(to, h, h + all, kept, apart, x + apart, y + apart, hidden, count); break;
+            case GRU: OF(pull_gru)(to, h, kept, apart, in + 2 * hidden, x, hidden, count); break;
             default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
             }
         }
-        if (turn >= 0)
-            meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
-        if (left)
-            OF(recur)(of, made + width - of[K], (const T *)p[4], sums, rest, first, count);
-        for (int64_t i = 0; i < rows; i++) {
-            if (turn >= 0 && t < integer_at(p[5], n[LENGTHS], i))
+        meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
+        if (!left)
+            continue;
+        OF(recur)(of, made + width - of[K], (const T *)p[5], sums, rest, first, count);
+        for (int64_t i = 0; i < rows; i++)
+            if (t < integer_at(p[6], n[LENGTHS], i))
                 for (int64_t j = i * hidden + first; j < i * hidden + first + count; j++)
                     carried[j] += sums[j];
-            for (int64_t part = 0; part < parts; part++) {
-                T *now = carried + part * all + i * hidden + first;
-                const T *more = g + ((part * slots + before) * rows + i) * hidden + first;
-                for (int64_t j = 0; j < count; j++)
-                    now[j] = turn < 0 ? more[j] : now[j] + more[j];
-            }
-        }
     }
     for (int64_t i = 0; i < parts * rows; i++)
         memcpy(out + steps * rows * width + i * hidden + first, carried + i * hidden + first,
