@@ -168,8 +168,8 @@ def recurrence_vjp(
     """The way back through `recurrence`: for each step and sequence the cotangents `MADE`, side by
     side, and then those of `state`; all flat. g are those of h after each step, `last` those of the
     last state; `states` are what it made and kept, `turned` is the kernel's transpose."""
-    (time, batch, hidden), parts = g.shape, PARTS[cell]
-    made = out[: g.size * MADE[cell]].reshape(time, batch, -1)
+    time, batch, parts = *g.shape[:2], PARTS[cell]
+    made = out[: g.size * MADE[cell]].reshape(time, batch, len(turned) // GATES[cell] * MADE[cell])
     carried = last.copy()
     for t in range(time)[:: 1 if reverse else -1]:
         before, after = states[:parts, t + reverse], states[:parts, t + (not reverse)]

@@ -724,9 +724,7 @@ VJPS: Final[dict[str, Rules]] = {
                 op.take(g, indices, axis=0) * _reduced_by(x, updates, indices, out, by)[1]
             ),
         },
-        x=lambda t, x, updates, indices, out, by: (
-            t * _reduced_by(x, updates, indices, out, by)[0]
-        ),
+        x=lambda t, x, updates, indices, out, by: t * _reduced_by(x, updates, indices, out, by)[0],
         updates=lambda t, x, updates, indices, out, by: op.scatter_add(
             t * _reduced_by(x, updates, indices, out, by)[1], indices, axis=0, length=x.shape[0]
         ),

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from functools import reduce
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, cast
@@ -23,11 +22,9 @@ from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.arguments import type_of
-from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.shapes import broadcast_to, concat, moveaxis, part, reshape, unstack
+from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
-from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor

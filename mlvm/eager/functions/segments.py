@@ -129,9 +129,7 @@ def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor
     return length, from_front(ids, length)
 
 
-def _combined(
-    by: Combine, data: Tensor, ids: Tensor, count: int | None, start: float
-) -> Tensor:
+def _combined(by: Combine, data: Tensor, ids: Tensor, count: int | None, start: float) -> Tensor:
     length, ids = _segments(data, ids, count)
     x = full((length, *data.shape[1:]), start, dtype=data.dtype)
     return op.index_reduce(x, data, ids, by=by)

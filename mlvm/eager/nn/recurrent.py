@@ -9,7 +9,8 @@ block as far as `lengths` reach; a step then makes one product, of the state wit
 gates. With a batch of 1, reading that kernel is what a step costs.
 
 All steps are one call, `recurrence`, whose gradient is another. Where another transformation goes
-through it, on a device, and in a file of ONNX, a loop goes step by step, as it does for other cells.
+through it, on a device, and in a file of ONNX, a loop goes step by step, as it does for
+other cells.
 """
 
 from __future__ import annotations
@@ -547,7 +548,8 @@ def _back(
     *given, lengths, made = kept
     projected, begin, kernel, _ = given
     g, g_last = gs
-    assert g is not None and g_last is not None  # `Custom` makes zeros of none
+    assert g is not None  # `Custom` makes zeros of none
+    assert g_last is not None
     on = current_capture.get()
     if taping() is not None or (on is not None and on.outer):
         loop = partial(_stepped, kind, reverse)

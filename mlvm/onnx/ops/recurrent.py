@@ -115,7 +115,9 @@ def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
         found = own[direction].lower() if own else "tanh"
         return found if found in ("tanh", "relu") else None  # type: ignore[return-value]
     names, kind = _PLAIN[name]
-    each = [x.lower() for x in own or names * 2][direction * len(names) : (direction + 1) * len(names)]
+    each = [x.lower() for x in own or names * 2][
+        direction * len(names) : (direction + 1) * len(names)
+    ]
     return kind if each == names and (name == "LSTM" or at.get("linear_before_reset")) else None
 
 
@@ -123,7 +125,11 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
          cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
     """All directions of a cell: its states after each step [T, D, N, H], and the last of each."""
     x, w, r = tensor(x), _whole(at, 1, w), _whole(at, 2, r)
-    hidden, way, gates = at["hidden_size"], at.get("direction", "forward"), len(_ORDER[at.node.type])
+    hidden, way, gates = (
+        at["hidden_size"],
+        at.get("direction", "forward"),
+        len(_ORDER[at.node.type]),
+    )
     by_batch = bool(at.get("layout", 0))
     x = ml.swapaxes(x, 0, 1) if by_batch else x
     count, n, _ = x.shape

@@ -19,7 +19,7 @@ _CELLS: Final = ("tanh", "relu", "lstm", "gru")
 
 @planner("recurrence")
 def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    out, projected, _, kernel, _, lengths = types
+    out, projected, _, kernel, *_ = types
     dtype = str(kernel.dtype)
     if kernel.dtype is bf16:
         dtype = "bf16x2" if has_kernel("gemv_bf16x2") and kernel.shape[0] % 2 == 0 else "bf16"

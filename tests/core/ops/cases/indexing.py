@@ -166,11 +166,18 @@ CASES: dict[str, list[Case]] = {
     ],
     "index_reduce": [
         *[
-            Case((_X[0] * 3, _X.reshape(6, 4)[2:], np.array([2, 0, -1, 2])), _index_reduce, {"by": by})
+            Case(
+                (_X[0] * 3, _X.reshape(6, 4)[2:], np.array([2, 0, -1, 2])),
+                _index_reduce,
+                {"by": by},
+            )
             for by in ("multiply", "minimum", "maximum")
         ],
-        Case((_F32[:, 0], _F32[0, :2, None] * 2, np.array([[1], [1]], "B")), _index_reduce,
-             {"by": "maximum"}),
+        Case(
+            (_F32[:, 0], _F32[0, :2, None] * 2, np.array([[1], [1]], "B")),
+            _index_reduce,
+            {"by": "maximum"},
+        ),
         Case((_F32[0], _F32[1, :2], np.array([1, 1])), _index_reduce, {"by": "multiply"}),
         *[
             Case((_MATRIX, _MATRIX[[1, 0]] * 2, np.array([0, 0], "h")), _index_reduce, {"by": by})

@@ -23,7 +23,7 @@ def _step(cell: str, p: Array, q: Array, b: Array, h: Array, c: Array) -> tuple[
     """The state after a step, and the sums that are kept."""
     if cell in ("tanh", "relu"):
         return np.tanh(p + q + b) if cell == "tanh" else np.maximum(p + q + b, 0), c, []
-    gates = [x + y + z for x, y, z in zip(*[np.split(v, _GATES[cell]) for v in (p, q, b)])]
+    gates = np.split(p + q + b, _GATES[cell])
     if cell == "lstm":
         c = _sigmoid(gates[1]) * c + _sigmoid(gates[0]) * np.tanh(gates[2])
         return _sigmoid(gates[3]) * np.tanh(c), c, gates
@@ -57,6 +57,18 @@ def _recurrence(
     return out
 
 
+def _after(cell: str, given: list[Array], k: int) -> Any:
+    """The state after a step from these sums and that state, where the k-th goes aside."""
+    s = [x + 1e-40j * (j == k) for j, x in enumerate(given)]
+    if cell == "lstm":
+        new = _sigmoid(s[1]) * s[-1] + _sigmoid(s[0]) * np.tanh(s[2])
+        return np.stack([_sigmoid(s[3]) * np.tanh(new), new])
+    if cell == "gru":
+        m = np.tanh(s[0] + _sigmoid(s[1]) * s[3])
+        return (m + _sigmoid(s[2]) * (s[-2] - m))[None]
+    return (np.tanh(s[0]) if cell == "tanh" else s[0] * (s[0].real > 0))[None]
+
+
 def _recurrence_vjp(
     g: Array,
     last: Array,
@@ -84,17 +96,10 @@ def _recurrence_vjp(
             if cell == "gru":
                 sums = [projected[t, i, 2 * n :].astype("d"), *sums]
 
-            def after(k: int) -> Any:
-                s = [x + 1e-40j * (j == k) for j, x in enumerate([*sums, h, c])]
-                if cell == "lstm":
-                    new = _sigmoid(s[1]) * s[-1] + _sigmoid(s[0]) * np.tanh(s[2])
-                    return np.stack([_sigmoid(s[3]) * np.tanh(new), new])
-                if cell == "gru":
-                    m = np.tanh(s[0] + _sigmoid(s[1]) * s[3])
-                    return (m + _sigmoid(s[2]) * (s[-2] - m))[None]
-                return (np.tanh(s[0]) if cell == "tanh" else s[0] * (s[0].real > 0))[None]
-
-            slopes = [(after(k).imag / 1e-40 * d[:, i]).sum(0) for k in range(made + 2)]
+            slopes = [
+                (_after(cell, [*sums, h, c], k).imag / 1e-40 * d[:, i]).sum(0)
+                for k in range(made + 2)
+            ]
             out[t, i] = slopes[:made]
             d[0, i] = slopes[made] + out[t, i].reshape(-1)[-len(turned) :] @ turned
             if parts == 2:
