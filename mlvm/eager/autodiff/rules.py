@@ -857,7 +857,8 @@ VJPS: Final[dict[str, Rules]] = {
 
 _HOLOMORPHIC: Final = (
     "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
-    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract"
+    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract "
+    "index_reduce"
 )
 HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
 """Ops whose rules take no conjugates, although they multiply by values."""

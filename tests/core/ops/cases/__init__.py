@@ -35,7 +35,7 @@ _ROOMS = (
 _MOVES = (
     "full reshape permute_dims broadcast_to concat flip roll pad slice embed slice_add tril triu "
     "copy take scatter_add index_add take_along_axis scatter_add_along_axis dynamic_update "
-    "slice_set index_set mask_set boolean_index mask_scatter matmul batch_contract"
+    "index_reduce slice_set index_set mask_set boolean_index mask_scatter matmul batch_contract"
 )
 """Ops that do with complex numbers what they do with floats, and whose `expected` does, too."""
 

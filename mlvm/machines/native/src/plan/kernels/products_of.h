@@ -7,8 +7,6 @@
 #include "take.h"
 
 #include "gemm.h"
-
-#include "recurrent_of.h"
 #undef OF
 #undef DT
 #undef T

@@ -5,8 +5,8 @@
 
 /* Behind the integers of a product of all rows of the state: how many steps there are, of which kind the
  * lengths are, whether the last comes first, how many parts a state has, how many sums are kept or
- * cotangents made of each element, the cell; whether the elements of the state are bf16. */
-enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, MADE = KEPT };
+ * cotangents made of each element, the cell; whether the state is bf16, and whether the kernel is. */
+enum { STEPS = AXES + 1, LENGTHS, BACKWARD, PARTS, KEPT, CELL, HALF_STATES, HALF_KERNEL, MADE = KEPT };
 enum { TANH, RELU, LSTM, GRU };
 
 #define SIGMOID(x) _Generic((x), float: sigmoid_f32, double: sigmoid_f64)(x)

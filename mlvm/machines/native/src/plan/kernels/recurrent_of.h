@@ -1,19 +1,61 @@
-/* Recurrences: a sequence in one call, for one dtype of the kernel; included after gemm.h.
+/* Recurrences: a sequence in one call, in f32 or f64; included after the products.
  *
  * A unit is UNIT elements of the hidden state, with the columns of all its gates: a thread makes the same
  * ones in each step, so that its part of the kernel stays in its own cache. All meet after each step. */
 
-/* Columns of x @ y for some elements of the state. `of` has the product's integers. */
-static void OF(recur)(const int64_t *of, const S *x, const S *y, T *sums, T *scratch, int64_t column,
-                      int64_t columns)
+/* A row times rows of bf16, in the order of `add_rows`. */
+static void OF(add_halves)(T *sum, const T *x, const uint16_t *y, int64_t y_k, int64_t columns, int64_t k)
 {
+    const int64_t whole = columns / LANES * LANES;
+    int64_t l = 0;
+    for (; l + 4 <= k; l += 4)
+        for (int64_t j = 0; j < whole; j += LANES) {
+            V s = OF(load)(sum + j);
+            UNROLL for (int i = 0; i < 4; i++)
+                s = OF(FMA)(OF(SPREAD)(x[l + i]), (V)take_bf16(y + (l + i) * y_k + j, 1), s);
+            OF(store)(sum + j, s);
+        }
+    for (; l < k; l++)
+        for (int64_t j = 0; j < whole; j += LANES)
+            OF(store)(sum + j,
+                      OF(FMA)(OF(SPREAD)(x[l]), (V)take_bf16(y + l * y_k + j, 1), OF(load)(sum + j)));
+    for (int64_t j = whole; j < columns; j++) {
+        V total = {0};
+        for (l = 0; l < k; l++) {
+            V one = {widen_bf16(y[l * y_k + j])};
+            total = OF(FMA)(OF(SPREAD)(x[l]), one, total);
+        }
+        sum[j] = total[0];
+    }
+}
+
+/* Columns of x @ y for some elements of the state. `of` has the product's integers; y may be bf16. */
+static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T *sums, T *scratch,
+                      int64_t column, int64_t columns)
+{
+    if (sizeof(T) == 4 && half) {
+        for (int64_t i = 0; i < of[M]; i++) {
+            T *total = sums + i * of[N] + column;
+            memset(total, 0, (size_t)columns * sizeof(T));
+            for (int64_t first = 0; first < of[K]; first += of[BLOCK]) {
+                memset(scratch, 0, (size_t)columns * sizeof(T));
+                OF(add_halves)(scratch, x + i * of[K] + first,
+                               (const uint16_t *)y + first * of[N] + column, of[N], columns,
+                               least(of[K] - first, of[BLOCK]));
+                for (int64_t j = 0; j < columns; j++)
+                    total[j] += scratch[j];
+            }
+        }
+        return;
+    }
     if (of[M] == 1) {
         memset(sums + column, 0, (size_t)columns * sizeof(T));
         for (int64_t j = 0; j < columns; j += OF(AT_ONCE))
-            OF(row_product)(of, x, y + column + j, sums + column + j, least(columns - j, OF(AT_ONCE)));
+            OF(row_product)(of, x, (const T *)y + column + j, sums + column + j,
+                            least(columns - j, OF(AT_ONCE)));
         return;
     }
-    OF(Part) part = {.n = of, .x = x, .y = y, .out = sums, .rows = of[M], .column = column};
+    OF(Part) part = {.n = of, .x = x, .y = (const T *)y, .out = sums, .rows = of[M], .column = column};
     part.columns = columns;
     part.strip = scratch;
     part.panels = part.strip + of[STRIP_LENGTH];
@@ -65,32 +107,27 @@ static void OF(step_gru)(T *h, const T *p, T *q, const T *b, int64_t gate, int64
 /* Elements of an operand as the sums have them, and back: those of HALF_STATES are bf16. */
 static void OF(get)(T *to, const char *from, int64_t at, int64_t count, int64_t half)
 {
-#if HALVES
     if (half) {
         for (int64_t j = 0; j < count; j++)
             to[j] = widen_bf16(((const uint16_t *)from)[at + j]);
         return;
     }
-#endif
-    (void)half;
     memcpy(to, (const T *)from + at, (size_t)count * sizeof(T));
 }
 
 static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t half)
 {
-#if HALVES
     if (half) {
         for (int64_t j = 0; j < count; j++)
-            ((uint16_t *)to)[at + j] = narrow_bf16(from[j]);
+            ((uint16_t *)to)[at + j] = narrow_bf16((float)from[j]);
         return;
     }
-#endif
-    (void)half;
     memcpy((T *)to + at, from, (size_t)count * sizeof(T));
 }
 
 /* Scratch: the state [PARTS][rows][hidden], sums of a step [rows][columns], those of what is projected in a
- * row, the bias; then the product's. Shared: 64 bytes for those who meet, then h in bf16, twice. */
+ * row, the bias; then the product's. Shared: 64 bytes for those who meet, then h, twice, where
+ * the state is bf16. */
 static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
 {
     const int64_t *n = call->n, *of = call->children[0]->n;
@@ -102,8 +139,7 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
     T *bias = row + width, *rest = (T *)(((uintptr_t)(bias + width) + 63) & ~(uintptr_t)63);
     char *shared = p[call->nparams];
     int64_t target = 0;
-    S *of_product = (S *)(shared + 64); /* where the state is of another dtype than the kernel */
-    const int own = sizeof(S) != sizeof(T) && !half;
+    T *wide = (T *)(shared + 64);
     OF(get)(bias, p[4], 0, width, half);
     for (int64_t i = 0; i < parts * rows; i++)
         OF(get)(state + i * hidden + first, p[2], i * hidden + first, count, half);
@@ -111,10 +147,9 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
         const int64_t t = n[BACKWARD] ? steps - 1 - turn : turn;
         const int64_t from = n[BACKWARD] ? t + 1 : t, to = n[BACKWARD] ? t : t + 1;
         if (turn >= 0 && t < longest) {
-            const S *x = own ? of_product + (turn & 1) * all
-                             : (const S *)p[0] + from * all;
+            const T *x = half ? wide + (turn & 1) * all : (const T *)p[0] + from * all;
             for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
-                OF(recur)(of, x, (const S *)p[3], sums, rest, g * hidden + first,
+                OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first,
                           count == hidden ? width : count);
             for (int64_t i = 0; i < rows; i++) {
                 if (t >= integer_at(p[5], n[LENGTHS], i)) {
@@ -139,8 +174,9 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
             for (int64_t i = 0; i < rows; i++) {
                 const T *now = state + part * all + i * hidden + first;
                 OF(give)(p[0], now, (part * (steps + 1) + to) * all + i * hidden + first, count, half);
-                if (own && !part)
-                    OF(give)((char *)(of_product + ((turn + 1) & 1) * all), now, i * hidden + first, count, 1);
+                if (half && !part)
+                    memcpy(wide + ((turn + 1) & 1) * all + i * hidden + first, now,
+                           (size_t)count * sizeof(T));
             }
         if (turn < 0 || t >= longest)
             memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
@@ -154,7 +190,6 @@ static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin,
     return 0;
 }
 
-#if !HALVES
 /* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
  * before without the product takes the place of that. */
 static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, const T *before,
@@ -239,7 +274,7 @@ static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t be
         meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
         if (!left)
             continue;
-        OF(recur)(of, made + width - of[K], (const T *)p[5], sums, rest, first, count);
+        OF(recur)(of, made + width - of[K], p[5], 0, sums, rest, first, count);
         for (int64_t i = 0; i < rows; i++)
             if (t < integer_at(p[6], n[LENGTHS], i))
                 for (int64_t j = i * hidden + first; j < i * hidden + first + count; j++)
@@ -250,4 +285,3 @@ static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t be
                (size_t)count * sizeof(T));
     return 0;
 }
-#endif
