@@ -372,7 +372,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     """
     type_of(x)
     require("numeric", x.type)
-    return _combined_at(op.add, x, indices, updates)
+    return _combined_at("add", x, indices, updates)
 
 
 class At:
