@@ -338,8 +338,8 @@ def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Te
     order = op.argsort(places, axis=0, descending=False)
     given = op.concat(x, reshape(updates, (many, *x.shape[1:])), axis=0)
     rows, places = op.take(given, order, axis=0), op.take(places, order, axis=0)
-    before = _products_before(rows, places, many)
-    behind = _products_before(op.flip(rows, axis=0), op.flip(places, axis=0), many)
+    before = _products_at_places(rows, places, many)
+    behind = _products_at_places(op.flip(rows, axis=0), op.flip(places, axis=0), many)
     back = op.argsort(order, axis=0, descending=False)
     others = op.take(before * op.flip(behind, axis=0), back, axis=0)
     first, last = (op.arange(start=a, stop=b, step=1, dtype=i64)
@@ -347,7 +347,7 @@ def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Te
     return op.take(others, first, axis=0), reshape(op.take(others, last, axis=0), updates.shape)
 
 
-def _products_before(rows: Tensor, places: Tensor, longest: int) -> Tensor:
+def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
     """The product of all rows before one that have its place, in log2 steps (Hillis and Steele,
     Data Parallel Algorithms, CACM 29, 1986)."""
     numbers = op.arange(start=0, stop=places.size, step=1, dtype=i64)
