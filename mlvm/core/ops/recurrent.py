@@ -189,11 +189,13 @@ def _sigmoid(x: Array) -> Array:
 
 
 def _tanh_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
-    return np.tanh(p + b + q, after[0])
+    np.tanh(p + b + q, after[0])
+    return p
 
 
 def _relu_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
-    return np.maximum(p + b + q, 0, out=after[0])
+    np.maximum(p + b + q, 0, out=after[0])
+    return p
 
 
 def _lstm_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
@@ -238,7 +240,8 @@ def _gru_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after
     new = g[0] * (1 - z) * (1 - n * n)
     parts = new * q * r * (1 - r), g[0] * (before[0] - n) * z * (1 - z)
     np.concatenate([new, *parts, new * r], -1, made)
-    return (g[0] * z)[None]
+    through: Array = g[:1] * z
+    return through
 
 
 _STEPS: Final[Mapping[str, Callable[..., Array]]] = {

@@ -353,7 +353,7 @@ def _text(key: object) -> str:
 
 # --- values that meet ----------------------------------------------------------------
 
-Combine: TypeAlias = Literal["add", "multiply", "minimum", "maximum"]
+Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 
 
 @public
@@ -429,7 +429,7 @@ class Places:
         """The largest of x and the values there."""
         return self._combined("max", "maximum", values)
 
-    def _combined(self, name: str, by: Combine, values: object) -> Tensor:
+    def _combined(self, name: str, by: Combine | Literal["add"], values: object) -> Tensor:
         try:
             return _combined_at(by, self._x, self._key, values)
         except errors.MlvmError as error:
@@ -439,7 +439,7 @@ class Places:
             raise
 
 
-def _combined_at(by: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
+def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
     """x, with each element that the key chooses combined with all updates for it."""
     combine = getattr(op, by)
     keys = key if isinstance(key, tuple) else (key,)

@@ -552,7 +552,7 @@ def _back(
     assert g_last is not None
     on = current_capture.get()
     if taping() is not None or (on is not None and on.outer):
-        loop = partial(_stepped, kind, reverse)
+        loop: Callable[..., Any] = partial(_stepped, kind, reverse)
         return [*vjp(lambda *xs: loop(*xs, lengths), *given)[1]((g, g_last)), None]
     time, batch, width = projected.shape
     hidden = kernel.shape[0]

@@ -87,7 +87,8 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
         return primitives.index_set(flat, updates, places, axis=0)
     if how == "add":
         return primitives.index_add(flat, updates, places, axis=0)
-    return primitives.index_reduce(flat, updates, places, by=_COMBINE[how])
+    by: Any = _COMBINE[how]
+    return primitives.index_reduce(flat, updates, places, by=by)
 
 
 @op("ScatterND")

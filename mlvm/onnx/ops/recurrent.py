@@ -148,7 +148,8 @@ def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, start
     outs, lasts = [], []
     for d in range(directions):
         reverse = way == "reverse" or d == 1
-        own, rest = (None, None) if b is None else (half[d] for half in halves)
+        own: Any = None if b is None else halves[0][d]
+        rest: Any = None if b is None else halves[1][d]
         state = tuple(
             (ml.swapaxes(tensor(s), 0, 1) if by_batch else tensor(s))[d]
             if s is not None

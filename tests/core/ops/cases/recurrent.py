@@ -16,7 +16,8 @@ _MADE = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 4}
 
 
 def _sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))  # type: ignore[no-any-return]
+    y: Array = 1 / (1 + np.exp(-x))
+    return y
 
 
 def _step(cell: str, p: Array, q: Array, b: Array, h: Array, c: Array) -> tuple[Any, ...]:
@@ -116,7 +117,7 @@ def _operands(cell: str, dtype: str, lengths: list[int], n: int = 3) -> tuple[Ar
 
 def _back(cell: str, dtype: str, lengths: list[int], reverse: bool, n: int = 3) -> Case:
     given = _operands(cell, dtype, lengths, n)
-    states = _recurrence(*given, cell=cell, reverse=reverse, keep=True)
+    states = _recurrence(given[0], given[1], given[2], given[3], given[4], cell, reverse, True)
     g = _rng.standard_normal((4, len(lengths), n)).astype(dtype)
     last = _rng.standard_normal(given[1].shape).astype(dtype)
     inputs = g, last, given[0], states, np.ascontiguousarray(given[2].T), given[4]

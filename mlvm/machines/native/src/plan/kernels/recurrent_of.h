@@ -11,6 +11,8 @@ static void OF(add_halves)(T *sum, const T *x, const uint16_t *y, int64_t y_k, i
     for (; l + 4 <= k; l += 4)
         for (int64_t j = 0; j < whole; j += LANES) {
             V s = OF(load)(sum + j);
+            UNROLL for (int i = 0; i < 4; i++) /* each row begins another page, or ends one */
+                __builtin_prefetch(y + (l + i + 4) * y_k + j);
             UNROLL for (int i = 0; i < 4; i++)
                 s = OF(FMA)(OF(SPREAD)(x[l + i]), (V)take_bf16(y + (l + i) * y_k + j, 1), s);
             OF(store)(sum + j, s);
