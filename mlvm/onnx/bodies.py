@@ -599,6 +599,12 @@ def _index_add(b: Body) -> str:
     return _scattered(b, "x0", "x1", 2, axes_of(b.axis, b.out.ndim)[0], "add")
 
 
+@body("index_reduce")
+def _index_reduce(b: Body) -> str:
+    by = {"multiply": "mul", "minimum": "min", "maximum": "max"}[b.by]
+    return _scattered(b, "x0", "x1", 2, 0, by)
+
+
 @body("index_set")
 def _index_set(b: Body) -> str:
     shape, axis = b.out.shape, axes_of(b.axis, b.out.ndim)[0]

@@ -21,6 +21,7 @@ from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.captured import Captured, recorded_call
 from mlvm.eager.files.safetensors import destination, replacing
+from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
@@ -153,7 +154,11 @@ class _Model:
             if type.dtype.is_storage:
                 raise ModelError(f"the input {name!r} is {type}; only weights have few bits")
         by_name, named_too = unflatten(structure, self.inputs.values())
-        recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
+        whole = step_by_step.set(True)  # a loop has a form in ONNX, with all states
+        try:
+            recorded, signature = _recorded_at(sizes, fn, [*by_name.values()], named_too)
+        finally:
+            step_by_step.reset(whole)
         if signature.fields or recorded.rebound or recorded.record.ahead:
             raise ModelError(
                 "a function that rebinds a field, or takes from a queue, is not written"

@@ -149,6 +149,7 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("one_hot", PLACES % 3, num_classes=4),
     **ops("scatter_add", made((3, 2, 2)), PLACES, axis=1, length=4),
     **ops("index_add", X, made((3, 2, 2)), PLACES, axis=1),
+    **ops("index_reduce", X, made((2, 2, 4)), PLACES, by="maximum"),
     **ops("index_set", X, V[:2], np.array([2, 0]), axis=1),
     "index_set of two axes": (
         ops("index_set", axis=0, axes=2)["index_set 0"][0], X, made(()), np.array([[5, 0]])),

@@ -12,6 +12,7 @@ from mlvm.core.ops import neural as neural
 from mlvm.core.ops import packed as packed
 from mlvm.core.ops import quantized as quantized
 from mlvm.core.ops import random as random
+from mlvm.core.ops import recurrent as recurrent
 from mlvm.core.ops import reduction as reduction
 from mlvm.core.ops import special as special
 from mlvm.core.ops import windows as windows

@@ -11,6 +11,7 @@ index.
 from __future__ import annotations
 
 import math
+from typing import Final, Literal
 
 import numpy as np
 
@@ -79,6 +80,12 @@ def _index_add(x: TensorType, updates: TensorType, indices: TensorType, axis: in
     if updates.shape != chosen:
         raise ShapeError(f"updates must be of shape {chosen}, as take would give them")
     return x
+
+
+def _index_reduce(x: TensorType, updates: TensorType, indices: TensorType, by: str) -> TensorType:
+    if by != "multiply":
+        require("real", x)
+    return _index_add(x, updates, indices, 0)
 
 
 def _index_set(
@@ -168,6 +175,8 @@ def _mask_set(x: TensorType, values: TensorType, mask: TensorType) -> TensorType
     return x
 
 
+_BY: Final = {"multiply": np.multiply, "minimum": np.minimum, "maximum": np.maximum}
+
 # --- by indices ----------------------------------------------------------------------
 
 
@@ -219,6 +228,23 @@ def index_add(out: Array, x: Array, updates: Array, indices: Array, *, axis: int
     places = _positions(indices, out.shape[axis]).reshape(1, -1, 1)
     begin_as(out, x)
     _add_at(out, updates, _flat(places, out.shape, axis))
+
+
+@movement(infer=_index_reduce, in_place=1, public=False)
+def index_reduce(
+    out: Array,
+    x: Array,
+    updates: Array,
+    indices: Array,
+    *,
+    by: Literal["multiply", "minimum", "maximum"],
+) -> None:
+    """x, whose rows are combined with the updates for them, one after the other in row-major order:
+    of axis 0 those that `take` would read. Negative indices count from the end; a nan stays."""
+    places = _positions(indices, len(x)).reshape(1, -1, 1)
+    begin_as(out, x)
+    flat = _flat(places, out.shape, 0).reshape(-1)
+    _BY[by].at(out.reshape(-1), flat, updates.reshape(-1))
 
 
 @movement(infer=_index_set, in_place=1, copies_only=True, public=False)

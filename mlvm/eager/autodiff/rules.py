@@ -321,6 +321,54 @@ def _take(g: Tensor, indices: Tensor, x_type: TensorType, axis: int) -> Sparse:
     )
 
 
+def _reduced_by(
+    x: Tensor, updates: Tensor, indices: Tensor, out: Tensor, by: str
+) -> tuple[Tensor, Tensor]:
+    """How the result of `index_reduce` changes with an element of x, and of the updates: by the
+    product of the others; or if it is the one that stays, of so many."""
+    if by == "multiply":
+        return _products_of_others(x, updates, indices)
+    stays = op.astype(op.equal(x, out), dtype=out.dtype)
+    stay = op.astype(op.equal(updates, op.take(out, indices, axis=0)), dtype=out.dtype)
+    share = 1.0 / (stays + op.scatter_add(stay, indices, axis=0, length=x.shape[0]))
+    return stays * share, stay * op.take(share, indices, axis=0)
+
+
+def _products_of_others(x: Tensor, updates: Tensor, indices: Tensor) -> tuple[Tensor, Tensor]:
+    """For each element of x and of the updates the product of all others for the same place: of
+    those before it and of those behind it, in the order of the places."""
+    count, many = x.shape[0], indices.size
+    every = op.arange(start=0, stop=count, step=1, dtype=i64)
+    places = op.concat(every, op.take(every, reshape(indices, (many,)), axis=0), axis=0)
+    order = op.argsort(places, axis=0, descending=False)
+    given = op.concat(x, reshape(updates, (many, *x.shape[1:])), axis=0)
+    rows, places = op.take(given, order, axis=0), op.take(places, order, axis=0)
+    before = _products_at_places(rows, places, many)
+    behind = _products_at_places(op.flip(rows, axis=0), op.flip(places, axis=0), many)
+    back = op.argsort(order, axis=0, descending=False)
+    others = op.take(before * op.flip(behind, axis=0), back, axis=0)
+    first, last = (op.arange(start=a, stop=b, step=1, dtype=i64)
+                   for a, b in ((0, count), (count, count + many)))  # fmt: skip
+    return op.take(others, first, axis=0), reshape(op.take(others, last, axis=0), updates.shape)
+
+
+def _products_at_places(rows: Tensor, places: Tensor, longest: int) -> Tensor:
+    """The product of all rows before one that have its place, in log2 steps (Hillis and Steele,
+    Data Parallel Algorithms, CACM 29, 1986)."""
+    numbers = op.arange(start=0, stop=places.size, step=1, dtype=i64)
+
+    def from_before(x: Tensor, distance: int) -> Tensor:
+        near = op.equal(places, op.roll(places, shift=distance, axis=0))
+        near = op.logical_and(near, op.greater_equal(numbers, distance))
+        near = reshape(near, (places.size, *[1] * (x.ndim - 1)))
+        return op.where(near, op.roll(x, shift=distance, axis=0), constant(1, x.dtype))
+
+    made, step = from_before(rows, 1), 1
+    while step < longest:
+        made, step = made * from_before(made, step), 2 * step
+    return made
+
+
 def _sort(g: Tensor, x: Tensor, axis: int, descending: bool) -> Tensor:
     """Each element's cotangent, back where the element came from."""
     order = op.argsort(x, axis=axis, descending=descending)
@@ -675,6 +723,20 @@ VJPS: Final[dict[str, Rules]] = {
         x=lambda g: g,
         updates=lambda g, indices, axis: op.take(g, indices, axis=axis),
     ),
+    "index_reduce": forward(
+        {
+            "x": lambda g, x, updates, indices, out, by: (
+                g * _reduced_by(x, updates, indices, out, by)[0]
+            ),
+            "updates": lambda g, x, updates, indices, out, by: (
+                op.take(g, indices, axis=0) * _reduced_by(x, updates, indices, out, by)[1]
+            ),
+        },
+        x=lambda t, x, updates, indices, out, by: t * _reduced_by(x, updates, indices, out, by)[0],
+        updates=lambda t, x, updates, indices, out, by: op.scatter_add(
+            t * _reduced_by(x, updates, indices, out, by)[1], indices, axis=0, length=x.shape[0]
+        ),
+    ),
     "index_set": linear(
         x=lambda g, indices, axis, axes: op.index_set(
             g, constant(0.0, g.dtype), indices, axis=axis, axes=axes
@@ -757,6 +819,8 @@ VJPS: Final[dict[str, Rules]] = {
         g=in_its_place,
         x=lambda t, g, x, eps: op.sum(g * _normalize(t, x, eps), axis=tuple(range(x.ndim - 1))),
     ),
+    # --- recurrent: `mlvm.eager.nn.recurrent` goes back through the first by the second ---
+    **_none("recurrence recurrence_vjp"),
     # --- windows ---
     "patches": forward(
         {
@@ -801,7 +865,8 @@ VJPS: Final[dict[str, Rules]] = {
 
 _HOLOMORPHIC: Final = (
     "multiply multiply_add divide reciprocal pow square exp expm1 log log1p log2 log10 sqrt rsqrt "
-    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract"
+    "sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh prod matmul batch_contract "
+    "index_reduce"
 )
 HOLOMORPHIC: Final = frozenset(_HOLOMORPHIC.split())
 """Ops whose rules take no conjugates, although they multiply by values."""

@@ -267,6 +267,15 @@ def _index_add(call: OneOp, n: int, x: Lanes, updates: Lanes, indices: Lanes) ->
     return _moved(reshape(made, rows.shape), 1, 1, axis + 1)
 
 
+def _index_reduce(call: OneOp, n: int, x: Lanes, updates: Lanes, indices: Lanes) -> Tensor:
+    rows, given = whole(x, n), whole(updates, n)
+    if not indices.batched:
+        operands = moveaxis(rows, 0, 1), moveaxis(given, 0, indices.ndim), indices.x
+        return moveaxis(apply(call, *operands), 1, 0)
+    places = _counted(n, indices.x, x.shape[0])
+    return reshape(apply(call, _joined(rows), given, places), rows.shape)
+
+
 def _index_set(call: OneOp, n: int, x: Lanes, values: Lanes, indices: Lanes) -> Tensor:
     axis, axes = normalize_axis(call.attributes["axis"], max(x.ndim, 1)), call.attributes["axes"]
     return _with_values(n, x, values, indices, axis, axes)
@@ -451,6 +460,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "weighted_take": _weighted_take,
     "scatter_add": _scatter_add,
     "index_add": _index_add,
+    "index_reduce": _index_reduce,
     "index_set": _index_set,
     **_each("take_along_axis scatter_add_along_axis", _rows),
     "one_hot": _rows,
@@ -464,6 +474,8 @@ BATCHING: Final[dict[str, Rule]] = {
     "layer_norm": _layer_norm,
     "layer_norm_vjp": _layer_norm_vjp,
     "layer_norm_scale_vjp": _layer_norm_scale_vjp,
+    # --- recurrent ---
+    **_each("recurrence recurrence_vjp", looped),
     # --- windows ---
     **_each("patches unpatches max_pool2d avg_pool2d", _images),
     "max_pool2d_vjp": _images_of_two,
@@ -474,7 +486,7 @@ BATCHING: Final[dict[str, Rule]] = {
 }
 
 _REFUSING: Final = (
-    "pow take weighted_take scatter_add index_add index_set take_along_axis one_hot "
+    "pow take weighted_take scatter_add index_add index_reduce index_set take_along_axis one_hot "
     "scatter_add_along_axis dynamic_update mask_scatter mask_set "
     "softmax_cross_entropy softmax_cross_entropy_vjp "
     "cholesky inv solve solve_triangular det_vjp eigh eigvalsh eig eigvals svd svdvals pinv "

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from functools import reduce
 from types import EllipsisType
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -23,11 +22,9 @@ from mlvm.core.errors import brief
 from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import DType, Shape, bf16, i64
 from mlvm.eager.functions.arguments import type_of
-from mlvm.eager.functions.creation import full
-from mlvm.eager.functions.shapes import broadcast_to, concat, moveaxis, part, reshape, unstack
+from mlvm.eager.functions.shapes import broadcast_to, moveaxis, reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
-from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
@@ -356,7 +353,7 @@ def _text(key: object) -> str:
 
 # --- values that meet ----------------------------------------------------------------
 
-Combine: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+Combine: TypeAlias = Literal["multiply", "minimum", "maximum"]
 
 
 @public
@@ -375,7 +372,7 @@ def scatter_add(x: Tensor, indices: Any, updates: Any, /) -> Tensor:
     """
     type_of(x)
     require("numeric", x.type)
-    return _combined_at(op.add, x, indices, updates)
+    return _combined_at("add", x, indices, updates)
 
 
 class At:
@@ -418,23 +415,23 @@ class Places:
 
     def add(self, values: object) -> Tensor:
         """x with the values added there."""
-        return self._combined("add", op.add, values)
+        return self._combined("add", "add", values)
 
     def multiply(self, values: object) -> Tensor:
         """x multiplied by the values there."""
-        return self._combined("multiply", op.multiply, values)
+        return self._combined("multiply", "multiply", values)
 
     def min(self, values: object) -> Tensor:
         """The smallest of x and the values there."""
-        return self._combined("min", op.minimum, values)
+        return self._combined("min", "minimum", values)
 
     def max(self, values: object) -> Tensor:
         """The largest of x and the values there."""
-        return self._combined("max", op.maximum, values)
+        return self._combined("max", "maximum", values)
 
-    def _combined(self, name: str, combine: Combine, values: object) -> Tensor:
+    def _combined(self, name: str, by: Combine | Literal["add"], values: object) -> Tensor:
         try:
-            return _combined_at(combine, self._x, self._key, values)
+            return _combined_at(by, self._x, self._key, values)
         except errors.MlvmError as error:
             if isinstance(error, errors.OpError) and not error.late:
                 error.op = None
@@ -442,8 +439,9 @@ class Places:
             raise
 
 
-def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
+def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any) -> Tensor:
     """x, with each element that the key chooses combined with all updates for it."""
+    combine = getattr(op, by)
     keys = key if isinstance(key, tuple) else (key,)
     items = [_item(each) for each in keys]
     given = _values(x, updates)
@@ -463,38 +461,13 @@ def _combined_at(combine: Combine, x: Tensor, key: Any, updates: Any) -> Tensor:
     shape = (*x.shape[:axis], *indices.shape, *x.shape[axis + axes :])
     given = broadcast_to(reshape(given, _broadcasting(x, given, shape)), shape)
     rows = x if axes == 1 else reshape(x, -1)
-    if combine is op.add:
+    if by == "add":
         return reshape(op.index_add(rows, given, indices, axis=axis), x.shape)
     before, behind = math.prod(x.shape[:axis]), math.prod(x.shape[axis + axes :])
     rows = moveaxis(reshape(rows, (before, rows.shape[axis], behind)), 1, 0)
     given = moveaxis(reshape(given, (before, indices.size, behind)), 1, 0)
-    met = combined(combine, rows, given, reshape(indices, -1))
+    met = op.index_reduce(rows, given, reshape(indices, -1), by=by)
     return reshape(moveaxis(met, 0, 1), x.shape)
-
-
-def combined(combine: Combine, x: Tensor, updates: Tensor, indices: Tensor) -> Tensor:
-    """x, with each row combined with all rows of `updates` for it, in order: x[n, ...], updates
-    [k, ...] and indices i[k] -> [n, ...].
-
-    The rows are sorted by where they belong, and a segmented scan runs over them, in log2(k) steps
-    that each have a gradient (Hillis and Steele, Data Parallel Algorithms, CACM 29, 1986)."""
-    every = op.arange(start=0, stop=x.shape[0], step=1, dtype=i64)
-    wanted = op.take(every, indices, axis=0)
-    places = concat([every, wanted])
-    order = op.argsort(places)  # stable: x before what is for it
-    places, rows = op.take(places, order, axis=0), op.take(concat([x, updates]), order, axis=0)
-    step, total = 1, rows.shape[0]
-    while step <= indices.size:
-        behind, before = range(step, total), range(total - step)
-        own = part(rows, 0, behind)
-        same = op.equal(part(places, 0, behind), part(places, 0, before))
-        same = reshape(same, (total - step, *[1] * (rows.ndim - 1)))
-        others = op.where(same, part(rows, 0, before), constant(1, rows.dtype))  # else 0 nan = nan
-        both = op.where(same, combine(others, own), own)
-        rows, step = concat([part(rows, 0, range(step)), both]), 2 * step
-    ones = full(wanted.shape, 1, dtype=i64)
-    counts = op.scatter_add(ones, wanted, axis=0, length=x.shape[0])
-    return op.take(rows, op.cumulative_sum(counts + 1, axis=0) - 1, axis=0)
 
 
 Tensor.__getitem__ = getitem

@@ -15,7 +15,7 @@ from mlvm.eager.functions.arguments import counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.halves import in_f32
-from mlvm.eager.functions.indexing import Combine, combined
+from mlvm.eager.functions.indexing import Combine
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.dtypes import iinfo
@@ -73,7 +73,7 @@ def segment_max(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
         Tensor([2., 4.], f32[2])
     """
     least = -math.inf if type_of(data).dtype.is_float else _limits(data)[0]
-    return _combined(op.maximum, data, segment_ids, num_segments, least)
+    return _combined("maximum", data, segment_ids, num_segments, least)
 
 
 @public
@@ -88,7 +88,7 @@ def segment_min(data: Tensor, segment_ids: Tensor, num_segments: int | None = No
         Tensor([2., 1.], f32[2])
     """
     most = math.inf if type_of(data).dtype.is_float else _limits(data)[1]
-    return _combined(op.minimum, data, segment_ids, num_segments, most)
+    return _combined("minimum", data, segment_ids, num_segments, most)
 
 
 @public
@@ -102,7 +102,7 @@ def segment_prod(data: Tensor, segment_ids: Tensor, num_segments: int | None = N
         >>> ml.segment_prod(ml.asarray([1.0, 2.0, 4.0]), ml.asarray([1, 0, 1]))
         Tensor([2., 4.], f32[2])
     """
-    return _combined(op.multiply, data, segment_ids, num_segments, 1)
+    return _combined("multiply", data, segment_ids, num_segments, 1)
 
 
 def _limits(data: Tensor) -> tuple[int, int]:
@@ -129,9 +129,7 @@ def _segments(data: Tensor, ids: Tensor, count: int | None) -> tuple[int, Tensor
     return length, from_front(ids, length)
 
 
-def _combined(
-    combine: Combine, data: Tensor, ids: Tensor, count: int | None, start: float
-) -> Tensor:
+def _combined(by: Combine, data: Tensor, ids: Tensor, count: int | None, start: float) -> Tensor:
     length, ids = _segments(data, ids, count)
     x = full((length, *data.shape[1:]), start, dtype=data.dtype)
-    return combined(combine, x, data, ids)
+    return op.index_reduce(x, data, ids, by=by)

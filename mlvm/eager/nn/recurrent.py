@@ -7,20 +7,28 @@ Sequences are time-major, f[time, batch, features]: a step's rows lie together, 
 or gathered. The inputs of all steps are projected before the loop, by one product, or block by
 block as far as `lengths` reach; a step then makes one product, of the state with the kernel of all
 gates. With a batch of 1, reading that kernel is what a step costs.
+
+All steps are one call, `recurrence`, whose gradient is another. Where another transformation goes
+through it, on a device, and in a file of ONNX, a loop goes step by step, as it does for
+other cells.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from mlvm.core.errors import DTypeError, ShapeError, brief
+from mlvm.core.ops.recurrent import MADE, Cell
 from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
+from mlvm.eager.autodiff.grad import vjp
+from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions import creation, elements, random, shapes
 from mlvm.eager.functions.halves import through_f32
@@ -28,9 +36,16 @@ from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, require_float, sizes
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
+from mlvm.eager.transform.custom import Custom
+from mlvm.eager.transform.trace import Tracer
+
+step_by_step: Final = ContextVar("step_by_step", default=False)
+"""Whether loops go through sequences."""
 
 _BLOCK: Final = 8
 """Steps whose inputs are projected at once where `lengths` say how many there are."""
@@ -123,7 +138,11 @@ class _Cell(Module):
 
     def project(self, x: Tensor) -> Tensor:
         """What the inputs are for all gates: f[..., input_size] -> f[..., gates * hidden_size]."""
-        return op.matmul(x, self.input_kernel) + self.bias
+        return self.product(x) + self.bias
+
+    def product(self, x: Tensor) -> Tensor:
+        """The same without the bias."""
+        return op.matmul(x, self.input_kernel)
 
     def step(self, projected: Tensor, state: Any) -> Any:
         """The next state, from a projected input f[batch, gates * hidden_size]."""
@@ -197,9 +216,7 @@ class LSTMCell(_Cell):
 
     def step(self, projected: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         h, c = state
-        i, f, g, o = shapes.split(projected + op.matmul(h, self.hidden_kernel), 4, axis=-1)
-        c = _sum_of_products(op.sigmoid(f), c, op.sigmoid(i), op.tanh(g))
-        return op.sigmoid(o) * op.tanh(c), c
+        return _lstm_state(projected + op.matmul(h, self.hidden_kernel), c)
 
 
 class GRUCell(_Cell):
@@ -227,6 +244,12 @@ class GRUCell(_Cell):
     def step(self, projected: Tensor, state: Tensor) -> Tensor:
         recurrent = op.matmul(state, self.hidden_kernel)
         return _gru_state(projected, recurrent, state, self.hidden_bias)
+
+
+def _lstm_state(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    i, f, g, o = shapes.split(sums, 4, axis=-1)
+    c = _sum_of_products(op.sigmoid(f), c, op.sigmoid(i), op.tanh(g))
+    return op.sigmoid(o) * op.tanh(c), c
 
 
 @through_f32
@@ -304,11 +327,12 @@ class _Recurrent(Module):
         x = matched(name, x, self.forward[0].bias)
         _require_sizes(name, x, ("time", "batch"), self.input_size)
         time, batch = x.shape[:2]
-        valid = longest = None
+        valid = longest = ends = None
         if lengths is not None:
             x = shapes.pad(x, ((0, -time % _BLOCK), (0, 0), (0, 0))) if time % _BLOCK else x
             valid = _valid(name, lengths, x.shape[0], batch)
             longest = _longest(lengths, time)
+            ends = elements.clip(elements.astype(lengths, i64), 0, time)
         layers = list(zip(self.forward, self.backward or [None] * len(self.forward), strict=True))
         cells = [cell for layer in layers for cell in layer if cell is not None]
         if state is None:
@@ -321,7 +345,8 @@ class _Recurrent(Module):
             outputs = []
             for cell, reverse in zip(layer, (False, True), strict=True):
                 if cell is not None:
-                    y, last = _passed(cell, x, begin[len(end)], valid, longest, reverse=reverse)
+                    at = begin[len(end)]
+                    y, last = _passed(cell, x, at, ends, valid, longest, reverse=reverse)
                     outputs.append(y)
                     end.append(last)
             x = shapes.concat(outputs, axis=-1)
@@ -426,7 +451,14 @@ class GRU(_Recurrent):
 
 
 def _passed(
-    cell: Any, x: Tensor, state: Any, valid: Tensor | None, longest: Tensor | None, *, reverse: bool
+    cell: Any,
+    x: Tensor,
+    state: Any,
+    lengths: Tensor | None,
+    valid: Tensor | None,
+    longest: Tensor | None,
+    *,
+    reverse: bool,
 ) -> tuple[Tensor, Any]:
     """The outputs of one cell for a sequence, and its last state. Steps behind the `longest` are
     not made."""
@@ -438,16 +470,146 @@ def _passed(
             after = tree.map(lambda new, old: op.where(counts, new, old), after, state)
         return after, cell.output(after)
 
-    projected = cell.project(x) if longest is None else _projected(cell, x, longest)
-    last, y = scan(turn, state, (projected, valid), longest, reverse=reverse)
+    kind = _kind_of(cell)
+    if kind is None or _goes_step_by_step():
+        projected = _projected(cell.project, x, longest)
+        last, y = scan(turn, state, (projected, valid), longest, reverse=reverse)
+    else:
+        project: Callable[..., Tensor] = cell.product
+        bias = cell.bias
+        if kind == "gru":  # only that of the last gate stands beside the product
+            project = cell.project
+            bias = shapes.concat([creation.zeros_like(bias[cell.hidden_size :]), cell.hidden_bias])
+        projected = _projected(project, x, longest)
+        y, parts = recurrence(
+            kind, projected, tree.leaves(state), cell.hidden_kernel, bias, lengths, reverse=reverse
+        )
+        last = parts[0] if cell.STATES == 1 else tuple(parts)
     return (y if valid is None else elements.where(valid, y, 0.0)), last
 
 
-def _projected(cell: Any, x: Tensor, longest: Tensor) -> Tensor:
-    """`cell.project(x)`, in blocks of steps, as many as the longest sequence has."""
+def _kind_of(cell: Any) -> Cell | None:
+    """What `recurrence` calls the cell, if it knows it."""
+    if type(cell) is RNNCell:
+        known: list[tuple[Any, Cell]] = [(op.tanh, "tanh"), (op.relu, "relu")]
+        return next((kind for function, kind in known if cell.activation is function), None)
+    return "lstm" if type(cell) is LSTMCell else "gru" if type(cell) is GRUCell else None
+
+
+def _goes_step_by_step() -> bool:
+    """Whether a loop is better understood than a call: by other transformations, by who writes it
+    down, and by a device, which counts what it sends and has no kernel for the call."""
+    on_device = hasattr(current_arena().vm.stands_for, "counts")
+    return on_device or step_by_step.get() or isinstance(current_capture.get(), Tracer)
+
+
+def recurrence(
+    kind: Cell,
+    projected: Tensor,
+    state: Sequence[Tensor],
+    kernel: Tensor,
+    bias: Tensor,
+    lengths: Tensor | None,
+    *,
+    reverse: bool = False,
+) -> tuple[Tensor, list[Tensor]]:
+    """The outputs of a cell for a sequence, and the parts of its last state: see
+    `mlvm.core.ops.recurrent`. Behind the end of a sequence its last output is repeated."""
+    time, batch, _ = projected.shape
+    if lengths is None:
+        lengths = creation.full((batch,), time, dtype=i64)
+    begin = shapes.stack([elements.astype(part, bias.dtype) for part in state])
+    half = autocast_dtype()
+    if half is not None and bias.dtype is f32:
+        kernel = op.astype(kernel, dtype=half)
+    projected = projected if projected.dtype is bias.dtype else op.astype(projected, dtype=f32)
+    given = [projected, begin, kernel, bias, lengths]
+    fn = partial(_run, kind, reverse, False)
+    kept, back = partial(_run, kind, reverse, True), partial(_back, kind, reverse)
+    rule = Custom("recurrence", lambda given: fn(given)[0], fwd=kept, bwd=back)
+    y, last = _stepped(kind, reverse, *given) if _goes_step_by_step() else rule(given)
+    return y, list(shapes.unstack(last))
+
+
+def _run(
+    kind: Cell, reverse: bool, keep: bool, given: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs and the last state; and what the way back needs."""
+    made = op.recurrence(*given, cell=kind, reverse=reverse, keep=keep)
+    time, parts = given[0].shape[0], given[1].shape[0]
+    y = made[0, :time] if reverse else made[0, 1:]
+    return [y, made[:parts, 0 if reverse else time]], [*given, made]
+
+
+def _back(
+    kind: Cell, reverse: bool, kept: list[Tensor], gs: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """The cotangents of `recurrence`'s operands. For a derivative of these, the loop has them."""
+    *given, lengths, made = kept
+    projected, begin, kernel, _ = given
+    g, g_last = gs
+    assert g is not None  # `Custom` makes zeros of none
+    assert g_last is not None
+    on = current_capture.get()
+    if taping() is not None or (on is not None and on.outer):
+        loop: Callable[..., Any] = partial(_stepped, kind, reverse)
+        return [*vjp(lambda *xs: loop(*xs, lengths), *given)[1]((g, g_last)), None]
+    time, batch, width = projected.shape
+    hidden = kernel.shape[0]
+    turned = op.permute_dims(kernel, axes=(1, 0))
+    flat = op.recurrence_vjp(
+        g, g_last, projected, made, turned, lengths, cell=kind, reverse=reverse
+    )
+    of_sums, of_state = shapes.split(flat, [flat.size - begin.size])
+    own = of_product = shapes.reshape(of_sums, (time, batch, MADE[kind] * hidden))
+    if kind == "gru":
+        new, r_z, of_product = own[..., :hidden], own[..., hidden : 3 * hidden], own[..., hidden:]
+        own = shapes.concat([r_z, new], axis=-1)
+    before = made[0, 1:] if reverse else made[0, :time]
+    rows = shapes.reshape(before, (time * batch, hidden))
+    columns = shapes.reshape(of_product, (time * batch, width))
+    of_kernel = elements.astype(op.matmul(rows, columns, transpose_x=True), kernel.dtype)
+    of_state = shapes.reshape(of_state, begin.shape)
+    return [own, of_state, of_kernel, op.sum(columns, axis=0), None]
+
+
+def _stepped(
+    kind: Cell,
+    reverse: bool,
+    projected: Tensor,
+    state: Tensor,
+    kernel: Tensor,
+    bias: Tensor,
+    lengths: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`recurrence` as a loop."""
+
+    def turn(state: tuple[Tensor, ...], row: tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+        p, t = row
+        q = elements.astype(op.matmul(state[0], kernel), bias.dtype) + bias
+        after: Any
+        if kind == "lstm":
+            after = _lstm_state(p + q, state[1])
+        elif kind == "gru":
+            after = (_gru_state(p, q, state[0], creation.zeros_like(bias[: kernel.shape[0]])),)
+        else:
+            after = (op.tanh(p + q) if kind == "tanh" else op.relu(p + q),)
+        goes_on = shapes.expand_dims(t < lengths, axis=-1)
+        after = tuple(op.where(goes_on, x, y) for x, y in zip(after, state, strict=True))
+        return after, after[0]
+
+    steps = creation.arange(projected.shape[0], dtype=lengths.dtype)
+    last, y = scan(turn, tuple(shapes.unstack(state)), (projected, steps), reverse=reverse)
+    return y, shapes.stack(list(last))
+
+
+def _projected(project: Callable[..., Tensor], x: Tensor, longest: Tensor | None) -> Tensor:
+    """`project(x)`, in blocks of steps, as many as the longest sequence has."""
+    if longest is None:
+        return project(x)
     blocks = shapes.reshape(x, (x.shape[0] // _BLOCK, _BLOCK, *x.shape[1:]))
     count = (longest + (_BLOCK - 1)) // _BLOCK
-    _, y = scan(lambda _, block: (None, cell.project(block)), None, blocks, count)
+    _, y = scan(lambda _, block: (None, project(block)), None, blocks, count)
     return shapes.reshape(y, (x.shape[0], *y.shape[2:]))
 
 

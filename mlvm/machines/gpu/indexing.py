@@ -158,6 +158,15 @@ def _index_add(device: Facts, types: Types, *, axis: int) -> Calls:
     return _adds(device, types, 2, 3, around(out.shape, axis), starts=True, along=False)
 
 
+@kernel("index_reduce", judges=3)
+def _index_reduce(device: Facts, types: Types, *, by: str) -> Calls:
+    out = types[0]
+    if out.dtype.kind == "complex":
+        return None
+    way = ("add", "multiply", "minimum", "maximum").index(by)
+    return _adds(device, types, 2, 3, around(out.shape, 0), starts=True, along=False, by=way)
+
+
 @kernel("scatter_add_along_axis", judges=2)
 def _scatter_add_along_axis(device: Facts, types: Types, *, axis: int, length: int) -> Calls:
     out = types[0]
@@ -173,6 +182,7 @@ def _adds(
     *,
     starts: bool,
     along: bool,
+    by: int = 0,
 ) -> Calls:
     """The sums of updates by index; `starts`: they are added to operand 1. `along`: each row along
     the axis has indices of its own."""
@@ -185,7 +195,7 @@ def _adds(
     rows = before * behind if along else 1
     count = given.size // max(rows, 1)
     mark = parts if along else 0
-    text = _text(dtype.name, given.dtype, ADDS=int(starts))
+    text = _text(dtype.name, given.dtype, ADDS=int(starts), BY=by)
     begin = 1 if starts else 0
     numbers = (length, behind * parts, count, mark)
     if count <= _FEW:

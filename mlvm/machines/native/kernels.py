@@ -44,7 +44,9 @@ _HEADED: Final = {
 }
 """What prepares a chain that begins with such a product."""
 
-_OF_HALVES: Final = frozenset(["batch_contract", "matmul", "packed_matmul"]) | ROWS | SUMS
+_OF_HALVES: Final = (
+    frozenset(["batch_contract", "matmul", "packed_matmul", "recurrence"]) | ROWS | SUMS
+)
 """What kernels read halves for, beside what they move and what they do with each element."""
 
 

@@ -10,7 +10,6 @@ import numpy as np
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.rules import normalize_axis
-from mlvm.eager.functions.indexing import combined
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import is_known
 from mlvm.onnx.table import Call, op
@@ -88,7 +87,8 @@ def _scattered(flat: Any, places: Any, updates: Any, how: str) -> Any:
         return primitives.index_set(flat, updates, places, axis=0)
     if how == "add":
         return primitives.index_add(flat, updates, places, axis=0)
-    return combined(getattr(primitives, _COMBINE[how]), flat, updates, places)
+    by: Any = _COMBINE[how]
+    return primitives.index_reduce(flat, updates, places, by=by)
 
 
 @op("ScatterND")

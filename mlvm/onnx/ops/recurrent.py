@@ -10,9 +10,20 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
+from mlvm.core.ops.recurrent import Cell
+from mlvm.core.types import Array
+from mlvm.eager.nn.recurrent import recurrence
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Value, known, tensor
+from mlvm.onnx.values import Value, Weight, known, tensor
 
+_ROWS: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
+"""Where the gates of `recurrence` stand in a weight of ONNX."""
+_ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
+"""The gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
+_PLAIN: dict[str, tuple[list[str], Cell]] = {
+    "GRU": (["sigmoid", "tanh"], "gru"),
+    "LSTM": (["sigmoid", "tanh", "tanh"], "lstm"),
+}
 _FEW: int = 4  # steps that are written one after the other
 _ACTIVATIONS: dict[str, Callable[..., Any]] = {
     "sigmoid": lambda x, *_: ml.sigmoid(x),
@@ -76,11 +87,49 @@ def _steps(step: Any, state: tuple[Any, ...], rows: Any, lengths: Any, reverse: 
     return ml.scan(one, state, (rows, times), reverse=reverse)
 
 
-def _run(at: Call, x: Value, w: Any, r: Any, b: Any, lengths: Value, starts: list[Any], gates: int,
-         cell: Callable[..., Any]) -> Any:  # fmt: skip
+def _turned(node: Any, w: Array) -> Array:
+    """[directions, gates * hidden, n] as [directions, n, gates * hidden], in the order of `nn`."""
+    return np.ascontiguousarray(np.swapaxes(_ordered(np, node.type, w), 1, 2))
+
+
+def _ordered(xp: Any, kind: str, w: Any) -> Any:
+    """The gates along axis 1 in the order of `nn`."""
+    order = _ORDER[kind]
+    each = w.shape[1] // len(order)
+    return xp.concat([w[:, i * each : (i + 1) * each] for i in order], axis=1)
+
+
+def _whole(at: Call, place: int, w: Value) -> Any:
+    """A weight as the Module has it, or turned now."""
+    if type(at.node.inputs[place]) is Weight:
+        return w
+    return ml.matrix_transpose(_ordered(ml, at.node.type, tensor(w)))
+
+
+def _kind(at: Call, direction: int, peep: Value) -> Cell | None:
+    """What `recurrence` calls the cell; None where it has none like it."""
+    name, own = at.node.type, at.get("activations")
+    if peep is not None or at.get("clip") or at.get("input_forget"):
+        return None
+    if name == "RNN":
+        found = own[direction].lower() if own else "tanh"
+        return found if found in ("tanh", "relu") else None  # type: ignore[return-value]
+    names, kind = _PLAIN[name]
+    each = [x.lower() for x in own or names * 2][
+        direction * len(names) : (direction + 1) * len(names)
+    ]
+    return kind if each == names and (name == "LSTM" or at.get("linear_before_reset")) else None
+
+
+def _run(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value, starts: list[Any],
+         cell: Callable[..., Any], peep: Value = None) -> Any:  # fmt: skip
     """All directions of a cell: its states after each step [T, D, N, H], and the last of each."""
-    x, w, r = tensor(x), tensor(w), tensor(r)
-    hidden, way = at["hidden_size"], at.get("direction", "forward")
+    x, w, r = tensor(x), _whole(at, 1, w), _whole(at, 2, r)
+    hidden, way, gates = (
+        at["hidden_size"],
+        at.get("direction", "forward"),
+        len(_ORDER[at.node.type]),
+    )
     by_batch = bool(at.get("layout", 0))
     x = ml.swapaxes(x, 0, 1) if by_batch else x
     count, n, _ = x.shape
@@ -93,24 +142,36 @@ def _run(at: Call, x: Value, w: Any, r: Any, b: Any, lengths: Value, starts: lis
         )
         if isinstance(lengths, ml.Tensor):
             lengths = ml.astype(lengths, ml.int64)
+    if b is not None:
+        b = tensor(b)
+        halves = [_ordered(ml, at.node.type, half) for half in ml.split(b, 2, axis=1)]
     outs, lasts = [], []
     for d in range(directions):
         reverse = way == "reverse" or d == 1
-        bias = None if b is None else tensor(b)[d]
-        weights = w[d], r[d]
+        own: Any = None if b is None else halves[0][d]
+        rest: Any = None if b is None else halves[1][d]
         state = tuple(
             (ml.swapaxes(tensor(s), 0, 1) if by_batch else tensor(s))[d]
             if s is not None
             else ml.zeros((n, hidden), dtype=x.dtype)
             for s in starts
         )
-        rows = ml.matmul(ml.reshape(x, (count * n, -1)), weights[0], transpose_y=True)
-        if bias is not None:
-            own = bias[: gates * hidden]
-            rows = rows + own
-        rows = ml.reshape(rows, (count, n, gates * hidden))
-        rest = None if bias is None else bias[gates * hidden :]
-        last, states = _steps(cell(d, weights[1], rest, hidden), state, rows, lengths, reverse)
+        rows = ml.reshape(ml.matmul(ml.reshape(x, (count * n, -1)), w[d]), (count, n, -1))
+        kind = _kind(at, d, peep)
+        if kind is None:
+            rows = rows if own is None else rows + own
+            last, states = _steps(cell(d, r[d], rest, hidden), state, rows, lengths, reverse)
+        else:
+            if b is None:
+                rest = ml.zeros((gates * hidden,), dtype=x.dtype)
+            elif kind == "gru":
+                rows = rows + own
+            else:
+                rest = own + rest
+            states, last = recurrence(kind, rows, state, r[d], rest, lengths, reverse=reverse)
+            if lengths is not None:
+                goes_on = ml.expand_dims(ml.arange(count), axis=-1) < lengths
+                states = ml.where(ml.expand_dims(goes_on, axis=-1), states, 0.0)
         outs.append(states)
         lasts.append(last)
     y = ml.stack(outs, axis=1)
@@ -125,7 +186,7 @@ def _clipped(at: Call) -> Callable[[Any], Any]:
     return (lambda x: x) if not limit else (lambda x: ml.clip(x, -limit, limit))
 
 
-@op("RNN", "raw")
+@op("RNN", "raw", packed={1: _turned, 2: _turned})
 def rnn(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
         h: Value = None) -> Value:  # fmt: skip
     cut = _clipped(at)
@@ -134,15 +195,15 @@ def rnn(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value 
         (f,) = _activations(at, ["Tanh"], d)
 
         def step(state: Any, row: Any) -> Any:
-            total = row + ml.matmul(state[0], r, transpose_y=True)
+            total = row + ml.matmul(state[0], r)
             return (f(cut(total if bias is None else total + bias)),)
 
         return step
 
-    return _run(at, x, w, r, b, lengths, [h], 1, cell)
+    return _run(at, x, w, r, b, lengths, [h], cell)
 
 
-@op("GRU", "raw")
+@op("GRU", "raw", packed={1: _turned, 2: _turned})
 def gru(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
         h: Value = None) -> Value:  # fmt: skip
     cut, after = _clipped(at), at.get("linear_before_reset", 0)
@@ -153,25 +214,25 @@ def gru(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value 
         def step(state: Any, row: Any) -> Any:
             (h,) = state
             if after:
-                own = ml.matmul(h, r, transpose_y=True)
+                own = ml.matmul(h, r)
                 own = own if bias is None else own + bias
-                z, reset = ml.split(f(cut(row[:, : 2 * hidden] + own[:, : 2 * hidden])), 2, axis=1)
+                reset, z = ml.split(f(cut(row[:, : 2 * hidden] + own[:, : 2 * hidden])), 2, axis=1)
                 new = g(cut(row[:, 2 * hidden :] + reset * own[:, 2 * hidden :]))
             else:
-                own = ml.matmul(h, r[: 2 * hidden], transpose_y=True)
+                own = ml.matmul(h, r[:, : 2 * hidden])
                 own = own if bias is None else own + bias[: 2 * hidden]
-                z, reset = ml.split(f(cut(row[:, : 2 * hidden] + own)), 2, axis=1)
-                last = ml.matmul(reset * h, r[2 * hidden :], transpose_y=True)
+                reset, z = ml.split(f(cut(row[:, : 2 * hidden] + own)), 2, axis=1)
+                last = ml.matmul(reset * h, r[:, 2 * hidden :])
                 last = last if bias is None else last + bias[2 * hidden :]
                 new = g(cut(row[:, 2 * hidden :] + last))
             return ((1.0 - z) * new + z * h,)
 
         return step
 
-    return _run(at, x, w, r, b, lengths, [h], 3, cell)
+    return _run(at, x, w, r, b, lengths, [h], cell)
 
 
-@op("LSTM", "raw")
+@op("LSTM", "raw", packed={1: _turned, 2: _turned})
 def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value = None,
          h: Value = None, c: Value = None, p: Value = None) -> Value:  # fmt: skip
     cut, coupled = _clipped(at), at.get("input_forget", 0)
@@ -183,9 +244,9 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 
         def step(state: Any, row: Any) -> Any:
             h, c = state
-            total = row + ml.matmul(h, r, transpose_y=True)
+            total = row + ml.matmul(h, r)
             total = total if bias is None else total + bias
-            i, o, forget, new = ml.split(total, 4, axis=1)
+            i, forget, new, o = ml.split(total, 4, axis=1)
             if looks is not None:
                 i, forget = i + looks[0] * c, forget + looks[2] * c
             i = f(cut(i))
@@ -197,7 +258,7 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
 
         return step
 
-    return _run(at, x, w, r, b, lengths, [h, c], 4, cell)
+    return _run(at, x, w, r, b, lengths, [h, c], cell, p)
 
 
 @op("com.microsoft.DynamicQuantizeLSTM", "raw")

@@ -13,6 +13,8 @@ import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError
 from mlvm.core.types import Array
 from mlvm.eager import nn
+from mlvm.eager.nn.recurrent import step_by_step
+from mlvm.machines.native import extension
 from tests.brief import cases
 from tests.eager.nn.checks import check, f64, normal, numbers, randomized, require_torch
 
@@ -239,3 +241,24 @@ h = ml.ones((1, 2, 4))
 def test_what_is_refused(call: Callable[[], Any], error: type[MlvmError], message: str) -> None:
     with pytest.raises(error, match=re.escape(message)):
         call()
+
+
+@KINDS
+def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None:
+    """The hidden size is one for which threads meet after each step."""
+    made, x = LAYERS[kind](4, 384, bidirectional=True), normal(5, 1, 4).astype("f")
+    weights = {path: each.numpy() for path, each in made.named_parameters().items()}
+    found = []
+    most = 2 if extension.EXTENSION is not None else 1
+    for threads, loop in ((1, False), (1, True), (most, False)):
+        token = step_by_step.set(loop)
+        try:
+            vm = ml.VM("bits", threads=threads, native=extension.EXTENSION is not None)
+            with ml.Arena(vm, "bits"):
+                layer = LAYERS[kind](4, 384, bidirectional=True)
+                layer.load_parameters(weights)
+                y, _ = layer(ml.asarray(x), lengths=ml.asarray([4]))
+                found.append(y.numpy().tobytes())
+        finally:
+            step_by_step.reset(token)
+    assert len(set(found)) == 1

@@ -157,7 +157,17 @@ KERNEL void mask_set(TENSOR(T, out), TENSOR(T, x), TENSOR(T, values), TENSOR(boo
 #endif
 
 #ifdef ADDS
-/* Sums by place: x, or 0, and the updates whose index points to an element, in their order.
+#if BY == 0
+#define TOGETHER(x, y) ((x) + (y))
+#elif BY == 1
+#define TOGETHER(x, y) ((x) * (y))
+#elif BY == 2
+#define TOGETHER(x, y) ((x) < (y) || (x) != (x) ? (x) : (y))
+#else
+#define TOGETHER(x, y) ((x) > (y) || (x) != (x) ? (x) : (y))
+#endif
+/* Sums by place: x, or 0, and the updates whose index points to an element, in their order; or BY says
+   what else than sums.
    Sorted places, with the numbers of their indices, are searched for the first of each. */
 KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(i64, sorted), TENSOR(i32, order),
                        const i64 total, const i64 length, const i64 behind, const i64 count, const i64 along)
@@ -182,7 +192,7 @@ KERNEL void add_sorted(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(
     }
     COMPUTED(T) sum = ADDS ? LOAD(T, x, at) : 0;
     for (; first < count && sorted[first] == place; first++)
-        sum += LOAD(T, updates, (outer * count + order[first]) * behind + inner);
+        sum = TOGETHER(sum, LOAD(T, updates, (outer * count + order[first]) * behind + inner));
     STORE(T, out, at, sum);
 }
 
@@ -201,7 +211,7 @@ KERNEL void add_few(TENSOR(T, out), TENSOR(T, x), TENSOR(T, updates), TENSOR(I, 
     COMPUTED(T) sum = ADDS ? LOAD(T, x, at) : 0;
     for (i64 i = 0; i < count; i++) {
         FIND(along ? (outer * count + i) * (behind / along) + inner / along : i, -length)
-        if (place == wanted) sum += LOAD(T, updates, (outer * count + i) * behind + inner);
+        if (place == wanted) sum = TOGETHER(sum, LOAD(T, updates, (outer * count + i) * behind + inner));
     }
     STORE(T, out, at, sum);
 }

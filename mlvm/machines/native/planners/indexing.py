@@ -81,6 +81,18 @@ def add(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return kernel_call(kernel, len(types), units, work, sizes)
 
 
+@planner("index_reduce")
+def index_reduce(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    """Likewise, along axis 0."""
+    out, _, updates, indices = types
+    sizes, piece = _split(out, {"axis": 0}), 64 // out.dtype.itemsize
+    by = ("multiply", "minimum", "maximum").index(attributes["by"])
+    sizes |= {"kind": integer_kind(indices.dtype), "count": indices.size, "piece": piece, "by": by}
+    units = max(1, -(-sizes["behind"] // piece))
+    work = indices.size * 2 + updates.size * 0.3
+    return kernel_call(f"{op}_{out.dtype}", 4, units, work, sizes)
+
+
 def _split(x: TensorType, attributes: Attributes) -> dict[str, int]:
     """The sizes of what lies before the axis, along it and behind it."""
     axis = normalize_axis(attributes["axis"], x.ndim)

@@ -283,9 +283,9 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
         # The rows of x with a vector: columns of x transposed.
         axes = [(length, b, a) for length, a, b in product.axes]
         length, a, b = product.groups
-        return _vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
+        return vector(Product(product.dtype, y.T, x.T, axes, (length, b, a)), by_columns=False)
     if x.rows == 1:
-        return _vector(product, by_columns=True)
+        return vector(product, by_columns=True)
     if chain is None and product.dtype.startswith("bf16"):
         return None
     return tiles(product, chain)
@@ -297,7 +297,7 @@ def _block(k: int) -> int:
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
-def _vector(product: Product, *, by_columns: bool) -> KernelCall | None:
+def vector(product: Product, *, by_columns: bool) -> KernelCall | None:
     """A row times a matrix, whose columns are added in the order of tiles; or a matrix times a
     column, whose parameters have changed places."""
     x, y = (1, 2) if by_columns else (2, 1)

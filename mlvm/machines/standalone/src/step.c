@@ -50,7 +50,8 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
 {
     int result, most = built.threads;
     p[call->nparams] = scratch_of(pool, call, most);
-    if (!pool->threads || pool->threads->count < 2 || call->units == 1 || call->work < WORTH_SHARING) {
+    if (!pool->threads || pool->threads->count < 2 || call->units == 1 || call->work < WORTH_SHARING ||
+        (call->shared && !call->kernel->finish)) {
         result = call->kernel->run(call, p, 0, call->units, scratch_of(pool, call, 0));
     } else {
         pool->call = call;

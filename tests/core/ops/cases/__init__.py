@@ -20,6 +20,7 @@ from tests.core.ops.cases import (
     packed,
     quantized,
     random,
+    recurrent,
     reduction,
     special,
     windows,
@@ -28,13 +29,14 @@ from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(lanes, layout, linalg, neural, packed, quantized, random, reduction, special, windows),
+    *(lanes, layout, linalg, neural, packed, quantized, random, recurrent),
+    *(reduction, special, windows),
 )
 
 _MOVES = (
     "full reshape permute_dims broadcast_to concat flip roll pad slice embed slice_add tril triu "
     "copy take scatter_add index_add take_along_axis scatter_add_along_axis dynamic_update "
-    "slice_set index_set mask_set boolean_index mask_scatter matmul batch_contract"
+    "index_reduce slice_set index_set mask_set boolean_index mask_scatter matmul batch_contract"
 )
 """Ops that do with complex numbers what they do with floats, and whose `expected` does, too."""
 

@@ -51,6 +51,13 @@ def _index_add(x: Array, updates: Array, indices: Array, axis: int) -> Array:
     return np.moveaxis(result, 0, axis)
 
 
+def _index_reduce(x: Array, updates: Array, indices: Array, by: str) -> Array:
+    result = x.copy()
+    for position in np.ndindex(indices.shape):
+        result[indices[position]] = getattr(np, by)(result[indices[position]], updates[position])
+    return result
+
+
 def _index_set(x: Array, values: Array, indices: Array, axis: int, axes: int = 1) -> Array:
     axis %= x.ndim
     result = x.copy()
@@ -156,6 +163,27 @@ CASES: dict[str, list[Case]] = {
         Case((_F32[:, 0], _F32[0].T[:2], np.array([1, 0, 1])), _index_add, {"axis": -1}),
         Case((_MATRIX, _MATRIX[:, :0], np.zeros(0, "i")), _index_add, {"axis": 1}),
         Case((_MATRIX, _MATRIX, np.array([0, 0, 1])), _index_add, {"axis": 1}),
+    ],
+    "index_reduce": [
+        *[
+            Case(
+                (_X[0] * 3, _X.reshape(6, 4)[2:], np.array([2, 0, -1, 2])),
+                _index_reduce,
+                {"by": by},
+            )
+            for by in ("multiply", "minimum", "maximum")
+        ],
+        Case(
+            (_F32[:, 0], _F32[0, :2, None] * 2, np.array([[1], [1]], "B")),
+            _index_reduce,
+            {"by": "maximum"},
+        ),
+        Case((_F32[0], _F32[1, :2], np.array([1, 1])), _index_reduce, {"by": "multiply"}),
+        *[
+            Case((_MATRIX, _MATRIX[[1, 0]] * 2, np.array([0, 0], "h")), _index_reduce, {"by": by})
+            for by in ("multiply", "minimum", "maximum")
+        ],
+        Case((_MATRIX, _MATRIX[:0], np.zeros(0, "i")), _index_reduce, {"by": "minimum"}),
     ],
     "take_along_axis": [
         Case((_X, _ALONG), _take_along_axis, {"axis": 1}),

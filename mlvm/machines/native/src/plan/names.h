@@ -41,10 +41,10 @@
 
 /* The indices are of KIND (kernels/elements.h). COUNT is the indexed axis' length beside the indices,
  * LENGTH the one that they point into. PIECE columns of the BEHIND are a unit, or PIECE rows of
- * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. */
+ * BEFORE * COUNT, or of COUNT. SIZE: an element's bytes. ONE: a pattern of ones. BY: MULTIPLY and so on. */
 #define indexing_integers(EACH)                                                          \
     EACH(KIND) EACH(BEFORE) EACH(COUNT) EACH(LENGTH) EACH(BEHIND) EACH(PIECE) EACH(SIZE) \
-    EACH(ONE) EACH(UPDATES)
+    EACH(ONE) EACH(UPDATES) EACH(BY)
 
 /* A box: which parameter it READS (0: VALUE, a pattern of eight bytes); where it begins in the result and
  * in the operand; planes, rows and columns, and those of a tile; their distances in the result and in the
@@ -135,6 +135,9 @@
     X(REDUCTION_WIDEST, 1024)  /* columns of a block */                                  \
     X(ROWS_TOGETHER, 1024)     /* elements: they stay in the first-level cache */        \
     X(ROWS_OF_WORK, 32)        /* of columns */                                          \
+    X(MULTIPLY, 0)                                                                       \
+    X(MINIMUM, 1)                                                                        \
+    X(MAXIMUM, 2)                                                                        \
     X(GATHER, 2)                                                                         \
     /* How a chain finds a value: a parameter of the chain's shape; one row, or a scalar, repeated in  \
      * scratch memory for the rows of a piece; any other parameter, laid out there for each piece;     \

@@ -43,7 +43,8 @@ struct KernelCall {
     int64_t units;     /* how many pieces the work has; any thread may do any of them */
     double work;       /* what the whole takes on one thread, roughly, in nanoseconds */
     int64_t scratch;   /* bytes that each thread wants for itself */
-    int64_t shared;    /* bytes that `run` leaves for `finish` */
+    int64_t shared;    /* bytes that `run` leaves for `finish`; without one, units wait for each other
+                        * there: each thread has its own at once, or one has all. They begin with zeros */
     int nparams;
     const int64_t *n;  /* lengths, strides, choices: see names.h */
     const double *a;   /* floating-point attributes */

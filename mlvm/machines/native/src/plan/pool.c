@@ -250,6 +250,8 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     } else {
         pool->call = call;
         pool->p = p;
+        if (call->shared && !call->kernel->finish)
+            memset(pool->shared_bytes, 0, ALIGNMENT);
         unsigned number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
         atomic_store(&pool->number, number);
         if (atomic_load(&pool->sleeping)) {

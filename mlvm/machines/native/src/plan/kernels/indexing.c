@@ -373,6 +373,53 @@ SCATTER(uint64_t, 8)
 SCATTER(float, f32)
 SCATTER(double, f64)
 
+/* --- index_reduce: rows of an operand are combined with the updates for them; BY says how --- */
+
+#define REDUCED(T, U, suffix)                                                               \
+    static inline void reduce_##suffix(T *out, const T *in, int64_t count, int64_t by)   \
+    {                                                                                    \
+        if (by == MULTIPLY)                                                              \
+            INDEPENDENT                                                                  \
+            for (int64_t c = 0; c < count; c++)                                          \
+                out[c] = (T)(out[c] * in[c]);                                            \
+        else if (by == MINIMUM)                                                          \
+            INDEPENDENT                                                                  \
+            for (int64_t c = 0; c < count; c++)                                          \
+                out[c] = out[c] < in[c] || out[c] != out[c] ? out[c] : in[c];            \
+        else                                                                             \
+            INDEPENDENT                                                                  \
+            for (int64_t c = 0; c < count; c++)                                          \
+                out[c] = out[c] > in[c] || out[c] != out[c] ? out[c] : in[c];            \
+    }                                                                                    \
+    static void reduce_rows_##suffix(const int64_t *n, char *const *p, const char *x,    \
+                                     int64_t b, int64_t first, int64_t last)             \
+    {                                                                                    \
+        const int64_t count = n[COUNT], behind = n[BEHIND];                              \
+        const T *in = (const T *)p[1];                                                   \
+        T *out = (T *)p[0];                                                              \
+        (void)b;                                                                         \
+        start_##U((void *)out, (const void *)x, n, first, last);                         \
+        for (int64_t i = 0; i < count; i += CHUNK) {                                     \
+            int64_t at[CHUNK], filled = least(CHUNK, count - i);                         \
+            places(at, p[2], n[KIND], i, filled, n[LENGTH]);                             \
+            for (int64_t k = 0; k < filled; k++)                                         \
+                reduce_##suffix(out + at[k] * behind + first,                            \
+                                in + (i + k) * behind + first, last - first, n[BY]);     \
+        }                                                                                \
+    }                                                                                    \
+    static int index_reduce_##suffix(const KernelCall *call, char *const *p, int64_t begin, \
+                                     int64_t end, char *scratch)                         \
+    {                                                                                    \
+        (void)scratch;                                                                   \
+        char *const q[3] = {p[0], p[2], p[3]};                                           \
+        return for_columns(call, q, p[1], begin, end, call->n[COUNT], reduce_rows_##suffix); \
+    }
+#define EACH_NUMBER(X)                                                                   \
+    X(uint8_t, 1, u8) X(uint16_t, 2, u16) X(uint32_t, 4, u32) X(uint64_t, 8, u64)        \
+    X(int8_t, 1, i8) X(int16_t, 2, i16) X(int32_t, 4, i32) X(int64_t, 8, i64)            \
+    X(float, f32, f32) X(double, f64, f64)
+EACH_NUMBER(REDUCED)
+
 /* --- one_hot: COUNT rows, PIECE of them a unit, of LENGTH classes --- */
 
 static int one_hot(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
@@ -452,7 +499,8 @@ static int mask_scatter(const KernelCall *call, char *const *p, int64_t begin, i
 #define SIZED(size) ENTRY(take_##size) ENTRY(take_along_##size)
 #define TYPED(suffix)                                                                    \
     ENTRY(scatter_add_##suffix) ENTRY(index_add_##suffix) ENTRY(scatter_along_##suffix)
+#define ENTRY_REDUCED(T, U, suffix) ENTRY(index_reduce_##suffix)
 KERNEL_TABLE(indexing, ENTRY(update_rows) ENTRY(weighted_take_f32)
                            ENTRY(weighted_take_f64) ENTRY(take_rows) SIZED(1) SIZED(2) SIZED(4) SIZED(8) TYPED(1)
                            TYPED(2) TYPED(4) TYPED(8) TYPED(f32) TYPED(f64) ENTRY(one_hot)
-                               ENTRY(mask_scatter))
+                               ENTRY(mask_scatter) EACH_NUMBER(ENTRY_REDUCED))

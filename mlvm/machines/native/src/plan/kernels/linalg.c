@@ -1,9 +1,11 @@
-/* Matrix products. */
+/* Matrix products, and recurrences, whose steps are products. */
+#define _GNU_SOURCE
 #include "../plan.h"
 
 #include "batch.h"
 #include "elements.h"
 #include "half.h"
+#include "recurrent.h"
 #include "vectors.h"
 
 #include <string.h>
@@ -102,6 +104,23 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define PAIRS(X)
 #endif
 
+/* --- recurrences, of products before --- */
+
+#define OF(name) MLVM_JOIN(name, DT)
+#define DT f32
+#define T float
+#define S float
+#include "recurrent_of.h"
+#undef DT
+#undef T
+#undef S
+
+#define DT f64
+#define T double
+#define S double
+#include "recurrent_of.h"
+
+#define RECURRENT(dtype) ENTRY(recurrence_##dtype) ENTRY(recurrence_vjp_##dtype)
 #define ENTRY(name) KERNEL(name, name, NULL)
 #define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
-KERNEL_TABLE(linalg, ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))
+KERNEL_TABLE(linalg, RECURRENT(f32) RECURRENT(f64) ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))

@@ -1,0 +1,258 @@
+"""Recurrences: what a cell with a state makes of a whole sequence, in one call.
+
+With h (and of an LSTM c) before a step, p the row of `projected`, b the `bias`, and q = h kernel,
+whose columns are those of the gates:
+
+    tanh, relu   h' = tanh(p + b + q), or relu of it
+    lstm         i, f, g, o = p + b + q;  c' = sigmoid(f) c + sigmoid(i) tanh(g);
+                 h' = sigmoid(o) tanh(c')
+    gru          r, z = p + b + q;  n = tanh(p + sigmoid(r) (q + b));  h' = n + sigmoid(z) (h - n)
+
+These are the formulas and the order of gates of PyTorch's `RNN`, `LSTM` and `GRU`. A sequence ends
+after `lengths` steps, if there are as many: its state then stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+import numpy as np
+
+from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.op import internal
+from mlvm.core.ops.elementwise import sigmoid
+from mlvm.core.rules import require, require_one_float_dtype
+from mlvm.core.types import Array, TensorType, f32
+
+Cell: TypeAlias = Literal["tanh", "relu", "lstm", "gru"]
+
+GATES: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
+"""Columns of a kernel for each element of the state."""
+PARTS: Final[Mapping[str, int]] = {"tanh": 1, "relu": 1, "lstm": 2, "gru": 1}
+"""Of a state: h, and of an LSTM c."""
+KEPT: Final[Mapping[str, int]] = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
+"""Sums that the way back reads: p + b + q of each gate, but of gru's n only q + b."""
+MADE: Final[Mapping[str, int]] = {**GATES, "gru": 4}
+"""Cotangents that it makes: of p + b + q, and of gru first that of n's p, then those of q."""
+
+# --- type rules ----------------------------------------------------------------------
+
+
+def _lengths(lengths: TensorType, batch: int) -> None:
+    require("integer", lengths)
+    if lengths.shape != (batch,):
+        raise ShapeError(f"lengths are [{batch}], one a sequence, not {lengths}")
+
+
+def _recurrence(
+    projected: TensorType,
+    state: TensorType,
+    kernel: TensorType,
+    bias: TensorType,
+    lengths: TensorType,
+    cell: Cell,
+    reverse: bool,
+    keep: bool,
+) -> TensorType:
+    require_one_float_dtype(projected, state, bias)
+    if kernel.dtype is not projected.dtype and not (
+        kernel.dtype.is_half and projected.dtype is f32
+    ):
+        raise DTypeError(f"the kernel is {projected.dtype}, as the rest, not {kernel.dtype}")
+    parts = PARTS[cell]
+    if projected.ndim != 3 or state.ndim != 3:
+        raise ShapeError("projected is [time, batch, gates * hidden], state [parts, batch, hidden]")
+    time, batch, width = projected.shape
+    hidden = state.shape[2]
+    if state.shape[:2] != (parts, batch) or width != GATES[cell] * hidden:
+        raise ShapeError(
+            f"the state of {cell} is [{parts}, {batch}, hidden], and what is projected "
+            f"[{time}, {batch}, {GATES[cell]} * hidden], not {state} and {projected}"
+        )
+    if kernel.shape != (hidden, width) or bias.shape != (width,):
+        raise ShapeError(
+            f"kernel and bias are [{hidden}, {width}] and [{width}], not {kernel} and {bias}"
+        )
+    _lengths(lengths, batch)
+    return TensorType(projected.dtype, (parts + keep * KEPT[cell], time + 1, batch, hidden))
+
+
+def _recurrence_vjp(
+    g: TensorType,
+    last: TensorType,
+    projected: TensorType,
+    states: TensorType,
+    turned: TensorType,
+    lengths: TensorType,
+    cell: Cell,
+    reverse: bool,
+) -> TensorType:
+    require_one_float_dtype(g, last, projected, states)
+    require("float", turned)
+    if g.ndim != 3:
+        raise ShapeError(f"g is [time, batch, hidden], not {g}")
+    time, batch, hidden = g.shape
+    parts, width = PARTS[cell], GATES[cell] * hidden
+    wanted = (
+        (parts, batch, hidden),
+        (time, batch, width),
+        (parts + KEPT[cell], time + 1, batch, hidden),
+        (width, hidden),
+    )
+    if (last.shape, projected.shape, states.shape, turned.shape) != wanted:
+        raise ShapeError(f"last, projected, states and turned are {wanted}")
+    _lengths(lengths, batch)
+    return TensorType(states.dtype, (g.size * MADE[cell] + last.size,))
+
+
+def _flops(projected: TensorType, state: TensorType, kernel: TensorType, *_: object, **__: object
+) -> int:  # fmt: skip
+    return 2 * projected.shape[0] * projected.shape[1] * kernel.size
+
+
+def _vjp_flops(g: TensorType, last: TensorType, projected: TensorType, states: TensorType,
+               turned: TensorType, *_: object, **__: object) -> int:  # fmt: skip
+    return 2 * g.shape[0] * g.shape[1] * turned.size
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@internal(infer=_recurrence, flops=_flops)
+def recurrence(
+    out: Array,
+    projected: Array,
+    state: Array,
+    kernel: Array,
+    bias: Array,
+    lengths: Array,
+    *,
+    cell: Cell,
+    reverse: bool = False,
+    keep: bool = False,
+) -> None:
+    """The states around all steps: f[time, batch, gates * hidden], f[parts, batch, hidden],
+    f[hidden, gates * hidden], f[gates * hidden] and i[batch] -> f[parts, time + 1, batch, hidden].
+
+    h is the first part, c the second. `state` stands before the first step; with `reverse` the last
+    row comes first, and `state` stands behind it. A kernel may be of halves beside f32: h may be
+    rounded to it, and sums are f32. With `keep` more parts follow, each step's sums for the way
+    back; they are 0 where a sequence has ended.
+    """
+    time, step, parts = len(projected), _STEPS[cell], PARTS[cell]
+    out[:parts, time if reverse else 0] = state
+    out[parts:, time] = 0
+    for t in range(time)[:: -1 if reverse else 1]:
+        before, after = out[:parts, t + reverse], out[:parts, t + (not reverse)]
+        sums = step(after, projected[t], bias, before[0] @ kernel, before)
+        ended = (t >= lengths)[:, None]
+        np.copyto(after, before, where=ended)
+        for part, each in zip(out[parts:, t], np.split(sums, GATES[cell], -1), strict=False):
+            part[...] = np.where(ended, 0, each)
+
+
+@internal(infer=_recurrence_vjp, flops=_vjp_flops)
+def recurrence_vjp(
+    out: Array,
+    g: Array,
+    last: Array,
+    projected: Array,
+    states: Array,
+    turned: Array,
+    lengths: Array,
+    *,
+    cell: Cell,
+    reverse: bool = False,
+) -> None:
+    """The way back through `recurrence`: for each step and sequence the cotangents `MADE`, side by
+    side, and then those of `state`; all flat. g are those of h after each step, `last` those of the
+    last state; `states` are what it made and kept, `turned` is the kernel's transpose."""
+    time, batch, parts = *g.shape[:2], PARTS[cell]
+    made = out[: g.size * MADE[cell]].reshape(time, batch, len(turned) // GATES[cell] * MADE[cell])
+    carried = last.copy()
+    for t in range(time)[:: 1 if reverse else -1]:
+        before, after = states[:parts, t + reverse], states[:parts, t + (not reverse)]
+        ended = (t >= lengths)[:, None]
+        carried[0] += g[t]
+        through = _PULLS[cell](made[t], carried, states[parts:, t], projected[t], before, after)
+        np.copyto(made[t], 0, where=ended)
+        through[0] += made[t, :, -len(turned) :] @ turned
+        np.copyto(carried, through, where=~ended)
+    out[made.size :] = carried.reshape(-1)
+
+
+def _sigmoid(x: Array) -> Array:
+    y = np.empty_like(x)
+    sigmoid.kernel(y, x)
+    return y
+
+
+def _tanh_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    np.tanh(p + b + q, after[0])
+    return p
+
+
+def _relu_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    np.maximum(p + b + q, 0, out=after[0])
+    return p
+
+
+def _lstm_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    sums = p + b + q
+    i, f, g, o = np.split(sums, 4, -1)
+    np.add(_sigmoid(f) * before[1], _sigmoid(i) * np.tanh(g), after[1])
+    np.multiply(_sigmoid(o), np.tanh(after[1]), after[0])
+    return sums
+
+
+def _gru_step(after: Array, p: Array, b: Array, q: Array, before: Array) -> Array:
+    hidden = before.shape[-1]
+    sums = np.concatenate([(p + b + q)[:, : 2 * hidden], (q + b)[:, 2 * hidden :]], -1)
+    r, z, q = np.split(sums, 3, -1)
+    n = np.tanh(p[:, 2 * hidden :] + _sigmoid(r) * q)
+    np.add(n, _sigmoid(z) * (before[0] - n), after[0])
+    return sums
+
+
+def _tanh_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], 1 - after[0] * after[0], made)
+    return np.zeros_like(g)
+
+
+def _relu_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    np.multiply(g[0], after[0] > 0, made)
+    return np.zeros_like(g)
+
+
+def _lstm_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    i, f, o = map(_sigmoid, sums[[0, 1, 3]])
+    n, y = np.tanh(sums[2]), np.tanh(after[1])
+    c = g[1] + g[0] * o * (1 - y * y)
+    parts = c * n * i * (1 - i), c * before[1] * f * (1 - f), c * i * (1 - n * n)
+    np.concatenate([*parts, g[0] * y * o * (1 - o)], -1, made)
+    return np.stack([np.zeros_like(c), c * f])
+
+
+def _gru_pull(made: Array, g: Array, sums: Array, p: Array, before: Array, after: Array) -> Array:
+    r, z, q = _sigmoid(sums[0]), _sigmoid(sums[1]), sums[2]
+    n = np.tanh(p[:, -q.shape[1] :] + r * q)
+    new = g[0] * (1 - z) * (1 - n * n)
+    parts = new * q * r * (1 - r), g[0] * (before[0] - n) * z * (1 - z)
+    np.concatenate([new, *parts, new * r], -1, made)
+    through: Array = g[:1] * z
+    return through
+
+
+_STEPS: Final[Mapping[str, Callable[..., Array]]] = {
+    "tanh": _tanh_step,
+    "relu": _relu_step,
+    "lstm": _lstm_step,
+    "gru": _gru_step,
+}
+_PULLS: Final[Mapping[str, Callable[..., Array]]] = {
+    "tanh": _tanh_pull,
+    "relu": _relu_pull,
+    "lstm": _lstm_pull,
+    "gru": _gru_pull,
+}

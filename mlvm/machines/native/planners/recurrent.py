@@ -1,0 +1,76 @@
+"""Recurrences: `kernels/recurrent_of.h`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from mlvm.core.op import Attributes
+from mlvm.core.ops.recurrent import GATES, KEPT, MADE, PARTS
+from mlvm.core.types import bf16, f16, f32, f64, u64
+from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native.elements import integer_kind
+from mlvm.machines.native.planner import Types, kernel_call, planner
+from mlvm.machines.native.planners.linalg import Matrix, Product, tiles, vector
+
+_UNIT: Final = 32  # elements of a state: as wide as a tile
+_WORTH_MEETING: Final = 6000  # nanoseconds of a step, after which threads wait for each other
+_FEW_ROWS: Final = 4  # for which a kernel of bf16 is read as it is, and not widened
+_CELLS: Final = ("tanh", "relu", "lstm", "gru")
+
+
+@planner("recurrence")
+def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, projected, _, kernel, *_ = types
+    _, rows, width = projected.shape
+    if f16 in (out.dtype, kernel.dtype) or (kernel.dtype is bf16 and rows > _FEW_ROWS):
+        return None
+    dtype = "f64" if kernel.dtype is f64 else "f32"
+    hidden = kernel.shape[0]
+    product = Product(dtype, Matrix(rows, hidden, hidden, 1), Matrix(hidden, width, width, 1))
+    size = 8 if kernel.dtype is f64 else 4
+    cell = attributes["cell"]
+    scratch = (PARTS[cell] * rows * hidden + (rows + 2) * width) * size
+    kept = KEPT[cell] if attributes["keep"] else 0
+    shared = 8 * rows * hidden if out.dtype is bf16 else 0
+    halves = [out.dtype is bf16, kernel.dtype is bf16]
+    return _call(op, types, product, attributes, hidden, [kept, *halves], scratch, shared)
+
+
+@planner("recurrence_vjp")
+def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    _, g, last, _, states, turned, _ = types
+    if states.dtype is not turned.dtype or states.dtype not in (f32, f64):
+        return None
+    _, rows, hidden = g.shape
+    width, made = turned.shape[0], MADE[attributes["cell"]]
+    x = Matrix(rows, width, made * hidden, 1)
+    product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
+    scratch = last.nbytes + g.dtype.itemsize * rows * hidden
+    return _call(op, types, product, attributes, hidden, [made], scratch, 0)
+
+
+def _call(op: str, types: Types, product: Product, attributes: Attributes, hidden: int,
+          more: list[int], scratch: int, shared: int) -> KernelCall | None:  # fmt: skip
+    rows, time, lengths = product.x.rows, types[1].shape[0], types[-1]
+    if not rows * hidden or lengths.dtype is u64:
+        return None
+    child = vector(product, by_columns=True) if rows == 1 else tiles(product)
+    if child is None:
+        return None
+    cell, size = attributes["cell"], product.x.columns * product.y.columns
+    step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * GATES[cell] * hidden
+    alone = hidden % _UNIT or step < _WORTH_MEETING
+    unit = hidden if alone else _UNIT
+    rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
+    rest += [PARTS[cell], more[0], _CELLS.index(cell), *more[1:]]
+    return kernel_call(
+        f"{op}_{product.dtype}",
+        len(types),
+        hidden // unit,
+        time * step,
+        {"m": rows, "k": product.x.columns, "n": product.y.columns, "unit": unit},
+        scratch=scratch + 64 + max(child.scratch, 4 * product.y.columns),
+        shared=64 + shared,
+        children=[child],
+        rest=rest,
+    )

@@ -1,0 +1,289 @@
+/* Recurrences: a sequence in one call, in f32 or f64; included after the products.
+ *
+ * A unit is UNIT elements of the hidden state, with the columns of all its gates: a thread makes the same
+ * ones in each step, so that its part of the kernel stays in its own cache. All meet after each step. */
+
+/* A row times rows of bf16, in the order of `add_rows`. */
+static void OF(add_halves)(T *sum, const T *x, const uint16_t *y, int64_t y_k, int64_t columns, int64_t k)
+{
+    const int64_t whole = columns / LANES * LANES;
+    int64_t l = 0;
+    for (; l + 4 <= k; l += 4)
+        for (int64_t j = 0; j < whole; j += LANES) {
+            V s = OF(load)(sum + j);
+            UNROLL for (int i = 0; i < 4; i++) /* each row begins another page, or ends one */
+                __builtin_prefetch(y + (l + i + 4) * y_k + j);
+            UNROLL for (int i = 0; i < 4; i++)
+                s = OF(FMA)(OF(SPREAD)(x[l + i]), (V)take_bf16(y + (l + i) * y_k + j, 1), s);
+            OF(store)(sum + j, s);
+        }
+    for (; l < k; l++)
+        for (int64_t j = 0; j < whole; j += LANES)
+            OF(store)(sum + j,
+                      OF(FMA)(OF(SPREAD)(x[l]), (V)take_bf16(y + l * y_k + j, 1), OF(load)(sum + j)));
+    for (int64_t j = whole; j < columns; j++) {
+        V total = {0};
+        for (l = 0; l < k; l++) {
+            V one = {widen_bf16(y[l * y_k + j])};
+            total = OF(FMA)(OF(SPREAD)(x[l]), one, total);
+        }
+        sum[j] = total[0];
+    }
+}
+
+/* Columns of x @ y for some elements of the state. `of` has the product's integers; y may be bf16. */
+static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T *sums, T *scratch,
+                      int64_t column, int64_t columns)
+{
+    if (sizeof(T) == 4 && half) {
+        for (int64_t i = 0; i < of[M]; i++) {
+            T *total = sums + i * of[N] + column;
+            memset(total, 0, (size_t)columns * sizeof(T));
+            for (int64_t first = 0; first < of[K]; first += of[BLOCK]) {
+                memset(scratch, 0, (size_t)columns * sizeof(T));
+                OF(add_halves)(scratch, x + i * of[K] + first,
+                               (const uint16_t *)y + first * of[N] + column, of[N], columns,
+                               least(of[K] - first, of[BLOCK]));
+                for (int64_t j = 0; j < columns; j++)
+                    total[j] += scratch[j];
+            }
+        }
+        return;
+    }
+    if (of[M] == 1) {
+        memset(sums + column, 0, (size_t)columns * sizeof(T));
+        for (int64_t j = 0; j < columns; j += OF(AT_ONCE))
+            OF(row_product)(of, x, (const T *)y + column + j, sums + column + j,
+                            least(columns - j, OF(AT_ONCE)));
+        return;
+    }
+    OF(Part) part = {.n = of, .x = x, .y = (const T *)y, .out = sums, .rows = of[M], .column = column};
+    part.columns = columns;
+    part.strip = scratch;
+    part.panels = part.strip + of[STRIP_LENGTH];
+    OF(product)(&part);
+}
+
+/* The steps of the cells: h and c change in place, and q becomes the sums of the gates, but of gru's n
+ * without p. A gate's columns are `gate` behind those of the one before. */
+static void OF(step_tanh)(T *h, const T *p, const T *q, const T *b, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++)
+        h[j] = TANH_(p[j] + b[j] + q[j]);
+}
+
+static void OF(step_relu)(T *h, const T *p, const T *q, const T *b, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T x = p[j] + b[j] + q[j];
+        h[j] = x < 0 ? 0 : x;
+    }
+}
+
+static void OF(step_lstm)(T *h, T *c, const T *p, T *q, const T *b, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T i = SIGMOID(q[j] = p[j] + b[j] + q[j]);
+        T f = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
+        T g = TANH_(q[2 * gate + j] = p[2 * gate + j] + b[2 * gate + j] + q[2 * gate + j]);
+        T o = SIGMOID(q[3 * gate + j] = p[3 * gate + j] + b[3 * gate + j] + q[3 * gate + j]);
+        c[j] = f * c[j] + i * g;
+        h[j] = o * TANH_(c[j]);
+    }
+}
+
+static void OF(step_gru)(T *h, const T *p, T *q, const T *b, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T r = SIGMOID(q[j] = p[j] + b[j] + q[j]);
+        T z = SIGMOID(q[gate + j] = p[gate + j] + b[gate + j] + q[gate + j]);
+        T n = TANH_(p[2 * gate + j] + r * (q[2 * gate + j] = q[2 * gate + j] + b[2 * gate + j]));
+        h[j] = n + z * (h[j] - n);
+    }
+}
+
+/* Elements of an operand as the sums have them, and back: those of HALF_STATES are bf16. */
+static void OF(get)(T *to, const char *from, int64_t at, int64_t count, int64_t half)
+{
+    if (half) {
+        for (int64_t j = 0; j < count; j++)
+            to[j] = widen_bf16(((const uint16_t *)from)[at + j]);
+        return;
+    }
+    memcpy(to, (const T *)from + at, (size_t)count * sizeof(T));
+}
+
+static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t half)
+{
+    if (half) {
+        for (int64_t j = 0; j < count; j++)
+            ((uint16_t *)to)[at + j] = narrow_bf16((float)from[j]);
+        return;
+    }
+    memcpy((T *)to + at, from, (size_t)count * sizeof(T));
+}
+
+/* Scratch: the state [PARTS][rows][hidden], sums of a step [rows][columns], those of what is projected in a
+ * row, the bias; then the product's. Shared: 64 bytes for those who meet, then h, twice, where
+ * the state is bf16. */
+static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t rows = n[M], hidden = n[K], width = n[N], steps = n[STEPS], all = rows * hidden;
+    const int64_t half = n[HALF_STATES], gates = width / hidden, parts = n[PARTS];
+    const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
+    const int64_t longest = longest_of(p[5], n[LENGTHS], rows, steps);
+    T *state = (T *)scratch, *sums = state + parts * all, *row = sums + rows * width;
+    T *bias = row + width, *rest = (T *)(((uintptr_t)(bias + width) + 63) & ~(uintptr_t)63);
+    char *shared = p[call->nparams];
+    int64_t target = 0;
+    T *wide = (T *)(shared + 64);
+    OF(get)(bias, p[4], 0, width, half);
+    for (int64_t i = 0; i < parts * rows; i++)
+        OF(get)(state + i * hidden + first, p[2], i * hidden + first, count, half);
+    for (int64_t turn = -1; turn < steps; turn++) {
+        const int64_t t = n[BACKWARD] ? steps - 1 - turn : turn;
+        const int64_t from = n[BACKWARD] ? t + 1 : t, to = n[BACKWARD] ? t : t + 1;
+        if (turn >= 0 && t < longest) {
+            const T *x = half ? wide + (turn & 1) * all : (const T *)p[0] + from * all;
+            for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
+                OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first,
+                          count == hidden ? width : count);
+            for (int64_t i = 0; i < rows; i++) {
+                if (t >= integer_at(p[5], n[LENGTHS], i)) {
+                    for (int64_t g = 0; g < gates; g++)
+                        memset(sums + i * width + g * hidden + first, 0, (size_t)count * sizeof(T));
+                    continue;
+                }
+                T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
+                const T *in = row + first;
+                for (int64_t g = 0; g < gates; g++)
+                    OF(get)(row + g * hidden + first, p[1],
+                            (t * rows + i) * width + g * hidden + first, count, half);
+                switch (n[CELL]) {
+                case TANH: OF(step_tanh)(h, in, q, b, count); break;
+                case RELU: OF(step_relu)(h, in, q, b, count); break;
+                case LSTM: OF(step_lstm)(h, h + all, in, q, b, hidden, count); break;
+                default: OF(step_gru)(h, in, q, b, hidden, count);
+                }
+            }
+        }
+        for (int64_t part = 0; part < parts; part++)
+            for (int64_t i = 0; i < rows; i++) {
+                const T *now = state + part * all + i * hidden + first;
+                OF(give)(p[0], now, (part * (steps + 1) + to) * all + i * hidden + first, count, half);
+                if (half && !part)
+                    memcpy(wide + ((turn + 1) & 1) * all + i * hidden + first, now,
+                           (size_t)count * sizeof(T));
+            }
+        if (turn < 0 || t >= longest)
+            memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
+        for (int64_t g = 0; g < n[KEPT]; g++)
+            for (int64_t i = 0; i < rows; i++)
+                OF(give)(p[0], sums + i * width + g * hidden + first,
+                         ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden + first,
+                         count, half);
+        meet((int64_t *)shared, end - begin, call->units, &target);
+    }
+    return 0;
+}
+
+/* The way back. Of each cell the cotangents of its sums, from that of the state; what goes to the state
+ * before without the product takes the place of that. */
+static void OF(pull_lstm)(T *made, T *h, T *c, const T *sums, int64_t apart, const T *before,
+                          const T *after, int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T i = SIGMOID(sums[j]), f = SIGMOID(sums[apart + j]), g = TANH_(sums[2 * apart + j]);
+        T o = SIGMOID(sums[3 * apart + j]), y = TANH_(after[j]);
+        T d = c[j] + h[j] * o * (1 - y * y);
+        made[j] = d * g * i * (1 - i);
+        made[gate + j] = d * before[j] * f * (1 - f);
+        made[2 * gate + j] = d * i * (1 - g * g);
+        made[3 * gate + j] = h[j] * y * o * (1 - o);
+        c[j] = d * f;
+        h[j] = 0;
+    }
+}
+
+static void OF(pull_gru)(T *made, T *h, const T *sums, int64_t apart, const T *p, const T *before,
+                         int64_t gate, int64_t count)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        T r = SIGMOID(sums[j]), z = SIGMOID(sums[apart + j]), q = sums[2 * apart + j];
+        T n = TANH_(p[j] + r * q), d = h[j] * (1 - z) * (1 - n * n);
+        made[j] = d;
+        made[gate + j] = d * q * r * (1 - r);
+        made[2 * gate + j] = h[j] * (before[j] - n) * z * (1 - z);
+        made[3 * gate + j] = d * r;
+        h[j] = h[j] * z;
+    }
+}
+
+static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
+{
+    INDEPENDENT
+    for (int64_t j = 0; j < count; j++) {
+        made[j] = relu ? (after[j] > 0 ? h[j] : 0) : h[j] * (1 - after[j] * after[j]);
+        h[j] = 0;
+    }
+}
+
+/* Scratch: the state's cotangent [PARTS][rows][hidden], the product [rows][hidden]; then the product's. */
+static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                              char *scratch)
+{
+    const int64_t *n = call->n, *of = call->children[0]->n;
+    const int64_t rows = n[M], hidden = n[N], steps = n[STEPS], all = rows * hidden;
+    const int64_t width = n[MADE] * hidden, parts = n[PARTS], apart = (steps + 1) * all;
+    const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
+    T *const out = (T *)p[0], *carried = (T *)scratch, *sums = carried + parts * all;
+    T *rest = (T *)(((uintptr_t)(sums + all) + 63) & ~(uintptr_t)63);
+    const T *g = (const T *)p[1], *states = (const T *)p[4];
+    int64_t target = 0;
+    memcpy(carried, p[2], (size_t)(parts * all) * sizeof(T));
+    for (int64_t turn = 0; turn < steps; turn++) {
+        const int64_t t = n[BACKWARD] ? turn : steps - 1 - turn;
+        T *made = out + t * rows * width;
+        int64_t left = 0;
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = i * hidden + first;
+            T *h = carried + at, *to = made + i * width + first;
+            const T *x = states + (n[BACKWARD] ? t + 1 : t) * all + at;
+            const T *y = states + (n[BACKWARD] ? t : t + 1) * all + at;
+            const T *kept = states + parts * apart + t * all + at;
+            for (int64_t j = 0; j < count; j++)
+                h[j] += g[t * all + at + j];
+            if (t >= integer_at(p[6], n[LENGTHS], i)) {
+                for (int64_t gate = 0; gate < n[MADE]; gate++)
+                    memset(to + gate * hidden, 0, (size_t)count * sizeof(T));
+                continue;
+            }
+            left++;
+            const T *in = (const T *)p[3] + (t * rows + i) * of[K] + first;
+            switch (n[CELL]) {
+            case LSTM: OF(pull_lstm)(to, h, h + all, kept, apart, x + apart, y + apart, hidden, count); break;
+            case GRU: OF(pull_gru)(to, h, kept, apart, in + 2 * hidden, x, hidden, count); break;
+            default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
+            }
+        }
+        meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
+        if (!left)
+            continue;
+        OF(recur)(of, made + width - of[K], p[5], 0, sums, rest, first, count);
+        for (int64_t i = 0; i < rows; i++)
+            if (t < integer_at(p[6], n[LENGTHS], i))
+                for (int64_t j = i * hidden + first; j < i * hidden + first + count; j++)
+                    carried[j] += sums[j];
+    }
+    for (int64_t i = 0; i < parts * rows; i++)
+        memcpy(out + steps * rows * width + i * hidden + first, carried + i * hidden + first,
+               (size_t)count * sizeof(T));
+    return 0;
+}
