@@ -12,7 +12,7 @@ import numpy as np
 from mlvm.core.types import DType, f32, f64
 
 _LAYERS: Final = 256
-_NUMPY: Final = {f32: 0x50C6D4D1, f64: 0x969AEF6E}
+_NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
 """What a sum of numpy's tables is, by dtype."""
 
 
@@ -43,8 +43,7 @@ def ziggurat(dtype: DType = f32) -> Ziggurat | None:
             density[i] = math.nextafter(density[i], 1) if i == 38 else density[i]
     x[0] = area / density[-1]
     steps = [x[-1] / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
-    whole = int if single else round
-    inside = tuple([whole(step * 2**bits) for step in steps])
+    inside = tuple([round(step * 2**bits) for step in steps])
     widths = [width / 2**bits for width in x]
     if single:
         widths, density = _narrow(widths), _narrow(density)
