@@ -66,7 +66,9 @@ class Kernels:
         standalone.build(planned_of(saved), folder, simd=self.simd, records=1 << 26)
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
         own += [f"mlvm/standalone/src/{name}.c" for name in ("records", "lanes")]
-        own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "lanes", "processor")]
+        own += [
+            f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "lanes", "processor")
+        ]
         out = ["-o", "step", str(self.folder / "libkernels.a"), "-lm"]
         arguments: list[str | Path] = [COMPILER, *FLAGS, "-O1", *own, *out]
         command(arguments, folder)
@@ -88,7 +90,10 @@ def inputs_for(saved: SavedStep, runs: int) -> list[Array]:
             x = rng.integers(0, 1 << 63, shape, dtype=np.uint64)
         else:
             x = rng.integers(0, 2, shape).astype(type.dtype.numpy)
-            if type.shape[-2:] == (5, 3):  # trees, as models/tree_lstm.py has them: others have no end
+            if type.shape[-2:] == (
+                5,
+                3,
+            ):  # trees, as models/tree_lstm.py has them: others have no end
                 x[..., 1:] = -1
                 x[..., :2, 1:] = [[1, 2], [3, 4]]
         made.append(np.ascontiguousarray(x))

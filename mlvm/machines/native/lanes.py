@@ -24,9 +24,9 @@ def program_of(code: Code, operands: Sequence[Array], functions: FunctionTable) 
 
 
 class Flat:
-    """Steps as numbers, as `plan/lanes.c` reads them: `code`, and where in it each begins, `at`. `sizes`
-    are those of rows, which steps have by number; `ends` of segments how many operands and results.
-    Raises `MachineError` for a number that there is nothing of: C looks at none of them."""
+    """Steps as numbers, as `plan/lanes.c` reads them: `code`, and where in it each begins, `at`.
+    `sizes` are those of rows, which steps have by number; `ends` of segments how many operands and
+    results. C looks at no number: raises `MachineError` for one that there is nothing of."""
 
     def __init__(
         self,

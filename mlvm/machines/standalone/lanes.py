@@ -1,4 +1,4 @@
-"""Lanes as the tables of C that `src/lanes.c` runs: what `mlvm.machines.lanes` makes of its code."""
+"""Lanes as `src/lanes.c` runs them: what `mlvm.machines.lanes` makes of its code."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Call(NamedTuple):
 class Part(NamedTuple):
     """Calls for so many rows; from which bytes on operands and results lie."""
 
-    count: int
+    rows: int
     calls: list[Call]
     given: list[int]
     left: list[int]
@@ -41,13 +41,15 @@ class Site(NamedTuple):
     parts: list[Part]
 
 
-Runs = Callable[[Program, Sequence[TensorType]], list[tuple[KernelCall, tuple[int | Temporary, ...]]]]
+Runs = Callable[
+    [Program, Sequence[TensorType]], list[tuple[KernelCall, tuple[int | Temporary, ...]]]
+]
 
 
 class LaneCode:
-    """A code of lanes. `runs` makes kernels' calls of a program, and `beside` says what scratch memory
-    a call needs. It has `nbytes` of memory of its own, from byte `at` of the step's on. `places`:
-    where the calls' parameters lie, a shared operand's number or -1, and a byte.
+    """A code of lanes. `runs` makes kernels' calls of a program, and `beside` says what scratch
+    memory a call needs. It has `nbytes` of memory of its own, from byte `at` of the step's on.
+    `places`: where the calls' parameters lie, a shared operand's number or -1, and a byte.
 
     Raises `MachineError`, and `KeyError` and the like, for what is no code."""
 
@@ -72,11 +74,12 @@ class LaneCode:
         for step in self.steps:
             if step[0] == "const":
                 self._need(step[2], step[3])
-        ends = {step[1]: step[2:] for step in self.steps if step[0] == "run"}
-        self.segments = [
-            self._parts(each, *[[n for _, n in end] for end in ends[i]])
-            for i, each in enumerate(told["segments"])
-        ]
+        self.segments: list[list[Part]] = [[] for _ in told["segments"]]
+        for step in self.steps:
+            if step[0] == "run":
+                _, number, ins, outs = step
+                sizes = [n for _, n in ins], [n for _, n in outs]
+                self.segments[number] = self._parts(told["segments"][number], *sizes)
         self.sites = [self._site(each) for each in told["sites"]]
         self.first = None
         if told["first"] is not None:
@@ -104,7 +107,11 @@ class LaneCode:
         return Site(told["sum"], [self.flat.size(n) for n in sizes], parts)
 
     def _parts(
-        self, told: Mapping[str, Any], ins: Sequence[int], outs: Sequence[int], total: int | None = None
+        self,
+        told: Mapping[str, Any],
+        ins: Sequence[int],
+        outs: Sequence[int],
+        total: int | None = None,
     ) -> list[Part]:
         """A segment's parts, the largest first; before the operands there may be a `total`."""
         parts = []
@@ -140,7 +147,9 @@ class LaneCode:
                 continue
             at, room = scratch + place, program["nbytes"] - place
             if role != "scratch":
-                at, room = (given[place], ins[place]) if role == "input" else (left[place], outs[place])
+                at, room = (
+                    (given[place], ins[place]) if role == "input" else (left[place], outs[place])
+                )
             if not 0 <= nbytes <= room:
                 raise ValueError(f"{nbytes} bytes do not fit in {room}")
             where.append(self._place(-1, at))

@@ -114,25 +114,28 @@ class _Lowering:
             self._add(kernel.call([wide, *types[1:]], attributes), (made, *parameters[1:]))
             self._convert(out, parameters[0], wide, made)
         elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
-            wide_types, sources = [out.with_dtype(i64)], [self._temporary(out.with_dtype(i64))]
-            for x, source in zip(types[1:], parameters[1:], strict=True):
-                wide_types.append(x.with_dtype(i64))
-                sources.append(self._temporary(wide_types[-1]))
-                self._convert(wide_types[-1], sources[-1], x, source)
-            self._add(kernel.call(wide_types, attributes), sources)
-            self._convert(out, parameters[0], wide_types[0], sources[0])
+            made = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
+            alike, sources = self._all_as(i64, types[1:], parameters[1:])
+            self._add(kernel.call([made.type, *alike], attributes), [made, *sources])
+            self._convert(out, parameters[0], made.type, made)
         elif op.name == "concat" and any(x.dtype is not out.dtype for x in types[1:]):
-            sources = [*parameters]
-            for i, x in enumerate(types[1:], 1):
-                if x.dtype is not out.dtype:
-                    sources[i] = self._temporary(x.with_dtype(out.dtype))
-                    self._convert(x.with_dtype(out.dtype), sources[i], x, parameters[i])
-            alike = [out, *[x.with_dtype(out.dtype) for x in types[1:]]]
-            self._add(kernel.call(alike, attributes), sources)
+            alike, sources = self._all_as(out.dtype, types[1:], parameters[1:])
+            self._add(kernel.call([out, *alike], attributes), [parameters[0], *sources])
         elif any(map(half.is_half, types)):
             self._halves(kernel, types, parameters, attributes)
         else:
             self._in_f64(kernel, types, parameters, attributes)
+
+    def _all_as(
+        self, dtype: DType, types: Sequence[TensorType], parameters: Sequence[Parameter]
+    ) -> tuple[list[TensorType], list[Parameter]]:
+        """Types and parameters with all operands in that dtype."""
+        alike, sources = [type.with_dtype(dtype) for type in types], [*parameters]
+        for i, type in enumerate(types):
+            if type.dtype is not dtype:
+                sources[i] = self._temporary(alike[i])
+                self._convert(alike[i], sources[i], type, parameters[i])
+        return alike, sources
 
     def _in_f64(
         self,

@@ -187,7 +187,9 @@ class Steps:
         def runs(program: Program, types: Sequence[TensorType]) -> Calls:
             functions = LocalVM(native=True).functions
             code = link(program, functions, verify(program, functions, types))
-            places = {(f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))}
+            places = {
+                (f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))
+            }
             inner = Steps(code, types, places, self._beside).functions[0].steps
             if any(step.code not in ("RUN", "HALT") for step in inner):
                 raise self._refuse(op, line, "a lane does what is no kernel in C")

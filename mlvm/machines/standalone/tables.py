@@ -175,10 +175,16 @@ class Tables:
         ]
         sites = []
         for i, site in enumerate(code.sites):
-            parts = self._segment(f"{name}_s{i}", site.parts, (len(site.sizes) + 1, 1), code.at, set_)
-            sites.append(f"{{{site.sum}, {len(site.sizes)}, {self._ints(site.sizes or [0])}, {parts}}}")
+            parts = self._segment(
+                f"{name}_s{i}", site.parts, (len(site.sizes) + 1, 1), code.at, set_
+            )
+            sites.append(
+                f"{{{site.sum}, {len(site.sizes)}, {self._ints(site.sizes or [0])}, {parts}}}"
+            )
         checks = [string(step[3]) if step[0] == "check" else "NULL" for step in code.steps]
-        first = None if code.first is None else self._part(f"{name}_first", code.first, code.at, set_)
+        first = (
+            None if code.first is None else self._part(f"{name}_first", code.first, code.at, set_)
+        )
         flat = code.flat
         members = {
             "nresults": code.nresults,
@@ -217,8 +223,8 @@ class Tables:
     def _segment(
         self, name: str, parts: Sequence[Part], ends: tuple[int, int], at: int, set_: str
     ) -> str:
-        rows = [self._part(f"{name}_{part.count}", part, at, set_) for part in parts]
-        counts = self._ints([part.count for part in parts])
+        rows = [self._part(f"{name}_{part.rows}", part, at, set_) for part in parts]
+        counts = self._ints([part.rows for part in parts])
         table = self._table(f"{name}_parts", "LanePart", rows)
         return f"{{{len(parts)}, {ends[0]}, {ends[1]}, {counts}, {table}}}"
 
@@ -255,7 +261,11 @@ class Tables:
             members["foreign"] = 1
             members["nparams"] = step.records
         if step.lanes is not None:
-            members |= {"foreign": 1, "nparams": "LANES_RUN", "callee": self._lanes(step.lanes, set_)}
+            members |= {
+                "foreign": 1,
+                "nparams": "LANES_RUN",
+                "callee": self._lanes(step.lanes, set_),
+            }
         if step.cases:
             name = f"cases{where}_{set_}"
             cases = []
