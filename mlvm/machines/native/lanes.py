@@ -1,4 +1,4 @@
-"""Frames of many lanes on their way in C: what `machine/lanes.c` gets, and what it asks Python."""
+"""Frames of many lanes on their way in C: what `plan/lanes.c` gets, and what it asks of Python."""
 
 from __future__ import annotations
 
