@@ -179,7 +179,12 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         doubles = ml.random.normal((5,), dtype=ml.float64, key=key)
         drawn = normal, whole, ml.random.permutation(11, key=key), doubles
         small = ml.astype(whole, ml.int32)
-        mixed = ml.concat([x[0] > 0, x[1]]), whole @ whole, small @ ml.astype(whole, ml.int8)
+        mixed = (
+            ml.concat([x[0] > 0, x[1]]),
+            whole @ whole,
+            x[:, :3] @ whole[:3],
+            small @ ml.astype(whole, ml.int8),
+        )
         return loss, depth(n), ml.sort(x, axis=0), products, none, drawn, mixed
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))

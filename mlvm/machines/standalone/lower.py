@@ -118,7 +118,9 @@ class _Lowering:
             alike, sources = self._all_as(i64, types[1:], parameters[1:])
             self._add(kernel.call([made.type, *alike], attributes), [made, *sources])
             self._convert(out, parameters[0], made.type, made)
-        elif op.name == "concat" and any(x.dtype is not out.dtype for x in types[1:]):
+        elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
+            x.dtype is not out.dtype for x in types[1:]
+        ):
             alike, sources = self._all_as(out.dtype, types[1:], parameters[1:])
             self._add(kernel.call([out, *alike], attributes), [parameters[0], *sources])
         elif any(map(half.is_half, types)):
