@@ -143,7 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     add = commands.add_parser("run", help="run a program and show what it leaves").add_argument
-    add("file", metavar="FILE", help="assembly, such as examples/newton.mlasm")
+    wanted = "assembly, such as examples/newton.mlasm, or a captured step, such as step.mlvm"
+    add("file", metavar="FILE", help=wanted)
     argument = "the next argument: a .npy file, or the tensor itself, such as 'f32[2] 1.5 2'"
     add("--arg", **remote.REPEATED, metavar="X", help=argument)
     add("--out", type=Path, metavar="DIR", help="write DIR/0.npy, DIR/1.npy, ...")
@@ -177,7 +178,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     deep = "how deep functions may call themselves (default: 64)"
     add("--depth", type=_count, default=64, metavar="N", help=deep)
-    kept = "memory for what gradients keep of a loop whose turns nobody knows (default: 1048576)"
+    kept = "memory for what gradients keep of a loop whose turns nobody knows, and for lanes of "
+    kept += "ml.batch (default: 1048576)"
     add("--records", type=_count, default=1 << 20, metavar="BYTES", help=kept)
 
     add = commands.add_parser("disasm", help="print a program as assembly").add_argument

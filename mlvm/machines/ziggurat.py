@@ -1,22 +1,25 @@
-"""The tables by which numpy draws standard normal values of f32."""
+"""The tables by which numpy draws standard normal values."""
 
 from __future__ import annotations
 
 import math
 from functools import cache
 from typing import Final, NamedTuple
+from zlib import crc32
 
 import numpy as np
 
+from mlvm.core.types import DType, f32, f64
+
 _LAYERS: Final = 256
-_EDGE: Final = 3.6541528853610088  # where the tail begins
-_AREA: Final = 0.004928673233974655  # of each layer, and of the tail
+_NUMPY: Final = {f32: 0x75EE966F, f64: 0x969AEF6E}
+"""What a sum of numpy's tables is, by dtype."""
 
 
 class Ziggurat(NamedTuple):
-    """The widths of the layers by 2^23 (the first is the tail's), how many of the 2^23 steps lie
-    inside of the next layer, and the density at each edge (Marsaglia and Tsang, Journal of
-    Statistical Software 5, 2000). All are numbers of f32."""
+    """The widths of the layers by 2^23 or 2^52 (the first is the tail's), how many of so many steps
+    lie inside of the next layer, and the density at each edge (Marsaglia and Tsang, Journal of
+    Statistical Software 5, 2000). Numbers are of the dtype."""
 
     widths: tuple[float, ...]
     inside: tuple[int, ...]
@@ -24,18 +27,29 @@ class Ziggurat(NamedTuple):
 
 
 @cache
-def ziggurat() -> Ziggurat:
-    """The tables."""
+def ziggurat(dtype: DType = f32) -> Ziggurat | None:
+    """The tables of f32 or f64. Numpy's of f64 were made step by step in doubles, with an exp that
+    rounded one of them up. None where a system's functions round otherwise."""
+    single = dtype is f32
+    bits, area = (23, 0.004928673233974655) if single else (52, 0.004928673233974652)
     x, density = [0.0] * _LAYERS, [1.0] * _LAYERS
-    x[-1], density[-1] = _EDGE, math.exp(-0.5 * _EDGE**2)
+    x[-1] = 3.6541528853610088  # where the tail begins
+    density[-1] = math.exp(-0.5 * x[-1] ** 2)
     for i in range(_LAYERS - 2, 0, -1):
-        density[i] = _AREA / x[i + 1] + density[i + 1]
+        density[i] = area / x[i + 1] + density[i + 1]
         x[i] = math.sqrt(-2 * math.log(density[i]))
-    x[0] = _AREA / density[-1]
-    steps = [_EDGE / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
-    inside = tuple([int(step * 2**23) for step in steps])
-    return Ziggurat(_narrow([width / 2**23 for width in x]), inside, _narrow(density))
+        if not single:
+            density[i] = math.exp(-0.5 * x[i] * x[i])
+            density[i] = math.nextafter(density[i], 1) if i == 38 else density[i]
+    x[0] = area / density[-1]
+    steps = [x[-1] / x[0], 0.0, *[x[i - 1] / x[i] for i in range(2, _LAYERS)]]
+    inside = tuple([round(step * 2**bits) for step in steps])
+    widths = [width / 2**bits for width in x]
+    if single:
+        widths, density = _narrow(widths), _narrow(density)
+    made = Ziggurat(tuple(widths), inside, tuple(density))
+    return made if crc32(repr(made).encode()) == _NUMPY[dtype] else None
 
 
-def _narrow(values: list[float]) -> tuple[float, ...]:
-    return tuple([float(np.float32(value)) for value in values])
+def _narrow(values: list[float]) -> list[float]:
+    return [float(np.float32(value)) for value in values]

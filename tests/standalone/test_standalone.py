@@ -107,6 +107,49 @@ def depth(n: ml.Tensor) -> ml.Tensor:
     return result
 
 
+@ml.function
+def iterated(w: ml.Tensor, x: ml.Tensor, n: ml.Tensor) -> ml.Tensor:
+    """x, and so many layers."""
+    result: ml.Tensor = ml.cond(n <= 0, lambda: x, lambda: ml.tanh(w @ iterated(w, x, n - 1)))
+    return result
+
+
+@compiled
+def test_lanes(tmp_path: Path) -> None:
+    """A batch of calls of different depths, its gradient, which lanes sum up, a row that each takes
+    by its index, and one that is not there. Lanes beyond their memory are an error."""
+    w = ml.asarray(np.linspace(-0.5, 0.6, 9, dtype=np.float32).reshape(3, 3))
+
+    def step(x: ml.Tensor, n: ml.Tensor) -> Any:
+        def loss_of(w: ml.Tensor) -> Any:
+            y = ml.batch(lambda lane: iterated(w, *lane))((x, n))
+            return ml.sum(y * y), y
+
+        loss, gradient = ml.value_and_grad(loss_of, has_aux=True)(w)
+        taken = ml.batch(lambda y: ml.cond(y[1] > 1, lambda: y[0][y[1]], lambda: y[0][0] * 2))(
+            (x, n)
+        )
+        return loss, gradient, taken
+
+    x = ml.asarray(np.linspace(-1, 1, 15, dtype=np.float32).reshape(5, 3))
+    n = np.array([0, 2, 1, 2, 0])
+    saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(n))
+    program = made(tmp_path, "step.mlvm", "--records", "200000")
+    used = _native.simd()
+    _native.choose_simd(SET)
+    try:
+        assert difference(saved, program) is None
+    finally:
+        _native.choose_simd(used)
+    np.save(tmp_path / "x.npy", x.numpy())
+    for depth, told in ((3, "index 3 is out of range for length 3"), (9999, "than --records says")):
+        np.save(tmp_path / "n.npy", n * depth // 2)
+        files = ["--weights", "weights.bin", "x.npy", "n.npy"]
+        done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert f"lanes.run: {told}" in done.stderr or f"bytes {told}" in done.stderr
+
+
 @compiled
 def test_all_that_a_program_may_do(tmp_path: Path) -> None:
     """Training with dropout, gradients of a loop of unknown length, recursion, f64, draws, tensors
@@ -133,8 +176,16 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
         none = bytes, ml.sum(nothing), ml.max(nothing, axis=0), ml.argsort(nothing, axis=0)
         normal = ml.random.normal((3, 9), key=key)
         whole = ml.random.randint((7,), low=-3, high=1 << 40, key=key)
-        drawn = normal, whole, ml.random.permutation(11, key=key)
-        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn
+        doubles = ml.random.normal((5,), dtype=ml.float64, key=key)
+        drawn = normal, whole, ml.random.permutation(11, key=key), doubles
+        small = ml.astype(whole, ml.int32)
+        mixed = (
+            ml.concat([x[0] > 0, x[1]]),
+            whole @ whole,
+            x[:, :3] @ whole[:3],
+            small @ ml.astype(whole, ml.int8),
+        )
+        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn, mixed
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))

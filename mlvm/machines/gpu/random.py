@@ -114,11 +114,12 @@ def _randint(
 
 
 @cache
-def _ziggurat() -> str:
+def _ziggurat() -> str | None:
     """The tables, as C."""
-    return " ".join(
+    tables = ziggurat()
+    return tables and " ".join(
         f"TABLE f32 {name}[{len(values)}] = {{{', '.join([f'{float(x)!r}f' for x in values])}}};"
-        for name, values in ziggurat()._asdict().items()
+        for name, values in tables._asdict().items()
     )
 
 
@@ -127,13 +128,12 @@ def _normal(device: Facts, types: Types, *, shape: Shape, dtype: str) -> Calls:
     """A value takes one word in 98 of 100 cases, and more where one is refused, so that a value
     begins where the one before it ended. Therefore everything is computed as if a value began at
     every word; then the words at which values do begin are found by doubling how many are known.
-    3 % more words than values are drawn, where 2.2 % are needed. f64 has tables that could not be
-    computed again: it is drawn on the host."""
-    out, count = types[0], types[0].size
+    3 % more words than values are drawn, where 2.2 % are needed. f64 is drawn on the host."""
+    out, count, tables = types[0], types[0].size, _ziggurat()
     size = count + count // 32 + 256
-    if out.dtype is f64 or not device.has_f64 or size >= 2**31:
+    if tables is None or out.dtype is f64 or not device.has_f64 or size >= 2**31:
         return None
-    text = source("random.c", NORMAL=_ziggurat(), OUT=dtype)
+    text = source("random.c", NORMAL=tables, OUT=dtype)
     stream = Scratch("stream", 8 * (size // 2 + 4))
     values, jumps = Scratch("values", 4 * size), [Scratch(f"jumps{i}", 4 * size) for i in (0, 1)]
     rounds = max(count - 1, 0).bit_length()

@@ -54,8 +54,8 @@ class NativeKernel:
     """A kernel that runs its planner's call, or what it stands for where there is none.
 
     Values that the call refuses go to the reference kernel, which says what is wrong with them.
-    Halves that no call takes are computed with in f32, by the f32's call; f32 beside f64 is
-    converted first, and then it is the f64's.
+    Halves that no call takes are computed with in f32, by the f32's call; f32 beside f64, and an
+    integer that is multiplied by a float's matrix, are converted first.
     """
 
     takes_halves = True
@@ -104,18 +104,24 @@ class NativeKernel:
         call = self.call(types, attributes)
         if call is not None and call.run(self._pool, *arrays):
             return
-        if call is None and self._run_in_f64(types, arrays, attributes):
+        if call is None and self._run_converted(types, arrays, attributes):
             return
         kernel = self.op.kernel
         if any(map(is_half, types)):
             kernel = partial(half.run, self.op, self if call is None else kernel, self.convert)
         kernel(*arrays, **attributes)
 
-    def _run_in_f64(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
-        """Run the call for operands of f64 on some that are f32, which are converted before; False
-        if there is none."""
-        wide = [type.with_dtype(f64) if type.dtype is f32 else type for type in types[1:]]
-        if wide == types[1:] or not any(type.dtype is f64 for type in types[1:]):
+    def _run_converted(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
+        """Run the call for operands of one dtype on some of others, which are converted before: f32
+        beside f64, and factors to the product's dtype. False if there is none."""
+        out = types[0].dtype
+        if self.op.name == "matmul" and out in (f32, f64):
+            wide = [type.with_dtype(out) for type in types[1:]]
+        elif any(type.dtype is f64 for type in types[1:]):
+            wide = [type.with_dtype(f64) if type.dtype is f32 else type for type in types[1:]]
+        else:
+            return False
+        if wide == types[1:]:
             return False
         call = self.call([types[0], *wide], attributes)
         if call is None:
@@ -123,7 +129,7 @@ class NativeKernel:
         operands = [*arrays[1:]]
         for i, type in enumerate(wide):
             if type is not types[i + 1]:
-                operands[i] = memory_of(*type.shape, dtype=f64.numpy)
+                operands[i] = memory_of(*type.shape, dtype=type.dtype.numpy)
                 self.convert(operands[i], arrays[i + 1])
         return call.run(self._pool, arrays[0], *operands)
 

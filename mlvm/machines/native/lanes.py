@@ -1,4 +1,4 @@
-"""Frames of many lanes on their way in C: what `machine/lanes.c` gets, and what it asks Python."""
+"""Frames of many lanes on their way in C: what `plan/lanes.c` gets, and what it asks of Python."""
 
 from __future__ import annotations
 
@@ -23,47 +23,38 @@ def program_of(code: Code, operands: Sequence[Array], functions: FunctionTable) 
     return prepared.program
 
 
-class NativeLanes:
-    """Runs steps in C. `part(segment, count)` has a program, and the arrays that it reads its
-    operands from and leaves results in; `run` runs it; `grow(nbytes, used, more)` is the memory of
-    rows of that size, which has room for more."""
+class Flat:
+    """Steps as numbers, as `plan/lanes.c` reads them: `code`, and where in it each begins, `at`.
+    `sizes` are those of rows, which steps have by number; `ends` of segments how many operands and
+    results. C looks at no number: raises `MachineError` for one that there is nothing of."""
 
     def __init__(
         self,
         steps: Sequence[Sequence[Any]],
         heavy: Sequence[int],
         width: int,
-        segments: Sequence[Sequence[int]],
-        sites: Sequence[int],
+        nsegments: int,
+        nsites: int,
         nshared: int,
-        part: Callable[[int, int], tuple[object, Sequence[Array], Sequence[Array]]],
-        run: Callable[[int, int], None],
-        grow: Callable[[int, int, int], Array],
     ) -> None:
-        self._part, self.run, self._grow = part, run, grow
-        self._steps = steps
-        self._width, self._nshared = width, nshared
+        self._steps, self._width, self._nshared = steps, width, nshared
         if not steps or steps[-1][0] not in ("return", "jump"):
             raise MachineError("the code of lanes has no end")
         self._within(heavy, len(steps))
-        self._within([step[1] for step in steps if step[0] == "run"], len(segments))
-        self._within([step[1] for step in steps if step[0] == "add"], len(sites))
+        self._within([step[1] for step in steps if step[0] == "run"], nsegments)
+        self._within([step[1] for step in steps if step[0] == "add"], nsites)
         self.sizes: list[int] = []
-        code: list[int] = []
-        at: list[int] = []
-        operands = [(0, 0)] * len(segments)
+        self.code: list[int] = []
+        self.at: list[int] = []
+        self.ends = [(0, 0)] * nsegments
         for step in steps:
-            at.append(len(code))
-            code += [_KINDS[step[0]], *self._flat(*step)]
+            self.at.append(len(self.code))
+            self.code += [_KINDS[step[0]], *self._flat(*step)]
             if step[0] == "run":
-                operands[step[1]] = len(step[2]), len(step[3])
-        told = [(_ints(counts), *n) for counts, n in zip(segments, operands, strict=True)]
-        arrays = _ints(code), _ints(at), _ints(heavy)
-        self.lanes = Lanes(*arrays, width, _ints(self.sizes), told, _ints(sites), nshared)
+                self.ends[step[1]] = len(step[2]), len(step[3])
 
     @staticmethod
     def _within(numbers: Sequence[int], most: int) -> None:
-        """Raise `MachineError` for a number that there is nothing of: C looks at none of them."""
         if any(not isinstance(n, int) or not 0 <= n < most for n in numbers):
             raise MachineError("the code of lanes has a number that is out of range")
 
@@ -75,7 +66,7 @@ class NativeLanes:
         self._within([pc], len(self._steps))
         return pc
 
-    def _size(self, nbytes: int) -> int:
+    def size(self, nbytes: int) -> int:
         """The number of that size of rows."""
         self._within([nbytes], 1 << 62)
         if nbytes not in self.sizes:
@@ -83,8 +74,8 @@ class NativeLanes:
         return self.sizes.index(nbytes)
 
     def _flat(self, kind: str, *rest: Any) -> list[int]:
-        """A step as numbers, as `machine/lanes.c` reads it."""
-        reg, size = self._registers, self._size
+        """A step as numbers, as `plan/lanes.c` reads it."""
+        reg, size = self._registers, self.size
         if kind == "run":
             number, ins, outs = rest
             of = [[x for r, n in each for x in (*reg(r), size(n))] for each in (ins, outs)]
@@ -107,7 +98,7 @@ class NativeLanes:
         if kind == "split":
             register, nbytes, dtype, other = rest
             is_float = np.dtype(dtype).kind == "f"
-            return [*reg(register), size(nbytes), is_float, self._place(other)]
+            return [*reg(register), size(nbytes), int(is_float), self._place(other)]
         if kind == "call":
             entry, passed, left = rest
             pairs = [reg(*[r for pair in each for r in pair]) for each in (passed, left)]
@@ -127,7 +118,33 @@ class NativeLanes:
         of = np.dtype(dtype)
         if of.kind not in "iu":
             raise MachineError(f"the code of lanes has an index of {of}")
-        return [*self._registers(register), self._size(of.itemsize), of.kind == "i"]
+        return [*self._registers(register), self.size(of.itemsize), int(of.kind == "i")]
+
+
+class NativeLanes:
+    """Runs steps in C. `part(segment, count)` has a program, and the arrays that it reads its
+    operands from and leaves results in; `run` runs it; `grow(nbytes, used, more)` is the memory of
+    rows of that size, which has room for more."""
+
+    def __init__(
+        self,
+        steps: Sequence[Sequence[Any]],
+        heavy: Sequence[int],
+        width: int,
+        segments: Sequence[Sequence[int]],
+        sites: Sequence[int],
+        nshared: int,
+        part: Callable[[int, int], tuple[object, Sequence[Array], Sequence[Array]]],
+        run: Callable[[int, int], None],
+        grow: Callable[[int, int, int], Array],
+    ) -> None:
+        self._part, self.run, self._grow = part, run, grow
+        self._steps = steps
+        flat = Flat(steps, heavy, width, len(segments), len(sites), nshared)
+        self.sizes = flat.sizes
+        told = [(_ints(counts), *n) for counts, n in zip(segments, flat.ends, strict=True)]
+        arrays = _ints(flat.code), _ints(flat.at), _ints(heavy)
+        self.lanes = Lanes(*arrays, width, _ints(flat.sizes), told, _ints(sites), nshared)
 
     def go(
         self, pool: Pool, first: Array, rows: Sequence[tuple[Array, int]], shared: Sequence[Array]

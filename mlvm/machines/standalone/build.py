@@ -113,10 +113,11 @@ class _Layout:
             bind(code, tuple(_arrays(planned)), fused.Workspace(), checked=True)
         except MachineError as error:
             raise CannotBuild(str(error)) from None
-        self.steps = Steps(code, types, planned.lines)
+        self.steps = Steps(code, types, planned.lines, self._beside)
         self.depth = _depth(self.steps, depth)
         uses = any(step.records for function in self.steps.functions for step in function.steps)
         self.records = records * uses
+        self.room = records * bool(self.steps.lanes)
         self.memory = planned.scratch
         for pc, steps in self.steps.runs():
             self._lay_beside(pc, steps)
@@ -131,6 +132,8 @@ class _Layout:
         ]
         cases = [x.call for f in self.steps.functions for s in f.steps for x in s.cases.values()]
         self.scratch = self._take(max(map(self._beside, cases), default=0))
+        for lanes in self.steps.lanes.values():
+            lanes.at = self._take(lanes.nbytes)
         self.memory = _rounded(self.memory)
         self.in_weights, end = [], ALIGNMENT
         for state in planned.states:
@@ -250,7 +253,7 @@ class _Layout:
         deepest = [function.height for function in functions[1:]]
         values = main.height + depth * max(deepest, default=0) + 1
         heap = main.made + depth * max([f.made for f in functions[1:]], default=0)
-        most = self.memory + self.nweights + self.records + heap
+        most = self.memory + self.nweights + self.records + self.room + heap
         most += sum([type.nbytes for type in planned.inputs])
         most += _ENTRY * (values + depth + len(addresses) + len(pushed) + self.threads)
         members = {
@@ -268,6 +271,8 @@ class _Layout:
             "frames": depth,
             "heap": heap,
             "records": self.records,
+            "lanes": self.room,
+            "run_lanes": "lanes_run" if self.steps.lanes else "NULL",
             "weights": self.nweights,
             "fingerprint": f"UINT64_C({self.fingerprint()})",
             "embedded": "step_weights" if embed else "NULL",
@@ -339,11 +344,12 @@ def _copy_sources(folder: Path, files: Sequence[str], threads: int) -> None:
     plan = NATIVE / "src" / "plan"
     if not plan.is_dir():
         raise CannotBuild(f"the C sources are not here, in {plan}: is the package whole?")
-    wanted = [plan / name for name in ("bound.c", "loop.c", "processor.c")]
+    wanted = [plan / name for name in ("bound.c", "lanes.c", "loop.c", "processor.c")]
     wanted += [*plan.glob("*.h"), *plan.glob("kernels/*.h"), *plan.glob("kernels/*.def")]
     wanted += [plan / "kernels" / f"{name}.c" for name in files]
-    runtime = ["built.h", "records.h", "records.c", "step.c", "command.c", "step_threads.h"]
-    wanted += [HERE / "src" / name for name in (*runtime, *["threads.c"] * (threads > 1))]
+    runtime = ["built.h", "lanes.h", "lanes.c", "records.h", "records.c", "step.c", "command.c"]
+    wanted += [HERE / "src" / name for name in (*runtime, "step_threads.h")]
+    wanted += [HERE / "src" / "threads.c"] * (threads > 1)
     wanted.append(HERE.parent / "mlvm.h")
     for file in wanted:
         to = folder / "mlvm" / file.relative_to(HERE.parent)
@@ -413,8 +419,9 @@ def _makefile(
     target: Target, sets: Sequence[str], files: Sequence[str], embed: bool, threads: int
 ) -> str:
     own = ["tables.c", *["weights.c"] * embed]
-    own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", *["threads"] * (threads > 1))]
-    own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "processor")]
+    own += [f"{_RUNTIME}/{name}.c" for name in ("step", "records", "lanes")]
+    own += [f"{_RUNTIME}/threads.c"] * (threads > 1)
+    own += [f"mlvm/native/src/plan/{name}.c" for name in ("loop", "bound", "lanes", "processor")]
     zig = "ZIG" in target.compiler
     lines = [
         _WRITTEN,

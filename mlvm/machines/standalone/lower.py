@@ -113,10 +113,31 @@ class _Lowering:
             made, attributes = self._temporary(wide), {**attributes, "dtype": i64.name}
             self._add(kernel.call([wide, *types[1:]], attributes), (made, *parameters[1:]))
             self._convert(out, parameters[0], wide, made)
+        elif op.name == "matmul" and out.dtype.is_integer and out.dtype.itemsize < i64.itemsize:
+            made = self._temporary(out.with_dtype(i64))  # modulo 2^64, and then less
+            alike, sources = self._all_as(i64, types[1:], parameters[1:])
+            self._add(kernel.call([made.type, *alike], attributes), [made, *sources])
+            self._convert(out, parameters[0], made.type, made)
+        elif (op.name == "concat" or (op.name == "matmul" and out.dtype in (f32, f64))) and any(
+            x.dtype is not out.dtype for x in types[1:]
+        ):
+            alike, sources = self._all_as(out.dtype, types[1:], parameters[1:])
+            self._add(kernel.call([out, *alike], attributes), [parameters[0], *sources])
         elif any(map(half.is_half, types)):
             self._halves(kernel, types, parameters, attributes)
         else:
             self._in_f64(kernel, types, parameters, attributes)
+
+    def _all_as(
+        self, dtype: DType, types: Sequence[TensorType], parameters: Sequence[Parameter]
+    ) -> tuple[list[TensorType], list[Parameter]]:
+        """Types and parameters with all operands in that dtype."""
+        alike, sources = [type.with_dtype(dtype) for type in types], [*parameters]
+        for i, type in enumerate(types):
+            if type.dtype is not dtype:
+                sources[i] = self._temporary(alike[i])
+                self._convert(alike[i], sources[i], type, parameters[i])
+        return alike, sources
 
     def _in_f64(
         self,

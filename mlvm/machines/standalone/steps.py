@@ -7,22 +7,27 @@ its arguments, once for each combination that a function is called with, and all
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.machine import link
+from mlvm.core.errors import MachineError
+from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
-from mlvm.core.machine.link import CallDetails, Code
+from mlvm.core.machine.link import CallDetails, Code, link
+from mlvm.core.machine.verify import verify
 from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.program.program import Program
 from mlvm.core.types import TensorType
-from mlvm.machines import residuals
+from mlvm.machines import lanes, residuals
+from mlvm.machines.local import LocalVM
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.loop import Site, call_of
 from mlvm.machines.native.types import native_type
-from mlvm.machines.standalone.lower import Temporary, lowered
+from mlvm.machines.standalone.lanes import LaneCode
+from mlvm.machines.standalone.lower import Calls, Temporary, lowered
 from mlvm.machines.standalone.targets import CannotBuild
 
 RECORDS: Final = {
@@ -67,6 +72,7 @@ class Step:
     nparams: int = 0
     run: Run | None = None
     records: str = ""
+    lanes: LaneCode | None = None
     cases: dict[tuple[TensorType, ...], Case] = field(default_factory=dict)
 
 
@@ -95,15 +101,22 @@ Stack: TypeAlias = tuple[Slot, ...]
 
 class Steps:
     """The functions of a linked program, `main` first; which arguments are `written`, and which go
-    over the stack (`pushed`). Raises `CannotBuild`."""
+    over the stack (`pushed`); the codes of `lanes`. `beside` says what scratch memory a call needs.
+    Raises `CannotBuild`."""
 
     def __init__(
-        self, main: Code, arguments: Sequence[TensorType], lines: Mapping[tuple[str, int], str]
+        self,
+        main: Code,
+        arguments: Sequence[TensorType],
+        lines: Mapping[tuple[str, int], str],
+        beside: Callable[[KernelCall], int],
     ) -> None:
         self.arguments = arguments
         self.written: set[int] = set()
         self.pushed: dict[int, int] = {}
         self._lines = lines
+        self._beside = beside
+        self.lanes: dict[str, LaneCode] = {}
         self._codes: list[Code] = [main]
         self._seen: dict[tuple[int, Stack], None] = {}
         self.functions = [self._function(main)]
@@ -145,27 +158,51 @@ class Steps:
     def _steps(self, code: Code, number: int) -> list[Step]:
         kind, value, count, rest = code.steps[number]
         op, line = self._place(code, number)
-        if kind == link.CALL_ON_ARGS:
+        if kind == linker.CALL_ON_ARGS:
             return self._on_arguments(value, count, rest or NO_ATTRIBUTES, op, line)
         name = _NAMES.get(kind)
         if name is None:
             raise self._refuse(op, line, "its function is known when it runs only")
         step = Step(name, op, line, count if isinstance(count, int) else 0)
-        if kind == link.CALL and isinstance(value.callee, UserFunction):
-            if value.name not in RECORDS:
+        if kind == linker.CALL and isinstance(value.callee, UserFunction):
+            if value.name == lanes.RUN:
+                step.lanes = self._lanes(rest.attributes.get("code"), op, line)
+            elif value.name in RECORDS:
+                step.records = RECORDS[value.name][0]
+            else:
                 raise self._refuse(op, line, "it is a host function, which runs in Python")
-            step.records = RECORDS[value.name][0]
-        elif kind == link.PUSH and not isinstance(value, int):
+        elif kind == linker.PUSH and not isinstance(value, int):
             raise self._refuse(op, line, f"it pushes a {type(value).__name__}")
-        elif kind == link.PUSH:
+        elif kind == linker.PUSH:
             step.number = value
-        elif kind == link.CALL_FUNCTION:
+        elif kind == linker.CALL_FUNCTION:
             step.nparams = count
-        elif kind == link.LOAD_ARG:
+        elif kind == linker.LOAD_ARG:
             step.number = self.pushed.setdefault(count, len(self.pushed))
-        elif kind in (link.LOAD_GLOBAL, link.STORE_GLOBAL):
+        elif kind in (linker.LOAD_GLOBAL, linker.STORE_GLOBAL):
             raise self._refuse(op, line, "it reaches into a VM's free store")
         return [step]
+
+    def _lanes(self, text: object, op: str, line: str) -> LaneCode:
+        def runs(program: Program, types: Sequence[TensorType]) -> Calls:
+            functions = LocalVM(native=True).functions
+            code = link(program, functions, verify(program, functions, types))
+            places = {
+                (f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))
+            }
+            inner = Steps(code, types, places, self._beside).functions[0].steps
+            if any(step.code not in ("RUN", "HALT") for step in inner):
+                raise self._refuse(op, line, "a lane does what is no kernel in C")
+            return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
+
+        if not isinstance(text, str):
+            raise self._refuse(op, line, "it has no code")
+        if text not in self.lanes:
+            try:
+                self.lanes[text] = LaneCode(text, runs, self._beside)
+            except (MachineError, AttributeError, LookupError, ValueError, TypeError) as error:
+                raise self._refuse(op, line, f"this is no code of lanes: {error!r}") from error
+        return self.lanes[text]
 
     def _on_arguments(
         self, binding: Binding, numbers: Sequence[int], attributes: Any, op: str, line: str
@@ -185,7 +222,7 @@ class Steps:
         """The calls of kernels on arguments: each's pc in `main`, and the steps that it became."""
         main, code = self.functions[0], self._codes[0]
         for number, (begin, end) in enumerate(pairwise([*main.begins, len(main.steps)])):
-            if code.steps[number][0] == link.CALL_ON_ARGS:
+            if code.steps[number][0] == linker.CALL_ON_ARGS:
                 yield code.ends[number], main.steps[begin:end]
 
     # --- types ---
@@ -250,27 +287,27 @@ class _Walk:
         """The stack behind a step; None where nothing follows."""
         kind, value, count, rest = self.code.steps[number]
         match kind:
-            case link.CALL_ON_ARGS:
+            case linker.CALL_ON_ARGS:
                 return stack
-            case link.LOAD_ARG:
+            case linker.LOAD_ARG:
                 return (*stack, Slot(self.all.arguments[count], frozenset([count])))
-            case link.PUSH:
+            case linker.PUSH:
                 return (*stack, Slot(None))
-            case link.GET:
+            case linker.GET:
                 return (*stack, stack[self.base + count])
-            case link.SET:
+            case linker.SET:
                 changed = [*stack[:-1]]
                 changed[self.base + count] = stack[-1]
                 return tuple(changed)
-            case link.POP:
+            case linker.POP:
                 return stack[: len(stack) - count]
-            case link.JUMP:
+            case linker.JUMP:
                 self.todo.append((count, stack))
                 return None
-            case link.JUMP_IF_FALSE:
+            case linker.JUMP_IF_FALSE:
                 self.todo.append((count, stack[:-1]))
                 return stack[:-1]
-            case link.CALL_FUNCTION:
+            case linker.CALL_FUNCTION:
                 first = len(stack) - count
                 index = self.all._index(value)
                 self._own(number).number = index
@@ -280,8 +317,8 @@ class _Walk:
                     place = self.all._place(self.code, number)
                     raise self.all._refuse(*place, f"{value.function.name} returns values")
                 return stack[:first]
-            case link.CALL:
-                first = self.base if count == link.ALL else len(stack) - count
+            case linker.CALL:
+                first = self.base if count == linker.ALL else len(stack) - count
                 return (*stack[:first], *self._called(number, stack[first:], value, rest))
             case _:  # halt, return, and what is never reached
                 return None
@@ -294,6 +331,12 @@ class _Walk:
         types = [slot.type for slot in params]
         if binding.name in RECORDS:
             self._write(params[RECORDS[binding.name][1]])
+            return []
+        code = self._own(number).lanes
+        if code is not None:
+            if not code.takes(types):
+                raise self.all._refuse(*place, "its operands are not those of its code")
+            self._write(params[: code.nresults + code.nsums])
             return []
         known = [type for type in types if type is not None]
         if len(known) < len(types):
@@ -316,9 +359,9 @@ class _Walk:
 
 
 _NAMES: Final = {
-    getattr(link, name): name
+    getattr(linker, name): name
     for name in (
         *("HALT", "LOAD_ARG", "CALL", "PUSH", "GET", "SET", "JUMP_IF_FALSE", "JUMP"),
         *("CALL_FUNCTION", "RETURN", "POP", "LOAD_GLOBAL", "STORE_GLOBAL"),
     )
-} | {link.UNREACHED: "UNKNOWN"}
+} | {linker.UNREACHED: "UNKNOWN"}

@@ -10,6 +10,7 @@ from mlvm.core.types import TensorType
 from mlvm.machines.native import _native
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.types import DTYPES
+from mlvm.machines.standalone.lanes import LaneCode, Part
 from mlvm.machines.standalone.steps import Function, Step
 
 _A_LINE: Final = 96
@@ -38,6 +39,7 @@ class Tables:
         self.types, self.ops, self.lines = Numbered(), Numbered(), Numbered()
         self._numbers, self._places = Numbered(), Numbered()
         self._calls: dict[tuple[int, int], tuple[KernelCall, str]] = {}
+        self._lane_codes = Numbered()
         self._text: list[str] = []
         self._functions = functions
 
@@ -142,6 +144,105 @@ class Tables:
             placed = f"{{.call = {{{told}}}, .scratch = {scratch}}}"
             self._text.append(f"static const Placed call{number}_{name} = {placed};\n")
 
+    def _addresses(self, numbers: Iterable[int]) -> str:
+        """The name of a table of places among the addresses."""
+        key = tuple(numbers)
+        known = key in self._places
+        name = f"at{self._places[key]}"
+        if not known:
+            self._text.append(array(f"static const uint32_t {name}[]", [*map(str, key)] or ["0"]))
+        return name
+
+    # --- lanes ---
+
+    def _lanes(self, code: LaneCode, set_: str) -> str:
+        """A code of lanes, for an instruction set."""
+        key = code, set_
+        known = key in self._lane_codes
+        name = f"lanes{self._lane_codes[key]}"
+        if known:
+            return f"&{name}"
+
+        def table(what: str, type: str, rows: Iterable[object]) -> str:
+            return self._table(f"{name}_{what}", type, rows)
+
+        def registers(what: str, pairs: Iterable[tuple[int, int]]) -> str:
+            return table(what, "LaneRegister", [f"{{{number}, {size}}}" for number, size in pairs])
+
+        segments = [
+            self._segment(f"{name}_{i}", parts, ends, code.at, set_)
+            for i, (parts, ends) in enumerate(zip(code.segments, code.flat.ends, strict=True))
+        ]
+        sites = []
+        for i, site in enumerate(code.sites):
+            parts = self._segment(
+                f"{name}_s{i}", site.parts, (len(site.sizes) + 1, 1), code.at, set_
+            )
+            sites.append(
+                f"{{{site.sum}, {len(site.sizes)}, {self._ints(site.sizes or [0])}, {parts}}}"
+            )
+        checks = [string(step[3]) if step[0] == "check" else "NULL" for step in code.steps]
+        first = (
+            None if code.first is None else self._part(f"{name}_first", code.first, code.at, set_)
+        )
+        flat = code.flat
+        members = {
+            "nresults": code.nresults,
+            "nsums": code.nsums,
+            "nargs": code.nargs,
+            "nshared": code.given,
+            "nhoisted": len(code.hoisted),
+            "nsteps": len(code.steps),
+            "nsizes": len(flat.sizes),
+            "nsegments": len(segments),
+            "nsites": len(sites),
+            "nplaces": len(code.places),
+            "width": code.width,
+            "code": self._ints(flat.code),
+            "at": self._ints(flat.at),
+            "sizes": self._ints(flat.sizes or [0]),
+            "heavy": table("heavy", "char", [int(i in code.heavy) for i in range(len(code.steps))]),
+            "messages": table("messages", "char *const", checks),
+            "params": registers("params", code.params),
+            "returned": registers("returned", code.returned),
+            "segments": table("segments", "LaneSegment", segments),
+            "sites": table("sites", "LaneSite", sites),
+            "first": "NULL" if first is None else table("first", "LanePart", [first]),
+            "hoisted": table("hoisted", "size_t", code.hoisted),
+            "places": table("places", "LanePlace", [f"{{{i}, {at}}}" for i, at in code.places]),
+            "memory": code.at,
+        }
+        told = ",\n".join([f"    .{key} = {value}" for key, value in members.items()])
+        self._text.append(f"static const LaneCode {name} = {{\n{told}}};\n")
+        return f"&{name}"
+
+    def _table(self, name: str, type: str, rows: Iterable[object]) -> str:
+        self._text.append(array(f"static const {type} {name}[]", [*map(str, rows)] or ["{0}"]))
+        return name
+
+    def _segment(
+        self, name: str, parts: Sequence[Part], ends: tuple[int, int], at: int, set_: str
+    ) -> str:
+        rows = [self._part(f"{name}_{part.rows}", part, at, set_) for part in parts]
+        counts = self._ints([part.rows for part in parts])
+        table = self._table(f"{name}_parts", "LanePart", rows)
+        return f"{{{len(parts)}, {ends[0]}, {ends[1]}, {counts}, {table}}}"
+
+    def _part(self, name: str, part: Part, at: int, set_: str) -> str:
+        calls = [
+            f"{{{self._call(call, set_, at + scratch)}, {self._addresses(places)}}}"
+            for call, places, scratch in part.calls
+        ]
+        tables = [
+            self._table(f"{name}_{what}", type, rows)
+            for what, type, rows in (
+                ("calls", "BoundCall", calls),
+                ("given", "size_t", part.given),
+                ("left", "size_t", part.left),
+            )
+        ]
+        return f"{{{tables[0]}, {len(calls)}, {tables[1]}, {tables[2]}}}"
+
     def _step(
         self, step: Step, set_: str, where: str, place: dict[object, int], scratch: int
     ) -> str:
@@ -151,12 +252,7 @@ class Tables:
         if step.nparams:
             members["nparams"] = step.nparams
         if step.run is not None:
-            addresses = tuple([place[parameter] for parameter in step.run.parameters])
-            known = addresses in self._places
-            name = f"at{self._places[addresses]}"
-            if not known:
-                each = [*map(str, addresses)] or ["0"]
-                self._text.append(array(f"static const uint32_t {name}[]", each))
+            name = self._addresses([place[parameter] for parameter in step.run.parameters])
             call = self._call(step.run.call, set_, step.run.scratch)
             members["bound"] = f"{{{call}, {name}}}"
         if step.code == "PUSH":
@@ -164,6 +260,12 @@ class Tables:
         if step.records:
             members["foreign"] = 1
             members["nparams"] = step.records
+        if step.lanes is not None:
+            members |= {
+                "foreign": 1,
+                "nparams": "LANES_RUN",
+                "callee": self._lanes(step.lanes, set_),
+            }
         if step.cases:
             name = f"cases{where}_{set_}"
             cases = []

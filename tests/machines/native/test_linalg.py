@@ -18,7 +18,7 @@ from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import kernel_call
 from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
-from tests.machines.native.planners import POOLS, native, planned
+from tests.machines.native.planners import POOLS, native, planned, reference
 
 DTYPES = ["float32", "float64"]
 TRANSPOSITIONS = [(False, False), (False, True), (True, False), (True, True)]
@@ -198,9 +198,29 @@ def test_what_is_not_finite_stays_in_its_row_and_column(
     np.testing.assert_allclose(native("matmul", x, y, **attributes), expected, 1e-4, 1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["i8", "u8"])
+def test_integers_wrap_around(dtype: str) -> None:
+    rng = np.random.default_rng(4)
+    for x, y, attributes in (
+        ((3, 4), (4, 5), {}),
+        ((2, 1, 3, 4), (3, 4, 5), {}),
+        ((4, 3), (5, 4), {"transpose_x": True, "transpose_y": True}),
+        ((4,), (4, 5), {}),
+        ((2, 3, 4), (4,), {}),
+        ((0, 4), (4, 5), {}),
+        ((3, 0), (0, 5), {}),
+    ):
+        info = np.iinfo(dtype)
+        a, b = (rng.integers(info.min, info.max, shape, dtype) for shape in (x, y))
+        assert planned("matmul", a, b, **attributes)
+        expected = reference("matmul", a, b, **attributes)
+        for threads in (1, 3):
+            assert np.array_equal(native("matmul", a, b, threads=threads, **attributes), expected)
+
+
 def test_others_are_left_to_numpy() -> None:
     x = np.arange(12).reshape(3, 4)
-    assert not planned("matmul", x, x.T.copy())
+    assert not planned("matmul", x.astype("i4"), x.T.astype("i4"))
     assert not planned("matmul", x.astype("f4"), x.T.astype("f8"))
 
 

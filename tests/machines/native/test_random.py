@@ -33,11 +33,17 @@ def test_sizes_around_units(size: int) -> None:
     _check("bernoulli", key, np.array(0.3), shape=(size,))
     _check("split_key", key, n=size)
     _check("normal", key, shape=(size,))
+    _check("normal", key, shape=(size,), dtype="f64")
     _check("permutation", key, n=size)
     for dtype in ("f4", "f8"):
         x = np.random.default_rng(size).normal(size=size).astype(dtype)
         for rate in (0.0, 0.1, 0.5, 0.999):
             _check("dropout", x, key, rate=rate)
+
+
+def test_a_word_at_a_layers_edge() -> None:
+    """How many steps lie inside is rounded: this stream has a word for which that matters."""
+    _check("normal", np.array([0, 2**63], np.uint64), shape=(216_230,))
 
 
 @given(KEYS, st.lists(st.integers(0, 9), max_size=4))

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple, TypeAlias
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.rules import broadcast_shapes
-from mlvm.core.types import Shape, TensorType, bf16, f32
+from mlvm.core.types import Shape, TensorType, bf16, f32, i64, u64
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
@@ -105,8 +105,15 @@ class Chain(NamedTuple):
 
 @planner("matmul")
 def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    product = _matmul(types[1], types[2], attributes)
-    return product and call(product, rounding(types[0], types))
+    out, x, y = types
+    if out.dtype in (i64, u64) and x.dtype is y.dtype is out.dtype:
+        product = _product("i64", x, y, attributes)
+        units = product.batch * product.x.rows
+        return kernel_call(
+            "matmul_i64", 3, units, 4 * product.work, product.integers, rest=product.rest
+        )
+    found = _matmul(x, y, attributes)
+    return found and call(found, rounding(out, types))
 
 
 @planner("packed_matmul")
@@ -129,8 +136,10 @@ def in_panels(product: Product, panels: TensorType) -> Product:
 
 def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
     dtype = factor_dtype(x, y, attributes)
-    if dtype is None:
-        return None
+    return None if dtype is None else _product(dtype, x, y, attributes)
+
+
+def _product(dtype: str, x: TensorType, y: TensorType, attributes: Attributes) -> Product:
     if x.ndim == 1:
         x = x.with_shape((1, *x.shape))
     if y.ndim == 1:

@@ -50,8 +50,10 @@ def fold_in(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
 
 @planner("normal")
 def normal(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    """f64 is left to numpy: its tables could not be computed again."""
-    widths, inside, density = ziggurat()
+    tables = ziggurat(types[0].dtype)
+    if tables is None:
+        return None
+    widths, inside, density = tables
     floats = (*widths, *density)
     return _follow(f"normal_{types[0].dtype}", types, 4, floats=floats, rest=inside)
 

@@ -3,6 +3,7 @@
 #define MLVM_BUILT_H
 
 #include "../../native/src/plan/loop.h"
+#include "lanes.h"
 
 #include <stddef.h>
 
@@ -52,7 +53,7 @@ typedef struct {
 } Set;
 
 /* What is done by this program and by no kernel. */
-enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END };
+enum { RECORDS_BEGIN, RECORDS_PUSH, RECORDS_READ, RECORDS_READ_ROWS, RECORDS_ADD, RECORDS_END, LANES_RUN };
 
 typedef struct {
     const Set *sets; /* the best first; closed by a name of NULL */
@@ -70,6 +71,10 @@ typedef struct {
     uint32_t values, frames;
     size_t heap;    /* bytes for tensors that functions make */
     size_t records; /* bytes for residuals */
+    size_t lanes;   /* bytes for rows and frames of lanes */
+    /* lanes_run of lanes.h, or NULL: then it is not in the program. */
+    const char *(*run_lanes)(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,
+                             const Value *params, int64_t count, char why[128]);
     size_t weights; /* bytes with their header */
     uint64_t fingerprint;
     const void *embedded; /* the weights, or NULL */

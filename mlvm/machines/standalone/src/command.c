@@ -211,6 +211,7 @@ static int run(const Options *options, char **names, int count)
         if (failed)
             return complain(options->save, "cannot be written");
     }
+    free(memory);
     return 0;
 }
 

@@ -81,6 +81,7 @@ typedef struct {
     Records records;
     char *heap, *heap_end, *heap_top;
     Block *top;
+    char *room; /* for lanes */
     const unsigned char *weights;
     char *addresses[]; /* of the arguments; behind them the rest of the machine's own */
 } Running;
@@ -147,10 +148,11 @@ static int look(Machine *m)
     return 0;
 }
 
-static int call_records(Machine *m, const Step *step, int64_t first)
+static int call_foreign(Machine *m, const Step *step, int64_t first)
 {
     Running *r = (Running *)m;
     const char *wrong = NULL;
+    char why[128];
     int64_t count = m->top - first;
     const Value *params = m->stack + first;
     if (!step->foreign)
@@ -161,6 +163,10 @@ static int call_records(Machine *m, const Step *step, int64_t first)
     case RECORDS_READ: wrong = records_read(&r->records, params, count); break;
     case RECORDS_READ_ROWS: wrong = records_read_rows(&r->records, params, count); break;
     case RECORDS_ADD: wrong = records_add(&r->records, params, count); break;
+    case LANES_RUN:
+        wrong = built.run_lanes(step->callee, m->pool, (char *)r->step->memory, r->room, built.lanes,
+                                params, count, why);
+        break;
     default: records_end(&r->records);
     }
     if (wrong)
@@ -206,7 +212,7 @@ static int store(Machine *m, int64_t handle, Tensor *tensor)
 }
 
 static const Runner runner = {
-    .more_values = more_values, .more_frames = more_frames, .look = look, .call = call_records,
+    .more_values = more_values, .more_frames = more_frames, .look = look, .call = call_foreign,
     .back = back, .resolve = resolve, .make = make_tensor, .drop = drop_tensor, .keep = keep,
     .truth = truth, .load = load, .store = store};
 
@@ -232,6 +238,7 @@ static size_t parts(Running *r, char *at)
     PART(r->m.frames, built.frames * sizeof(Return));
     PART(r->heap, built.heap);
     PART(r->records.memory, built.records);
+    PART(r->room, built.lanes);
 #undef PART
     return used;
 }

@@ -120,7 +120,28 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define S double
 #include "recurrent_of.h"
 
-#define RECURRENT(dtype) ENTRY(recurrence_##dtype) ENTRY(recurrence_vjp_##dtype)
+/* Integers, modulo 2^64: in whatever order they are added, the bits are the same. A unit is a row. */
+static int matmul_i64(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    (void)scratch;
+    const int64_t *n = call->n;
+    for (int64_t unit = begin; unit < end; unit++) {
+        int64_t product = unit / n[M], row = unit % n[M], x_at, y_at;
+        offsets(n, product, &x_at, &y_at);
+        const uint64_t *x = (const uint64_t *)p[1] + x_at + row * n[X_ROW];
+        uint64_t *out = (uint64_t *)p[0] + product * n[OUT_PRODUCT] + row * n[OUT_ROW];
+        memset(out, 0, (size_t)n[N] * sizeof *out);
+        for (int64_t k = 0; k < n[K]; k++) {
+            const uint64_t *y = (const uint64_t *)p[2] + y_at + k * n[Y_K], factor = x[k * n[X_K]];
+            for (int64_t j = 0; j < n[N]; j++)
+                out[j] += factor * y[j * n[Y_COLUMN]];
+        }
+    }
+    return 0;
+}
+
 #define ENTRY(name) KERNEL(name, name, NULL)
+#define RECURRENT(dtype) ENTRY(recurrence_##dtype) ENTRY(recurrence_vjp_##dtype)
 #define ENTRIES(dtype) ENTRY(matmul_##dtype) ENTRY(gemv_##dtype) ENTRY(matmul_chain_##dtype)
-KERNEL_TABLE(linalg, RECURRENT(f32) RECURRENT(f64) ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES))
+KERNEL_TABLE(linalg, RECURRENT(f32) RECURRENT(f64) ENTRIES(f32) ENTRIES(f64) ENTRIES(bf16) PAIRS(ENTRIES)
+                         KERNEL(matmul_i64, matmul_i64, NULL))

@@ -278,90 +278,103 @@ static int permutation(const KernelCall *call, char *const *p, int64_t begin, in
 /* --- standard normal values, by the ziggurat of numpy (Marsaglia and Tsang, JSS 5, 2000) --- */
 
 /* log(1 + x) for -1 < x <= 0 as fdlibm has it, and glibc: numpy's tail is made of it. That of the system
- * might round in another way. */
-static float log1p_of(float x)
-{
-    const float high = 6.9313812256e-01f, low = 9.0580006145e-06f;
-    float f = x, c = 0, k = 0;
-    uint32_t mantissa = 1;
-    if (x > -0x1p-29f)
-        return x > -0x1p-54f ? x : x - x * x * 0.5f;
-    if (x <= -0.29289323f) {
-        float u = 1.0f + x;
-        memcpy(&mantissa, &u, sizeof u);
-        int exponent = (int)(mantissa >> 23) - 127;
-        c = (x - (u - 1.0f)) / u;
-        mantissa &= 0x007fffff;
-        uint32_t bits = mantissa | 0x3f800000;
-        if (mantissa >= 0x3504f7) {
-            exponent += 1;
-            bits = mantissa | 0x3f000000;
-            mantissa = (0x00800000 - mantissa) >> 2;
-        }
-        memcpy(&u, &bits, sizeof u);
-        f = u - 1.0f;
-        k = (float)exponent;
+ * might round in another way. The mantissa's first BITS count; those that SHIFT drops do not. */
+#define LOG1P(name, T, Bits, SHIFT, BITS, BIAS, ROOT, NEAR, HIGH, LOW, SERIES, ...)      \
+    static T name(T x)                                                                   \
+    {                                                                                    \
+        const T high = HIGH, low = LOW;                                                  \
+        T f = x, c = 0, k = 0;                                                           \
+        Bits mantissa = 1;                                                               \
+        if (x > (T)-0x1p-29)                                                             \
+            return x > (T)-0x1p-54 ? x : x - x * x * (T)0.5;                             \
+        if (x <= -(NEAR)) {                                                              \
+            T u = 1 + x;                                                                 \
+            Bits bits;                                                                   \
+            c = (x - (u - 1)) / u;                                                       \
+            memcpy(&bits, &u, sizeof u);                                                 \
+            int exponent = (int)(bits >> (SHIFT + BITS)) - (BIAS);                       \
+            const Bits one = (Bits)1 << BITS, first = bits >> SHIFT & (one - 1);         \
+            bits &= ((Bits)1 << (SHIFT + BITS)) - 1;                                     \
+            mantissa = first;                                                            \
+            if (first >= ROOT) {                                                         \
+                exponent++;                                                              \
+                mantissa = (one - first) >> 2;                                           \
+            }                                                                            \
+            bits |= (Bits)((BIAS) - (first >= ROOT)) << (SHIFT + BITS);                  \
+            memcpy(&u, &bits, sizeof u);                                                 \
+            f = u - 1;                                                                   \
+            k = (T)exponent;                                                             \
+        }                                                                                \
+        const T square = (T)0.5 * f * f;                                                 \
+        if (!mantissa) {                                                                 \
+            if (f == 0)                                                                  \
+                return k == 0 ? 0 : k * high + (c + k * low);                            \
+            const T r = square * (1 - (T)0.66666666666666666 * f);                       \
+            return k == 0 ? f - r : k * high - ((r - (k * low + c)) - f);                \
+        }                                                                                \
+        static const T by[] = {__VA_ARGS__};                                             \
+        const T s = f / (2 + f), z = s * s, r = SERIES;                                  \
+        if (k == 0)                                                                      \
+            return f - (square - s * (square + r));                                      \
+        return k * high - ((square - (s * (square + r) + (k * low + c))) - f);           \
     }
-    const float square = 0.5f * f * f;
-    if (!mantissa) {
-        if (f == 0)
-            return k == 0 ? 0 : k * high + (c + k * low);
-        const float r = square * (1.0f - 0.66666666666666666f * f);
-        return k == 0 ? f - r : k * high - ((r - (k * low + c)) - f);
+#define HORNER                                                                           \
+    z * (by[0] + z * (by[1] + z * (by[2] + z * (by[3] + z * (by[4] + z * (by[5] + z * by[6]))))))
+#define PAIRS(z2, z4)                                                                    \
+    z * by[0] + z2 * (by[1] + z * by[2]) + z4 * (by[3] + z * by[4]) + z4 * z2 * (by[5] + z * by[6])
+LOG1P(log1p_f32, float, uint32_t, 0, 23, 127, 0x3504f7, 0.29289323f, 6.9313812256e-01f, 9.0580006145e-06f,
+      HORNER, 6.6666668653e-01f, 4.0000000596e-01f, 2.8571429849e-01f, 2.2222198546e-01f, 1.8183572590e-01f,
+      1.5313838422e-01f, 1.4798198640e-01f)
+LOG1P(log1p_f64, double, uint64_t, 32, 20, 1023, 0x6a09e, 0x1.2bec4p-2, 6.93147180369123816490e-01,
+      1.90821492927058770002e-10, PAIRS((z * z), (z * z * (z * z))), 6.666666666666735130e-01,
+      3.999999999940941908e-01, 2.857142874366239149e-01, 2.222219843214978396e-01, 1.818357216161805012e-01,
+      1.531383769920937332e-01, 1.479819860511658591e-01)
+
+/* a: the widths of the layers, and the density at their edges. A word has the layer in its first byte, then
+ * a sign, then STEPS bits. */
+#define NORMAL(T, dtype, Word, STEPS, EDGE, BY_EDGE)                                     \
+    static T normal_value_##dtype(const KernelCall *call, Stream *stream)                \
+    {                                                                                    \
+        const double *widths = call->a, *density = widths + LAYERS;                      \
+        for (;;) {                                                                       \
+            Word word = (Word)take_word(stream, sizeof word), layer = word & 255;        \
+            const int64_t step = (int64_t)(word >> 9 & (((Word)1 << STEPS) - 1));        \
+            T x = (T)step * (T)widths[layer];                                            \
+            x = word & 256 ? -x : x;                                                     \
+            if (step < call->n[REST + layer])                                            \
+                return x;                                                                \
+            if (layer == 0)                                                              \
+                for (;;) {                                                               \
+                    T beyond = -BY_EDGE * log1p_##dtype(-NEXT(dtype));                   \
+                    T below = -log1p_##dtype(-NEXT(dtype));                              \
+                    if (below + below > beyond * beyond)                                 \
+                        return step >> 8 & 1 ? -(EDGE + beyond) : EDGE + beyond;         \
+                }                                                                        \
+            T at = (T)density[layer], above = (T)density[layer - 1];                     \
+            T height = (above - at) * NEXT(dtype) + at;                                  \
+            if (height < exp(-0.5 * (double)x * (double)x))                              \
+                return x;                                                                \
+        }                                                                                \
+    }                                                                                    \
+    static int normal_##dtype(const KernelCall *call, char *const *p, int64_t begin,     \
+                              int64_t end, char *scratch)                                \
+    {                                                                                    \
+        (void)begin, (void)end, (void)scratch;                                           \
+        const int64_t count = call->n[COUNT];                                            \
+        T *out = (T *)p[0];                                                              \
+        Stream stream = stream_of(p[1], count * (int64_t)sizeof *out / 8 + count / 64);  \
+        for (int64_t i = 0; i < count; i++)                                              \
+            out[i] = normal_value_##dtype(call, &stream);                                \
+        return 0;                                                                        \
     }
-    static const float by[] = {6.6666668653e-01f, 4.0000000596e-01f, 2.8571429849e-01f, 2.2222198546e-01f,
-                               1.8183572590e-01f, 1.5313838422e-01f, 1.4798198640e-01f};
-    const float s = f / (2.0f + f), z = s * s;
-    float r = z * by[6];
-    for (int i = 5; i >= 0; i--)
-        r = z * (by[i] + r);
-    if (k == 0)
-        return f - (square - s * (square + r));
-    return k * high - ((square - (s * (square + r) + (k * low + c))) - f);
-}
-
-static inline float unit_of(Stream *stream)
-{
-    return unit_f32((uint32_t)take_word(stream, 4));
-}
-
-/* a: the widths of the layers, and the density at their edges. */
-static float normal_value(const KernelCall *call, Stream *stream)
-{
-    const double *widths = call->a, *density = widths + LAYERS;
-    const float edge = 3.6541528853610088f, by_edge = 0.27366123732975828f;
-    for (;;) {
-        uint32_t word = (uint32_t)take_word(stream, 4), layer = word & 255, step = word >> 9;
-        float x = (float)(int32_t)step * (float)widths[layer];
-        x = word & 256 ? -x : x;
-        if (step < call->n[REST + layer])
-            return x;
-        if (layer == 0)
-            for (;;) {
-                float beyond = -by_edge * log1p_of(-unit_of(stream)), below = -log1p_of(-unit_of(stream));
-                if (below + below > beyond * beyond)
-                    return step >> 8 & 1 ? -(edge + beyond) : edge + beyond;
-            }
-        float at = (float)density[layer], above = (float)density[layer - 1];
-        float height = (above - at) * unit_of(stream) + at;
-        if (height < exp(-0.5 * (double)x * (double)x))
-            return x;
-    }
-}
-
-static int normal_f32(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
-{
-    (void)begin, (void)end, (void)scratch;
-    const int64_t count = call->n[COUNT];
-    float *out = (float *)p[0];
-    Stream stream = stream_of(p[1], count / 2 + count / 64);
-    for (int64_t i = 0; i < count; i++)
-        out[i] = normal_value(call, &stream);
-    return 0;
-}
+#define NEXT(dtype) NEXT_##dtype(stream)
+#define NEXT_f32(stream) unit_f32((uint32_t)take_word(stream, 4))
+#define NEXT_f64(stream) unit_f64(take_word(stream, 8))
+NORMAL(float, f32, uint32_t, 23, 3.6541528853610088f, 0.27366123732975828f)
+NORMAL(double, f64, uint64_t, 52, 3.6541528853610088, 0.27366123732975828)
 
 #define ENTRY(name) KERNEL(name, name, NULL)
 KERNEL_TABLE(random, ENTRY(uniform_f32) ENTRY(uniform_f64) ENTRY(dropout_f32) ENTRY(dropout_f64)
                          ENTRY(bernoulli_f32) ENTRY(bernoulli_f64) KERNEL(random_words, raw, NULL)
                              ENTRY(randint_u8) ENTRY(randint_u16) ENTRY(randint_u32) ENTRY(randint_u64)
-                                 ENTRY(permutation) ENTRY(normal_f32))
+                                 ENTRY(permutation) ENTRY(normal_f32) ENTRY(normal_f64))

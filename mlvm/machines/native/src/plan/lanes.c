@@ -1,0 +1,420 @@
+#include "lanes.h"
+
+#include <string.h>
+
+void lanes_clear(Lanes *self)
+{
+    self->n = self->records.count = self->record_at.count = 0;
+    for (int64_t pc = 0; pc < self->nsteps; pc++)
+        self->ready[pc].count = 0;
+    for (int64_t i = 0; i < self->nsites; i++) {
+        self->sites[i].frames.count = 0;
+        for (int64_t k = 0; k < self->sites[i].count; k++)
+            self->sites[i].rows[k].count = 0;
+    }
+    for (int64_t i = 0; i < self->nshared; i++)
+        self->row_of_shared[i] = -1;
+}
+
+/* Make room for so many more numbers. Returns 0, or -1. */
+static int reserve(Lanes *self, List *list, int64_t more)
+{
+    if (list->count + more <= list->room)
+        return 0;
+    int64_t room = 2 * list->room > list->count + more ? 2 * list->room : list->count + more + 16;
+    size_t size = sizeof *list->of;
+    int64_t *of = self->runner->resize(self, list->of, size * (size_t)list->room, size * (size_t)room);
+    if (!of)
+        return -1;
+    list->of = of;
+    list->room = room;
+    return 0;
+}
+
+static int append(Lanes *self, List *list, const int64_t *numbers, int64_t count)
+{
+    if (reserve(self, list, count))
+        return -1;
+    if (count)
+        memcpy(list->of + list->count, numbers, sizeof *numbers * (size_t)count);
+    list->count += count;
+    return 0;
+}
+
+/* --- rows --- */
+
+int64_t lanes_more(Lanes *self, int64_t size, int64_t count)
+{
+    Rows *rows = &self->rows[size];
+    int64_t first = rows->used;
+    if (first + count > rows->room && self->runner->grow(self, size, count))
+        return -1;
+    rows->used = first + count;
+    return first;
+}
+
+static int64_t integer_at(const char *p, int64_t nbytes, int64_t is_signed)
+{
+    switch (nbytes) {
+    case 1:
+        return is_signed ? *(const int8_t *)p : *(const uint8_t *)p;
+    case 2:
+        return is_signed ? *(const int16_t *)p : *(const uint16_t *)p;
+    case 4:
+        return is_signed ? (int64_t)*(const int32_t *)p : (int64_t)*(const uint32_t *)p;
+    default:
+        return *(const int64_t *)p;
+    }
+}
+
+/* The place that a frame's index says among so many, where `count` of them begin; -1 for an
+ * error. `s` has the register, its size of rows, and whether it is signed. */
+static int64_t place(Lanes *self, int64_t frame, const int64_t *s, int64_t length, int64_t count)
+{
+    int64_t given = integer_at(lane_row(self, s[1], *lane_register(self, frame, s[0])), self->rows[s[1]].nbytes, s[2]);
+    int64_t at = given < 0 ? given + length : given;
+    if (at < 0 || at > length - count)
+        return self->runner->refuse(self, "index", given, length);
+    return at;
+}
+
+/* --- programs --- */
+
+/* s: segment, how many operands, their registers and sizes of rows, how many results, theirs. */
+static int run_segment(Lanes *self, const int64_t *s, const List *frames)
+{
+    int64_t number = s[0], nins = s[1], total = frames->count, start = 0;
+    const int64_t *ins = s + 2, *outs = ins + 2 * nins + 1;
+    int64_t nouts = outs[-1];
+    const Segment *segment = &self->segments[number];
+    for (int64_t j = 0; j < nouts; j++) {
+        segment->first[j] = lanes_more(self, outs[2 * j + 1], total);
+        if (segment->first[j] < 0)
+            return -1;
+    }
+    for (int64_t k = 0; k < segment->ncounts; k++) {
+        int64_t count = segment->counts[k];
+        Part *part = &segment->parts[k];
+        for (; total - start >= count; start += count) {
+            if (!part->known && self->runner->learn(self, number, k))
+                return -1;
+            for (int64_t i = 0; i < nins; i++) {
+                size_t nbytes = (size_t)self->rows[ins[2 * i + 1]].nbytes;
+                char *to = part->given[i];
+                for (int64_t f = start; nbytes && f < start + count; f++, to += nbytes)
+                    memcpy(to, lane_row(self, ins[2 * i + 1], *lane_register(self, frames->of[f], ins[2 * i])), nbytes);
+            }
+            if (self->runner->run(self, number, k))
+                return -1;
+            for (int64_t j = 0; j < nouts; j++) {
+                int64_t size = outs[2 * j + 1];
+                if (self->rows[size].nbytes)
+                    memcpy(lane_row(self, size, segment->first[j] + start), part->left[j],
+                           (size_t)(self->rows[size].nbytes * count));
+            }
+        }
+    }
+    for (int64_t j = 0; j < nouts; j++) /* whose registers may have had operands */
+        for (int64_t f = 0; f < total; f++)
+            *lane_register(self, frames->of[f], outs[2 * j]) = segment->first[j] + f;
+    return 0;
+}
+
+/* --- frames --- */
+
+static int wait_at(Lanes *self, int64_t pc, const int64_t *frames, int64_t count)
+{
+    return append(self, &self->ready[pc], frames, count);
+}
+
+static int widen(Lanes *self, int64_t **of, int64_t had, int64_t room)
+{
+    int64_t *wider = self->runner->resize(self, *of, sizeof *wider * (size_t)had,
+                                          sizeof *wider * (size_t)room);
+    if (!wider)
+        return -1;
+    *of = wider;
+    return 0;
+}
+
+int lanes_frames(Lanes *self, int64_t count)
+{
+    if (!count)
+        return 0;
+    if (self->n + count > self->room) {
+        int64_t room = 2 * self->room > self->n + count ? 2 * self->room : self->n + count + 64;
+        int64_t had = self->room;
+        if (widen(self, &self->regs, had * self->width, room * self->width) ||
+            widen(self, &self->parent, had, room) || widen(self, &self->depth, had, room) ||
+            widen(self, &self->site, had, room) || widen(self, &self->waits, had, room) ||
+            widen(self, &self->wakes, had, room))
+            return -1;
+        self->room = room;
+    }
+    memset(self->regs + self->n * self->width, 0xff,
+           sizeof *self->regs * (size_t)(count * self->width));
+    for (int64_t f = self->n; f < self->n + count; f++) {
+        self->parent[f] = self->site[f] = self->wakes[f] = -1;
+        self->depth[f] = self->waits[f] = 0;
+    }
+    self->n += count;
+    return 0;
+}
+
+/* s: entry, how many arguments, pairs of registers, how many results, pairs of registers. */
+static int call_function(Lanes *self, int64_t pc, const int64_t *s, const List *frames)
+{
+    int64_t first = self->n;
+    if (lanes_frames(self, frames->count) || reserve(self, &self->ready[s[0]], frames->count))
+        return -1;
+    for (int64_t i = 0; i < frames->count; i++) {
+        int64_t caller = frames->of[i], called = first + i;
+        self->parent[called] = caller;
+        self->site[called] = pc;
+        self->depth[called] = self->depth[caller] + 1;
+        if (self->depth[called] > MOST_FRAMES_DEEP)
+            return self->runner->refuse(self, "depth", MOST_FRAMES_DEEP, 0);
+        self->waits[caller]++;
+        for (int64_t k = 0; k < s[1]; k++)
+            *lane_register(self, called, s[2 + 2 * k]) = *lane_register(self, caller, s[3 + 2 * k]);
+        self->ready[s[0]].of[self->ready[s[0]].count++] = called;
+    }
+    return 0;
+}
+
+static int give_back(Lanes *self, const List *frames)
+{
+    for (int64_t i = 0; i < frames->count; i++) {
+        int64_t called = frames->of[i], caller = self->parent[called];
+        if (caller < 0)
+            continue;
+        const int64_t *s = self->code + self->at[self->site[called]] + 2; /* after its entry */
+        s += 1 + 2 * s[0];
+        for (int64_t k = 0; k < s[0]; k++)
+            *lane_register(self, caller, s[1 + 2 * k]) = *lane_register(self, called, s[2 + 2 * k]);
+        if (!--self->waits[caller] && self->wakes[caller] >= 0) {
+            if (wait_at(self, self->wakes[caller], &caller, 1))
+                return -1;
+            self->wakes[caller] = -1;
+        }
+    }
+    return 0;
+}
+
+/* Keep those frames for which `stays` holds; the others wait at `other`, if that is not -1. */
+static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other)
+{
+    int64_t kept = 0;
+    for (int64_t i = 0; i < frames->count; i++) {
+        if (stays[i])
+            frames->of[kept++] = frames->of[i];
+        else if (other >= 0 && wait_at(self, other, &frames->of[i], 1))
+            return -1;
+    }
+    frames->count = kept;
+    return 0;
+}
+
+/* Whether an element is not zero. One of a float is zero whatever its sign. */
+static int truth(const char *p, int64_t nbytes, int64_t is_float)
+{
+    for (int64_t i = 0; i < nbytes; i++)
+        if (is_float && i == nbytes - 1 ? p[i] & 0x7f : p[i])
+            return 1;
+    return 0;
+}
+
+/* Run these frames from a step on until they wait. Returns 0, or -1. */
+static int go_on(Lanes *self, int64_t pc, List *frames)
+{
+    int64_t begun = pc;
+    while (frames->count) {
+        int64_t count = frames->count;
+        const int64_t *of = frames->of, *s = self->code + self->at[pc];
+        if (self->heavy[pc] && pc != begun)
+            return wait_at(self, pc, of, count);
+        int64_t kind = *s++;
+        switch (kind) {
+        case STEP_run:
+            if (run_segment(self, s, frames))
+                return -1;
+            break;
+        case STEP_move: /* to, of */
+            for (int64_t i = 0; i < count; i++)
+                *lane_register(self, of[i], s[0]) = *lane_register(self, of[i], s[1]);
+            break;
+        case STEP_dup: { /* to, of, size */
+            int64_t first = lanes_more(self, s[2], count);
+            if (first < 0)
+                return -1;
+            for (int64_t i = 0; i < count; i++) {
+                memcpy(lane_row(self, s[2], first + i), lane_row(self, s[2], *lane_register(self, of[i], s[1])),
+                       (size_t)self->rows[s[2]].nbytes);
+                *lane_register(self, of[i], s[0]) = first + i;
+            }
+            break;
+        }
+        case STEP_const: { /* to, number, size */
+            int64_t *found = &self->row_of_shared[s[1]];
+            if (*found < 0) {
+                int64_t made = lanes_more(self, s[2], 1);
+                if (made < 0)
+                    return -1;
+                *found = made;
+                if (self->rows[s[2]].nbytes)
+                    memcpy(lane_row(self, s[2], made), self->shared[s[1]], (size_t)self->rows[s[2]].nbytes);
+            }
+            for (int64_t i = 0; i < count; i++)
+                *lane_register(self, of[i], s[0]) = *found;
+            break;
+        }
+        case STEP_take: { /* to, of, size of all rows, length, size of one; index */
+            int64_t first = lanes_more(self, s[4], count);
+            if (first < 0)
+                return -1;
+            size_t nbytes = (size_t)self->rows[s[4]].nbytes;
+            for (int64_t i = 0; i < count; i++) {
+                int64_t at = place(self, of[i], s + 5, s[3], 1);
+                if (at < 0)
+                    return -1;
+                if (nbytes)
+                    memcpy(lane_row(self, s[4], first + i),
+                           lane_row(self, s[2], *lane_register(self, of[i], s[1])) + (size_t)at * nbytes, nbytes);
+                *lane_register(self, of[i], s[0]) = first + i;
+            }
+            break;
+        }
+        case STEP_put: { /* to, value, size of all rows, length, size of the value, rows of it; index */
+            for (int64_t i = 0; i < count; i++) {
+                int64_t *to = lane_register(self, of[i], s[0]), at = place(self, of[i], s + 6, s[3], s[5]);
+                if (at < 0)
+                    return -1;
+                if (*to < 0) {
+                    int64_t made = lanes_more(self, s[2], 1);
+                    if (made < 0)
+                        return -1;
+                    *to = made;
+                    memset(lane_row(self, s[2], made), 0, (size_t)self->rows[s[2]].nbytes);
+                }
+                size_t nbytes = (size_t)self->rows[s[4]].nbytes;
+                if (nbytes)
+                    memcpy(lane_row(self, s[2], *to) + (size_t)at * (nbytes / (size_t)s[5]),
+                           lane_row(self, s[4], *lane_register(self, of[i], s[1])), nbytes);
+            }
+            break;
+        }
+        case STEP_split:  /* condition, size, whether a float, other */
+        case STEP_join: {
+            if (count > self->nstays) {
+                char *wider = self->runner->resize(self, self->stays, (size_t)self->nstays, (size_t)count);
+                if (!wider)
+                    return -1;
+                self->stays = wider;
+                self->nstays = count;
+            }
+            for (int64_t i = 0; i < count; i++) {
+                if (kind == STEP_split)
+                    self->stays[i] = (char)truth(lane_row(self, s[1], *lane_register(self, of[i], s[0])),
+                                              self->rows[s[1]].nbytes, s[2]);
+                else {
+                    self->stays[i] = !self->waits[of[i]];
+                    self->wakes[of[i]] = self->stays[i] ? -1 : pc + 1;
+                }
+            }
+            if (part_ways(self, frames, self->stays, kind == STEP_split ? s[3] : -1))
+                return -1;
+            break;
+        }
+        case STEP_jump:
+            if (self->runner->look(self))
+                return -1;
+            pc = s[0] - 1;
+            break;
+        case STEP_call:
+            if (call_function(self, pc, s, frames))
+                return -1;
+            break;
+        case STEP_return:
+            return give_back(self, frames);
+        case STEP_push: { /* number, its size, how many, registers */
+            int64_t first = lanes_more(self, s[1], count);
+            if (first < 0 || reserve(self, &self->records, count * s[2]) || reserve(self, &self->record_at, count))
+                return -1;
+            for (int64_t i = 0; i < count; i++) {
+                self->record_at.of[self->record_at.count++] = self->records.count;
+                *(int64_t *)lane_row(self, s[1], first + i) = self->record_at.count; /* from 1 on */
+                for (int64_t k = 0; k < s[2]; k++)
+                    self->records.of[self->records.count++] = *lane_register(self, of[i], s[3 + k]);
+                *lane_register(self, of[i], s[0]) = first + i;
+            }
+            break;
+        }
+        case STEP_read: /* number, its size, how many, registers */
+            for (int64_t i = 0; i < count; i++) {
+                int64_t number = *(int64_t *)lane_row(self, s[1], *lane_register(self, of[i], s[0])) - 1;
+                if (number < 0 || number >= self->record_at.count ||
+                    self->record_at.of[number] + s[2] > self->records.count)
+                    return self->runner->refuse(self, "record", number, 0);
+                for (int64_t k = 0; k < s[2]; k++)
+                    *lane_register(self, of[i], s[3 + k]) = self->records.of[self->record_at.of[number] + k];
+            }
+            break;
+        case STEP_add: { /* site, how many, registers */
+            Site *site = &self->sites[s[0]];
+            if (append(self, &site->frames, of, count))
+                return -1;
+            for (int64_t k = 0; k < s[1]; k++) {
+                if (reserve(self, &site->rows[k], count))
+                    return -1;
+                for (int64_t i = 0; i < count; i++)
+                    site->rows[k].of[site->rows[k].count++] = *lane_register(self, of[i], s[2 + k]);
+            }
+            break;
+        }
+        case STEP_check: /* condition, size, number of the step */
+            for (int64_t i = 0; i < count; i++) {
+                const char *p = lane_row(self, s[1], *lane_register(self, of[i], s[0]));
+                for (int64_t k = 0; k < self->rows[s[1]].nbytes; k++)
+                    if (!p[k])
+                        return self->runner->refuse(self, "check", pc, 0);
+            }
+            break;
+        default:
+            return self->runner->refuse(self, "step", pc, 0);
+        }
+        pc++;
+    }
+    return 0;
+}
+
+/* Where to go on: what is light first, then where most frames wait; -1 if none do. */
+static int64_t choice(const Lanes *self)
+{
+    int64_t best = -1;
+    for (int64_t pc = 0; pc < self->nsteps; pc++) {
+        if (!self->ready[pc].count)
+            continue;
+        if (!self->heavy[pc])
+            return pc;
+        if (best < 0 || self->ready[pc].count > self->ready[best].count)
+            best = pc;
+    }
+    return best;
+}
+
+int lanes_go(Lanes *self, int64_t count)
+{
+    int failed = reserve(self, &self->ready[0], count);
+    int64_t pc;
+    for (int64_t f = 0; !failed && f < count; f++)
+        self->ready[0].of[self->ready[0].count++] = f;
+    while (!failed && (pc = choice(self)) >= 0) {
+        List frames = self->ready[pc];
+        self->ready[pc] = self->now;
+        self->ready[pc].count = 0;
+        self->now = (List){0};
+        failed = go_on(self, pc, &frames) || self->runner->look(self);
+        self->now = frames;
+    }
+    return -failed;
+}

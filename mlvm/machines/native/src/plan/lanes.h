@@ -1,0 +1,105 @@
+/* Frames of many lanes on their way, as mlvm/machines/lanes.py says it in Python.
+ *
+ * Nothing here knows Python. All memory, the programs of segments, and errors are asked of whoever runs
+ * lanes: the extension (machine/lanes.c), or a step that was built without Python. All numbers are int64_t;
+ * a step begins with its kind, and has what `_flat` in native/lanes.py writes. */
+#ifndef MLVM_PLAN_LANES_H
+#define MLVM_PLAN_LANES_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define LANE_STEPS(X)                                                                         \
+    X(run) X(move) X(dup) X(const) X(take) X(put) X(split) X(jump) X(call) X(join)       \
+    X(return) X(push) X(read) X(add) X(check)
+#define STEP(name) STEP_##name,
+enum LaneStep { LANE_STEPS(STEP) };
+
+
+enum { MOST_FRAMES_DEEP = 10000 };
+
+typedef struct {
+    int64_t *of, count, room;
+} List;
+
+typedef struct {
+    char *data;
+    int64_t nbytes, used, room;
+} Rows;
+
+typedef struct {
+    void *program; /* the runner's */
+    char **given, **left;
+    int known;
+} Part;
+
+typedef struct {
+    int64_t ncounts, nins, nouts;
+    const int64_t *counts;
+    int64_t *first; /* the number of the first row of each result */
+    Part *parts;    /* one for each count, the largest first */
+} Segment;
+
+typedef struct {
+    int64_t count;
+    List frames, *rows;
+} Site;
+
+typedef struct Lanes Lanes;
+
+/* What lanes ask. Those that return an int return 0, or -1 for an error. */
+typedef struct {
+    void *(*resize)(Lanes *self, void *old, size_t had, size_t nbytes); /* as realloc; NULL: an error */
+    int (*grow)(Lanes *self, int64_t size, int64_t count); /* room for so many more rows */
+    int (*learn)(Lanes *self, int64_t segment, int64_t k); /* where a part reads and leaves rows */
+    int (*run)(Lanes *self, int64_t segment, int64_t k);
+    int (*look)(Lanes *self);
+    int (*refuse)(Lanes *self, const char *what, int64_t a, int64_t b); /* an error */
+} LanesRunner;
+
+/* Whoever runs lanes has them as the first member of its own, or behind its head. */
+struct Lanes {
+    const LanesRunner *runner;
+    const int64_t *code, *at;
+    int64_t nsteps;
+    const char *heavy;
+    int64_t nrows, nsegments, nsites, nshared, width;
+    Rows *rows;
+    Segment *segments;
+    Site *sites;
+    int64_t *row_of_shared; /* -1: none yet */
+    char **shared;
+    /* Frames: */
+    int64_t n, room, *regs, *parent, *depth, *site, *waits, *wakes;
+    List *ready, now;
+    List records, record_at;
+    char *stays;
+    int64_t nstays;
+};
+
+/* Forget all frames, and what they have left. */
+void lanes_clear(Lanes *self);
+
+/* The first of so many new rows of a size; -1 for an error. */
+int64_t lanes_more(Lanes *self, int64_t size, int64_t count);
+
+/* New frames, whose registers have no rows yet. Returns 0, or -1. */
+int lanes_frames(Lanes *self, int64_t count);
+
+/* Run the first so many frames, and those that they call, to their end. Returns 0, or -1. */
+int lanes_go(Lanes *self, int64_t count);
+
+/* The row of that number; of one that nothing has been written to, the first. */
+static inline char *lane_row(const Lanes *self, int64_t size, int64_t number)
+{
+    const Rows *rows = &self->rows[size];
+    return rows->data + ((uint64_t)number < (uint64_t)rows->room ? number : 0) * rows->nbytes;
+}
+
+/* The row that a frame's register has. */
+static inline int64_t *lane_register(const Lanes *self, int64_t frame, int64_t number)
+{
+    return &self->regs[frame * self->width + number];
+}
+
+#endif

@@ -1,0 +1,300 @@
+#include "lanes.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { ALIGNMENT = 64 };
+static const char FULL[] = "frames of lanes need more bytes than --records says";
+
+typedef struct {
+    Lanes lanes; /* the first: those of plan/lanes.c */
+    const LaneCode *code;
+    Pool *pool;
+    char *memory;     /* the code's own */
+    char **addresses; /* of its places */
+    char *room, *top, *end, *last;
+    char *why;
+} Running;
+
+static size_t rounded(size_t nbytes)
+{
+    return (nbytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+}
+
+static int fail(Running *r, const char *why)
+{
+    if (!r->why[0])
+        snprintf(r->why, 128, "%s", why);
+    return -1;
+}
+
+/* --- memory: what grows last grows where it is; what it leaves otherwise is lost till the end --- */
+
+static void *resize(Lanes *lanes, void *old, size_t had, size_t nbytes)
+{
+    Running *r = (Running *)lanes;
+    char *to = old && old == r->last ? old : r->top;
+    if (nbytes > SIZE_MAX / 2 || rounded(nbytes) > (size_t)(r->end - to)) {
+        fail(r, FULL);
+        return NULL;
+    }
+    if (to != old && had)
+        memcpy(to, old, had);
+    r->last = to;
+    r->top = to + rounded(nbytes);
+    return to;
+}
+
+/* So many zeros. */
+static void *zeros(Running *r, int64_t count, size_t size)
+{
+    r->last = NULL;
+    void *made = resize(&r->lanes, NULL, 0, ((size_t)count + 1) * size);
+    return made ? memset(made, 0, ((size_t)count + 1) * size) : NULL;
+}
+
+static int grow(Lanes *lanes, int64_t size, int64_t count)
+{
+    Rows *rows = &lanes->rows[size];
+    int64_t room = rows->used + count > 2 * rows->room ? rows->used + count : 2 * rows->room;
+    if (rows->nbytes && room > INT64_MAX / 4 / rows->nbytes)
+        return fail((Running *)lanes, FULL);
+    char *data = resize(lanes, rows->data, (size_t)(rows->used * rows->nbytes),
+                        (size_t)(room * rows->nbytes));
+    if (!data)
+        return -1;
+    rows->data = data;
+    rows->room = room;
+    return 0;
+}
+
+/* --- parts --- */
+
+static int learn(Lanes *lanes, int64_t number, int64_t k)
+{
+    Running *r = (Running *)lanes;
+    const LaneSegment *told = &r->code->segments[number];
+    Part *part = &lanes->segments[number].parts[k];
+    part->given = zeros(r, told->nins, sizeof *part->given);
+    part->left = zeros(r, told->nouts, sizeof *part->left);
+    if (!part->given || !part->left)
+        return -1;
+    for (int64_t i = 0; i < told->nins; i++)
+        part->given[i] = r->memory + told->parts[k].given[i];
+    for (int64_t i = 0; i < told->nouts; i++)
+        part->left[i] = r->memory + told->parts[k].left[i];
+    part->known = 1;
+    return 0;
+}
+
+static int run_calls(Running *r, const LanePart *part)
+{
+    for (int i = 0; i < part->count; i++)
+        if (run_one(r->pool, r->addresses, &part->calls[i]))
+            return fail(r, "an op of a lane refuses the values that it is given");
+    return 0;
+}
+
+static int run_part(Lanes *lanes, int64_t number, int64_t k)
+{
+    Running *r = (Running *)lanes;
+    return run_calls(r, &r->code->segments[number].parts[k]);
+}
+
+static int look(Lanes *lanes)
+{
+    (void)lanes;
+    return 0;
+}
+
+static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)
+{
+    Running *r = (Running *)lanes;
+    if (!strcmp(what, "check"))
+        return fail(r, r->code->messages[a]);
+    if (r->why[0])
+        return -1;
+    if (!strcmp(what, "index"))
+        snprintf(r->why, 128, "index %lld is out of range for length %lld", (long long)a, (long long)b);
+    else if (!strcmp(what, "depth"))
+        snprintf(r->why, 128, "%lld calls lie within each other, the most that may", (long long)a);
+    else
+        return fail(r, "no such record is there");
+    return -1;
+}
+
+static const LanesRunner runner = {
+    .resize = resize, .grow = grow, .learn = learn, .run = run_part, .look = look, .refuse = refuse};
+
+/* --- all of it --- */
+
+static int prepare(Running *r, const LaneCode *code, const Value *shared)
+{
+    Lanes *lanes = &r->lanes;
+    *lanes = (Lanes){.runner = &runner, .code = code->code, .at = code->at, .nsteps = code->nsteps,
+                     .heavy = code->heavy, .nrows = code->nsizes, .nsegments = code->nsegments,
+                     .nsites = code->nsites, .nshared = code->nshared + code->nhoisted,
+                     .width = code->width};
+    lanes->rows = zeros(r, code->nsizes, sizeof *lanes->rows);
+    lanes->segments = zeros(r, code->nsegments, sizeof *lanes->segments);
+    lanes->sites = zeros(r, code->nsites, sizeof *lanes->sites);
+    lanes->ready = zeros(r, code->nsteps, sizeof *lanes->ready);
+    lanes->row_of_shared = zeros(r, lanes->nshared, sizeof *lanes->row_of_shared);
+    lanes->shared = zeros(r, lanes->nshared, sizeof *lanes->shared);
+    r->addresses = zeros(r, code->nplaces, sizeof *r->addresses);
+    if (!lanes->rows || !lanes->segments || !lanes->sites || !lanes->ready || !lanes->row_of_shared ||
+        !lanes->shared || !r->addresses)
+        return -1;
+    for (int64_t i = 0; i < code->nsizes; i++) {
+        lanes->rows[i].nbytes = code->sizes[i];
+        if (grow(lanes, i, 1)) /* one stands for those that nothing has been written to */
+            return -1;
+        memset(lanes->rows[i].data, 0, (size_t)code->sizes[i]);
+    }
+    for (int64_t i = 0; i < code->nsegments; i++) {
+        const LaneSegment *told = &code->segments[i];
+        Segment *segment = &lanes->segments[i];
+        *segment = (Segment){.ncounts = told->ncounts, .nins = told->nins, .nouts = told->nouts,
+                             .counts = told->counts};
+        segment->first = zeros(r, told->nouts, sizeof *segment->first);
+        segment->parts = zeros(r, told->ncounts, sizeof *segment->parts);
+        if (!segment->first || !segment->parts)
+            return -1;
+    }
+    for (int64_t i = 0; i < code->nsites; i++) {
+        lanes->sites[i].count = code->sites[i].noperands;
+        lanes->sites[i].rows = zeros(r, code->sites[i].noperands, sizeof(List));
+        if (!lanes->sites[i].rows)
+            return -1;
+    }
+    for (int64_t i = 0; i < lanes->nshared; i++)
+        lanes->shared[i] = i < code->nshared ? shared[i].as.tensor->address
+                                             : r->memory + code->hoisted[i - code->nshared];
+    for (int64_t i = 0; i < code->nplaces; i++) {
+        const LanePlace *place = &code->places[i];
+        r->addresses[i] = place->shared < 0 ? r->memory + place->at : lanes->shared[place->shared];
+    }
+    lanes_clear(lanes);
+    return code->first ? run_calls(r, code->first) : 0;
+}
+
+/* Leave in `order`, of each frame, its place in the order in which calls would run one by one. */
+static int order_frames(Running *r, int64_t count, int64_t *order)
+{
+    const Lanes *lanes = &r->lanes;
+    int64_t n = lanes->n, next = 0;
+    int64_t *size = zeros(r, n, sizeof *size), *ahead = zeros(r, n, sizeof *ahead);
+    if (!size || !ahead)
+        return -1;
+    for (int64_t f = n - 1; f >= 0; f--) { /* those that a frame calls have greater numbers */
+        size[f]++;
+        if (f >= count)
+            size[lanes->parent[f]] += size[f];
+    }
+    for (int64_t f = 0; f < n; f++) {
+        int64_t *from = f < count ? &next : &ahead[lanes->parent[f]];
+        order[f] = *from + (f < count ? 0 : order[lanes->parent[f]] + 1);
+        *from += size[f];
+    }
+    return 0;
+}
+
+/* Add up what frames have said: lane by lane, and in a lane in the order in which its calls would run one
+ * by one. No schedule changes a bit. */
+static int add_up(Running *r, int64_t count, const Value *sums)
+{
+    const Lanes *lanes = &r->lanes;
+    int64_t *order = zeros(r, lanes->n, sizeof *order);
+    if (!order || order_frames(r, count, order))
+        return -1;
+    for (int64_t i = 0; i < lanes->nsites; i++) {
+        const LaneSite *told = &r->code->sites[i];
+        const Site *site = &lanes->sites[i];
+        const LaneSegment *segment = &told->segment;
+        const Tensor *sum = sums[told->sum].as.tensor;
+        int64_t total = site->frames.count, start = 0;
+        int64_t *begins = zeros(r, lanes->n, sizeof *begins), *chosen = zeros(r, total, sizeof *chosen);
+        if (!begins || !chosen)
+            return -1;
+        for (int64_t j = 0; j < total; j++)
+            begins[order[site->frames.of[j]] + 1]++;
+        for (int64_t f = 0; f < lanes->n; f++)
+            begins[f + 1] += begins[f];
+        for (int64_t j = 0; j < total; j++)
+            chosen[begins[order[site->frames.of[j]]]++] = j;
+        for (int64_t k = 0; k < segment->ncounts; k++) {
+            const LanePart *part = &segment->parts[k];
+            for (; total - start >= segment->counts[k]; start += segment->counts[k]) {
+                memcpy(r->memory + part->given[0], sum->address, (size_t)sum->type->nbytes);
+                for (int64_t o = 0; o < told->noperands; o++) {
+                    size_t nbytes = (size_t)lanes->rows[told->sizes[o]].nbytes;
+                    char *to = r->memory + part->given[o + 1];
+                    for (int64_t j = start; nbytes && j < start + segment->counts[k]; j++, to += nbytes)
+                        memcpy(to, lane_row(lanes, told->sizes[o], site->rows[o].of[chosen[j]]), nbytes);
+                }
+                if (run_calls(r, part))
+                    return -1;
+                memcpy(sum->address, r->memory + part->left[0], (size_t)sum->type->nbytes);
+            }
+        }
+    }
+    return 0;
+}
+
+static int run(Running *r, const LaneCode *code, const Value *results)
+{
+    Lanes *lanes = &r->lanes;
+    const Value *sums = results + code->nresults, *args = sums + code->nsums + 1;
+    int64_t count;
+    memcpy(&count, sums[code->nsums].as.tensor->address, sizeof count);
+    if (prepare(r, code, args + code->nargs))
+        return -1;
+    for (int64_t i = 0; i < code->nresults + code->nargs; i++) {
+        const Type *type = (i < code->nresults ? &results[i] : &args[i - code->nresults])->as.tensor->type;
+        if (count < 0 || count > type->shape[0])
+            return fail(r, "there are not as many lanes as that");
+    }
+    if (lanes_frames(lanes, count))
+        return -1;
+    for (int64_t i = 0; i < code->nargs; i++) {
+        int64_t size = code->params[i].size, nbytes = lanes->rows[size].nbytes;
+        int64_t first = lanes_more(lanes, size, count);
+        if (first < 0)
+            return -1;
+        if (nbytes && count)
+            memcpy(lane_row(lanes, size, first), args[i].as.tensor->address, (size_t)(nbytes * count));
+        for (int64_t f = 0; f < count; f++)
+            *lane_register(lanes, f, code->params[i].number) = first + f;
+    }
+    if (lanes_go(lanes, count))
+        return -1;
+    for (int64_t i = 0; i < code->nresults; i++) {
+        const Tensor *y = results[i].as.tensor;
+        int64_t size = code->returned[i].size, nbytes = lanes->rows[size].nbytes;
+        for (int64_t f = 0; nbytes && f < count; f++)
+            memcpy(y->address + f * nbytes,
+                   lane_row(lanes, size, *lane_register(lanes, f, code->returned[i].number)),
+                   (size_t)nbytes);
+        memset(y->address + count * nbytes, 0, (size_t)(y->type->nbytes - count * nbytes));
+    }
+    for (int64_t i = 0; i < code->nsums; i++)
+        memset(sums[i].as.tensor->address, 0, (size_t)sums[i].as.tensor->type->nbytes);
+    return add_up(r, count, sums);
+}
+
+const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,
+                      const Value *params, int64_t count, char why[128])
+{
+    why[0] = 0;
+    if (nbytes < rounded(sizeof(Running)))
+        return FULL;
+    if (count != code->nresults + code->nsums + 1 + code->nargs + code->nshared)
+        return "it is called with other parameters than it was built for";
+    Running *r = (Running *)(void *)room;
+    *r = (Running){.code = code, .pool = pool, .memory = memory + code->memory, .why = why,
+                   .room = room, .top = room + rounded(sizeof *r), .end = room + nbytes};
+    if (!run(r, code, params))
+        return NULL;
+    fail(r, "its code is not as it was built");
+    return why;
+}
