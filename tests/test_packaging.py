@@ -98,7 +98,7 @@ def without_compiler(dist: Path) -> Path:
     folder = dist.parent / "without_compiler"
     options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     pip = (sys.executable, "-m", "pip", "wheel")
-    run(*pip, *options, archive, cwd=dist, CC="/bin/false")
+    run(*pip, *options, archive, cwd=dist, CC="/bin/false", **QUICK)
     [wheel] = folder.glob("*.whl")
     assert EXTENSION not in zipfile.ZipFile(wheel).namelist()
     return installed(folder / "venv", wheel)
