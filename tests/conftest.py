@@ -15,11 +15,10 @@ from __future__ import annotations
 import gc
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import wraps
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -119,6 +118,8 @@ def _collections_are_short() -> None:
     gc.freeze()
 
 
+ODD = ("1", "3", "5", "7", "9")
+
 SLOW = (
     "test_packaging.py",
     "remote/test_suites.py",
@@ -128,18 +129,16 @@ SLOW = (
 """Files whose tests take long. They begin, or the last of them would run while all else is done."""
 
 
-class Backwards(pytest.Dir):
-    """A folder, the last file of which is collected first."""
-
-    def collect(self) -> Iterator[pytest.Item | pytest.Collector]:
-        return reversed([*super().collect()])
-
-
-def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Have every other process begin at the end. In a new checkout pytest rewrites the assertions
-    of each file, for seconds in all: of two processes each does a half, and reads the other's."""
-    odd = os.environ.get("PYTEST_XDIST_WORKER", "gw0")[-1] in "13579"
-    return Backwards.from_parent(parent, path=path) if odd else None
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Have every other process begin with the last file. In a new checkout pytest rewrites the
+    assertions of each, for seconds in all: of two processes each does a half for both."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "")[-1:] in ODD:
+        report.result = report.result[::-1]
+    return report
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
