@@ -42,7 +42,7 @@ demo: extension ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
 test: extension ## run the tests, on all cores
-	OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
+	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 fuzz-c: extension ## fuzz the loop and built steps without Python, under sanitizers
 	$(BIN)/python -m tests.standalone.fuzz

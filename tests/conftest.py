@@ -13,8 +13,9 @@ tests/machines/remote/test_suites.py runs these two folders so, with `--few`.
 from __future__ import annotations
 
 import gc
+import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import wraps
 from importlib import import_module
@@ -117,6 +118,8 @@ def _collections_are_short() -> None:
     gc.freeze()
 
 
+ODD = ("1", "3", "5", "7", "9")
+
 SLOW = (
     "test_packaging.py",
     "remote/test_suites.py",
@@ -126,8 +129,20 @@ SLOW = (
 """Files whose tests take long. They begin, or the last of them would run while all else is done."""
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Have every other process begin with the last file. In a new checkout pytest rewrites the
+    assertions of each, for seconds in all: of two processes each does a half for both."""
+    report = yield
+    if isinstance(collector, pytest.Dir) and os.environ.get("PYTEST_XDIST_WORKER", "")[-1:] in ODD:
+        report.result = report.result[::-1]
+    return report
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: not str(item.path).endswith(SLOW))
+    items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
     few = config.getoption("--few")
     if few is None:
         return

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.test_packaging import HAS_COMPILER, IGNORED, ROOT
+from tests.test_packaging import HAS_COMPILER, IGNORED, QUICK, ROOT
 
 OP: Final = '''
 
@@ -69,7 +69,7 @@ def test_an_op_with_gradient_native_row_and_test_is_written_in_five_files(tmp_pa
         (copy / name).write_text(text.replace(old, new, 1), "utf-8")
 
     def ran(*command: str) -> str:
-        variables = {"PYTHONPATH": str(copy), "MLVM_NATIVE": "1", "MLVM_OPTIMIZE": "0"}
+        variables = {"PYTHONPATH": str(copy), "MLVM_NATIVE": "1", **QUICK}
         done = subprocess.run(
             [sys.executable, *command],
             cwd=copy,

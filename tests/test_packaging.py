@@ -32,6 +32,9 @@ EXTENSION: Final = "mlvm/machines/native/_native.abi3.so"
 STUBS: Final = {
     f"mlvm/eager/{name}.pyi" for name in ("tensor/primitives", "tensor/methods", "names")
 }
+QUICK: Final = {"MLVM_OPTIMIZE": "0", "MLVM_TARGETS": "plain"}
+"""A thirtieth of the compiler's time; nothing is measured of what tests build."""
+
 HAS_COMPILER: Final = shutil.which(sysconfig.get_config_var("CC").split()[0]) is not None
 
 
@@ -64,8 +67,7 @@ def dist(checkout: Path) -> Path:
     """The folder that `make wheel` fills: the source distribution, and the wheel made from it."""
     built = checkout.parent / "dist"
     [command] = re.findall(r"\$\(BIN\)/python (-m build .*)", (ROOT / "Makefile").read_text())
-    quick = {"MLVM_OPTIMIZE": "0"}  # a tenth of the compiler's time; nothing is measured here
-    run(sys.executable, *command.split(), "--outdir", built, cwd=checkout, **quick)
+    run(sys.executable, *command.split(), "--outdir", built, cwd=checkout, **QUICK)
     return built
 
 
@@ -96,7 +98,7 @@ def without_compiler(dist: Path) -> Path:
     folder = dist.parent / "without_compiler"
     options = ("--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", folder)
     pip = (sys.executable, "-m", "pip", "wheel")
-    run(*pip, *options, archive, cwd=dist, CC="/bin/false")
+    run(*pip, *options, archive, cwd=dist, CC="/bin/false", **QUICK)
     [wheel] = folder.glob("*.whl")
     assert EXTENSION not in zipfile.ZipFile(wheel).namelist()
     return installed(folder / "venv", wheel)

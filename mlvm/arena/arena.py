@@ -196,8 +196,16 @@ class Regions(weakref.WeakValueDictionary[TensorHandle, Region]):
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
         _vms[id(vm)] = vm
+        self._once = weakref.WeakValueDictionary[int, Region]()
         self.on_moved: Callable[[Region], None] | None = None
         """Called with each region that a tensor has left, or come to, in an exchange."""
+
+    def add(self, handle: TensorHandle, region: Region) -> None:
+        self[handle] = self._once[id(region)] = region
+
+    def once(self) -> list[Region]:
+        """Each region once, however many handles view it."""
+        return _alive(self._once)
 
 
 _vms: Final = weakref.WeakValueDictionary[int, VMProtocol]()
@@ -643,7 +651,7 @@ class Arena(ArenaFields):
                 raise self._closed() from None
             raise
         self.views_created += 1
-        regions(self.vm)[new] = region
+        regions(self.vm).add(new, region)
         handle = region.handles.setdefault(type, new)
         if handle != new:  # another thread made one
             self._dealloc(new)

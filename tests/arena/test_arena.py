@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, scope
+from mlvm.arena.arena import SMALLEST_CHUNK, STALE, Allocation, Arena, regions, scope
 from mlvm.core.errors import ArenaError, ArenaOverflow
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import TensorHandle, VMProtocol
@@ -272,6 +272,15 @@ def test_a_view_has_as_many_bytes_and_keeps_its_base() -> None:
     assert arena.used == 64
     del view
     assert arena.used == 0
+
+
+def test_a_region_is_there_once_however_many_handles_view_it(vm: VM) -> None:
+    arena = Arena(vm, "batch")
+    x = arena.alloc(TensorType("f32", (6,)))
+    views = [arena.view(x, TensorType("f32", shape)) for shape in ((2, 3), (3, 2))]
+    known = regions(vm)
+    assert sorted(known) == sorted(each.handle for each in (x, *views))
+    assert known.once() == [x.region]
 
 
 def test_live_tensors_come_in_order_of_address() -> None:

@@ -69,6 +69,7 @@ def test_members_end_with_who_has_started_them(tmp_path: Path, number: int) -> N
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # nohup has SIGHUP ignored
     )
     assert started.stdout is not None
     members = [int(started.stdout.readline()) for _ in range(2)]

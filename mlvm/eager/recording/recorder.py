@@ -137,9 +137,9 @@ class Recorder:
         self._regions = regions(vm)
         self._values: dict[int, Value] = {}  # what it holds now
         self._outside = {
-            id(region.holder): region.holder
-            for reference in self._regions.valuerefs()  # other threads make regions meanwhile
-            if (region := reference()) is not None and region.holder is not None
+            id(holder): holder
+            for region in self._regions.once()
+            if (holder := region.holder) is not None
         }
         self._views = _all_views(vm)
         self._inputs = {id(x.root): i for i, x in enumerate(inputs)}
@@ -759,9 +759,8 @@ def _reference_to(x: Allocation) -> Reference:
 def _all_views(vm: VMProtocol) -> _Views:
     """The views that there are on a VM. No other thread's is kept alive meanwhile."""
     found: _Views = {}
-    for reference in regions(vm).valuerefs():  # other threads make regions meanwhile
-        region = reference()
-        if region is not None and region.views:
+    for region in regions(vm).once():
+        if region.views:
             found.update((view.key, view) for view in region.views.valuerefs())
     return found
 

@@ -249,7 +249,7 @@ for native, (name, inputs, attributes) in itertools.product([True, False], CASES
 
     changer = threading.Thread(target=change, daemon=True)
     changer.start()
-    until = time.monotonic() + 0.5
+    until = time.monotonic() + 0.2
     while time.monotonic() < until:
         try:
             mine.launch(program, handles)

@@ -102,8 +102,9 @@ def test_columns_of_any_length(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize(("shape", "axis"), SHAPES)
 def test_axes(name: str, shape: tuple[int, ...], axis: Any) -> None:
     for dtype in (np.float32, np.float64):
-        check(name, random(shape, dtype), axis=axis)
-        check(name, random(shape, dtype), axis=axis, keepdims=True)
+        x = random(shape, dtype)
+        check(name, x, axis=axis)
+        check(name, np.array(x[(slice(9),) * x.ndim]), axis=axis, keepdims=True)
 
 
 @pytest.mark.parametrize("name", ONE_AXIS)
