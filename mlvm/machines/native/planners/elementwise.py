@@ -40,7 +40,7 @@ def row_of(
         name in ("real", "conj") and dtypes[0].kind != "complex"
     ):
         return _row(f"copy_{out.dtype.itemsize}", dtypes, out)
-    if name in ("gelu", "gelu_vjp"):
+    if name in ("gelu", "gelu_slope"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
     own = f"{name}_{out.dtype}"
