@@ -272,11 +272,12 @@ def _touched(unit: Unit) -> set[Placed]:
 
 def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
     """The units that make an operand of the call, the nearest first: it may join them, unless it
-    is there to run no earlier than it does."""
+    is there to run no earlier than it does. Those that run again come last: a product that their
+    result is multiplied with is then no operand of theirs, which would have to be there before."""
     if call.again:
         return []
     found = {maker[use.value] for use in call.ins if use.value in maker}
-    return sorted(found, key=place.__getitem__, reverse=True)
+    return sorted(found, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
 
 
 def _takes(unit: Unit, call: Call, policy: FusionPolicy) -> bool:
