@@ -100,8 +100,8 @@ def fused(
 
 
 def with_slopes(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with each slope (see `Op.slope`) right behind the nearest call that makes the value
-    of the same operand: one pass makes both. From there on it is kept, instead of that operand."""
+    """The calls, with each slope (see `Op.slope`) right behind the nearest call that makes the
+    value of the same operand: one pass makes both. From there on it is kept, instead of that."""
     values: dict[tuple[str, *tuple[Use, ...]], Call] = {}
     slopes: dict[Call, Call] = {}
     for call in calls:

@@ -21,7 +21,7 @@ _APART: Final = 192  # bytes between the pieces of two values, so that they do n
 
 
 class _Step(NamedTuple):
-    """A call of a row function: the values that it writes, `made` of them, and then those it reads."""
+    """A call of a row function: the values that it writes, `made` of them, then those it reads."""
 
     row: str
     values: tuple[int, ...]
