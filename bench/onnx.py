@@ -76,6 +76,7 @@ def preparing(maker: str, threads: int) -> Prepare:
     def made(name: str) -> tuple[Run, int, dict[str, float]]:
         data = read(places()[name])
         feed = operands(name, data)
+        _imported(maker)
         start = time.perf_counter()
         run = MAKERS[maker](data, feed, threads)
         run()
@@ -98,7 +99,7 @@ def preparing(maker: str, threads: int) -> Prepare:
 def main() -> None:
     """Print by how many MiB a process grows that loads one model from its file, and calls it."""
     maker, threads, name = sys.argv[1:]
-    importlib.import_module("mlvm.onnx" if maker == "mlvm" else maker)
+    _imported(maker)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "model.onnx"
         file.write_bytes(data := read(places()[name]))
@@ -108,6 +109,10 @@ def main() -> None:
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         MAKERS[maker](str(file), feed, int(threads))()
         print(_memory("VmHWM") - before)
+
+
+def _imported(maker: str) -> None:
+    importlib.import_module("mlvm.onnx" if maker == "mlvm" else maker)
 
 
 def _memory(name: str) -> float:

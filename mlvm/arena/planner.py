@@ -26,7 +26,6 @@ _PLACEMENTS: Final = 20_000
 """How often all blocks may be placed again after the orders, and how many blocks in all."""
 
 _IMPROVED: Final = ", improved"
-_GROUND: Final = np.zeros(1, np.int64)
 
 Ints = NDArray[np.int64]
 
@@ -126,28 +125,31 @@ def _largest_total(size: Ints, start: Ints, end: Ints) -> int:
 def _best(size: Ints, start: Ints, end: Ints, bound: int) -> tuple[str, Ints]:
     """The name of the best order, and the offsets that it gives.
 
-    If none meets the bound, the blocks that end highest are moved to the front of the order, and
-    all blocks are placed again. This repeats as often as the limits allow.
+    If none meets the bound, each order is improved, the best one first: the blocks that end highest
+    are moved to the front, and all blocks are placed again. This repeats until an order comes
+    again, and as often as the limits allow.
     """
-    best, kept, sequence = "", np.zeros_like(size), np.arange(len(size))
-    height = _LARGEST
-    for name, tried in _orders(size, start, end):
-        offsets = _place(tried, size, start, end)
-        if _height(offsets, size) < height:
-            best, kept, sequence = name, offsets, tried
-            height = _height(offsets, size)
-        if height == bound:
-            return best, kept
-    offsets = kept
-    for _ in range(min(_RETRIES, _PLACEMENTS // len(size))):
-        highest = (offsets + size)[sequence] == _height(offsets, size)
-        sequence = np.concatenate([sequence[highest], sequence[~highest]])
+    tried: list[tuple[int, str, Ints, Ints]] = []
+    for name, sequence in _orders(size, start, end):
         offsets = _place(sequence, size, start, end)
-        if _height(offsets, size) < height:
-            kept, height = offsets, _height(offsets, size)
-            best = f"{best.removesuffix(_IMPROVED)}{_IMPROVED}"
-        if height == bound:
-            break
+        tried.append((_height(offsets, size), name, sequence, offsets))
+        if tried[-1][0] == bound:
+            return name, offsets
+    tried.sort(key=lambda each: each[0])
+    height, best, _, kept = tried[0]
+    left = min(_RETRIES, _PLACEMENTS // len(size))
+    seen: set[bytes] = set()
+    for _, name, sequence, offsets in tried:
+        while left and height > bound:
+            highest = (offsets + size)[sequence] == _height(offsets, size)
+            sequence = np.concatenate([sequence[highest], sequence[~highest]])
+            if sequence.tobytes() in seen:
+                break
+            seen.add(sequence.tobytes())
+            left -= 1
+            offsets = _place(sequence, size, start, end)
+            if _height(offsets, size) < height:
+                height, best, kept = _height(offsets, size), f"{name}{_IMPROVED}", offsets
     return best, kept
 
 
@@ -168,7 +170,8 @@ def _orders(size: Ints, start: Ints, end: Ints) -> Iterator[tuple[str, Ints]]:
 
 def _breadth(size: Ints, start: Ints, end: Ints) -> Ints:
     """For each block the largest total of bytes alive at a moment of its life."""
-    moments = np.unique(np.concatenate([start, end]))
+    moments = np.sort(np.concatenate([start, end]))
+    moments = moments[np.diff(moments, prepend=moments[:1] - 1) > 0]  # np.unique imports np.ma
     first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
     change = np.zeros(len(moments), np.int64)
     np.add.at(change, first, size)
@@ -188,10 +191,11 @@ def _place(sequence: Ints, size: Ints, start: Ints, end: Ints) -> Ints:
     blocks = np.stack([sequence, size[sequence], start[sequence], end[sequence]], axis=1).tolist()
     for k, (i, nbytes, begin, until) in enumerate(blocks):
         bottom, top, begins, ends = placed[:, :k]
-        at_once = np.flatnonzero((begins < until) & (ends > begin))
-        floor = np.concatenate([_GROUND, np.maximum.accumulate(top[at_once])])
+        at_once = ((begins < until) & (ends > begin)).nonzero()[0]  # sooner than flatnonzero
+        floor = np.zeros(len(at_once) + 1, np.int64)
+        np.maximum.accumulate(top[at_once], out=floor[1:])
         gap = bottom[at_once] - floor[:-1]
-        fits = np.flatnonzero(gap >= nbytes)
+        fits = (gap >= nbytes).nonzero()[0]
         offset = floor[fits[gap[fits].argmin()]] if len(fits) else floor[-1]
         at = int(bottom.searchsorted(offset))
         placed[:, at + 1 : k + 1] = placed[:, at:k]

@@ -60,6 +60,7 @@ import contextlib
 import queue
 import sys
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Final, Self, TypeAlias
@@ -637,6 +638,7 @@ def user_place() -> Place | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def line_of(place: Place) -> str:
     """The place as `file:line`."""
     code, offset = place

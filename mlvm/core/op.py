@@ -20,7 +20,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Final, Literal, Union, final
 
 import numpy as np
@@ -38,7 +38,11 @@ OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
 """How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
+_MOST_KNOWN: Final = 512  # types of operands of one op
 _ANY: Final = 1000  # operands: no op has as many
+
+
+_hints: Final = cache(typing.get_type_hints)
 
 
 @final
@@ -53,7 +57,7 @@ class Attribute:
     @cached_property
     def hint(self) -> Any:
         """What its annotation means. Python takes longer to tell than to declare the op."""
-        return typing.get_type_hints(self.kernel)[self.name]
+        return _hints(self.kernel)[self.name]
 
     def __str__(self) -> str:
         hint = self.hint.__name__ if isinstance(self.hint, type) else str(self.hint)
@@ -93,6 +97,7 @@ class Op:
 
     def __post_init__(self) -> None:
         self.name: str = self.kernel.__name__
+        self._known: dict[tuple[TensorType, ...], TensorType] = {}
         self.doc: str = inspect.getdoc(self.kernel) or ""
         self.links |= self.elementwise
         parameters = list(inspect.signature(self.kernel).parameters.values())
@@ -141,6 +146,21 @@ class Op:
 
         `attributes` are as `bind` returns them. Raises an `OpError` that names the op and
         the operand types when they do not fit."""
+        if attributes:
+            return self._inferred(operands, attributes)
+        key = tuple(operands)
+        found = self._known.get(key)
+        if found is None:
+            found = self._inferred(operands, attributes)
+            if len(self._known) >= _MOST_KNOWN:
+                self._known.clear()
+            if found is not None:
+                self._known[key] = found
+        return found
+
+    def _inferred(
+        self, operands: Sequence[TensorType], attributes: Attributes
+    ) -> TensorType | None:
         few = len(self.inputs) - self.variadic
         try:
             if len(operands) < few or (len(operands) > few and not self.variadic):
@@ -214,9 +234,15 @@ def canonical(value: Any, depth: int = 0) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What an annotation is made of. Python takes long to tell."""
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
 def _matches(value: Any, hint: Any) -> bool:
     """Whether an attribute's value is of the annotated kind (bool is no int here)."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
         return any(_matches(value, each) for each in arguments)
     if origin is Literal:

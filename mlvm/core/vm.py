@@ -13,6 +13,7 @@ from typing import Final
 
 import numpy as np
 
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     HandleError,
     LimitExceeded,
@@ -364,8 +365,9 @@ class VM(Identity):
         if code is None:
             if not isinstance(program, Program):
                 raise ProgramError(f"a Program is wanted to launch, not {program!r}")
-            verdict = verify(program, self.functions, types) if self.checked else None
-            code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
+            with uncollected():
+                verdict = verify(program, self.functions, types) if self.checked else None
+                code = link(program, self.functions, verdict, deferred=self._scheduler is not None)
             linked = linked or self._remember(program)
             if len(linked.codes) >= max(_MOST_LINKED // (linked.size + 1), _FEW):
                 linked.codes.clear()

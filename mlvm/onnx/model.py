@@ -11,6 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 import mlvm.eager as ml
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
@@ -183,15 +184,16 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
 
 def _loaded(data: memoryview, files: Files, what: str) -> Model:
     try:
-        message = decode(data)
-        if message.graph is None or not message.opset_import:
-            raise ModelError("it is no ONNX file: it has no graph, or no opset")
-        graph = Builder(message, files).graph(message.graph, {}, frozenset())
-        folded(graph)
-        for each in graph.all():
-            each.settle()
-        graph.asked = _asked(graph)
-        return Model(graph, _placed(graph), files)
+        with uncollected():
+            message = decode(data)
+            if message.graph is None or not message.opset_import:
+                raise ModelError("it is no ONNX file: it has no graph, or no opset")
+            graph = Builder(message, files).graph(message.graph, {}, frozenset())
+            folded(graph)
+            for each in graph.all():
+                each.settle()
+            graph.asked = _asked(graph)
+            return Model(graph, _placed(graph), files)
     except EncodingError as error:
         raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
     except MlvmError as error:

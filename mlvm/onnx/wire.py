@@ -119,7 +119,11 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         number, wire = key >> 3, key & 7
         value: Any
         if wire == 2:
-            size, place = _varint(data, place)
+            size = data[place] if place < end else 128
+            if size < 128:  # mostly, and a call would take longer than all else here
+                place += 1
+            else:
+                size, place = _varint(data, place)
         elif wire == 0:
             value, place = _varint(data, place)
         elif wire in _WIDTHS:

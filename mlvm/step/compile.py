@@ -146,7 +146,7 @@ def compile_flow(
     """
     options = _Options(fuse, recompute, policy)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
-    parts = None if hoist is None else hoisted(flow, hoist)
+    parts = None if hoist is None else hoisted(flow, hoist, panels=policy.panels)
     if parts is None:
         planned = _compiled(flow, options)
     else:

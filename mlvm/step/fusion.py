@@ -32,7 +32,8 @@ class FusionPolicy(NamedTuple):
     `heads` may begin one, `reductions` end in one. With `passes`, ops are links whose reference
     kernels make several passes.
     `shortest`: links of a chain, but for an update in place, which reads and writes more memory
-    than others. `longest`: more gain nothing.
+    than others. `longest`: more gain nothing. `panels`: products of weights take these in panels,
+    packed ahead.
     """
 
     heads: frozenset[str]
@@ -40,17 +41,20 @@ class FusionPolicy(NamedTuple):
     passes: bool
     shortest: int
     longest: float
+    panels: bool
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
 
 
 REFERENCE: Final = FusionPolicy(
-    heads=frozenset(), reductions=True, passes=False, shortest=3, longest=math.inf
+    heads=frozenset(), reductions=True, passes=False, shortest=3, longest=math.inf, panels=False
 )
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
-NATIVE: Final = FusionPolicy(heads=HEADS, reductions=False, passes=True, shortest=2, longest=24)
+NATIVE: Final = FusionPolicy(
+    heads=HEADS, reductions=False, passes=True, shortest=2, longest=24, panels=True
+)
 """A reduction of its own is as fast as in a chain, for which there is no such row function."""
 
 

@@ -12,8 +12,9 @@ from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mlvm.core.types import TensorType
-from mlvm.step.blocks import renewed, with_blocks
-from mlvm.step.flow import Call, Flow, Home, Use, Value
+from mlvm.step.blocks import free, renewed, with_blocks
+from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
+from mlvm.step.panels import packing
 
 LARGER: Final = 4
 """What is kept has at most so many times the bytes of the states it depends on: a weight of u8 is
@@ -40,9 +41,13 @@ class Hoisted(NamedTuple):
     types: tuple[TensorType, ...]
 
 
-def hoisted(flow: Flow, hoist: Hoist) -> Hoisted | None:
-    """The step in two, or None where nothing can be taken out of it."""
-    maker = _pure(flow, hoist)
+def hoisted(flow: Flow, hoist: Hoist, *, panels: bool = False) -> Hoisted | None:
+    """The step in two, or None where nothing can be taken out of it. With `panels`, products get
+    their weights packed (`mlvm.step.panels`)."""
+    steady = _steady(flow, hoist)
+    maker = _pure(flow, steady)
+    if panels:
+        flow = Flow(_Packer(steady, maker).calls(flow.calls), flow.results)
     if not maker:
         return None
     kept = _kept(flow, maker)
@@ -72,31 +77,81 @@ class _Made(NamedTuple):
     states: frozenset[Home]
 
 
-def _pure(flow: Flow, hoist: Hoist) -> dict[Value, _Made]:
-    """What calls make of the states alone, in order. Inside blocks, which may run never, it is
-    calls that cannot fail."""
+def _steady(flow: Flow, hoist: Hoist) -> set[Home]:
+    """The states that no call writes to, and that do not vary."""
     every = list(with_blocks(flow.calls))
     written = {use.value.home for call in every for use in call.outs}
+    homes = {use.value.home for call in every for use in _read_by(call)} - written - {None}
+    return {
+        home
+        for home in homes
+        if home is not None and home.role == "state" and home.index not in hoist.varying
+    }
+
+
+def _states_of(use: Use, steady: set[Home], maker: dict[Value, _Made]) -> frozenset[Home] | None:
+    """What the value depends on, if that is steady states alone."""
+    home = use.value.home
+    if home is None:
+        return maker[use.value].states if use.value in maker else None
+    return frozenset({home}) if home in steady else None
+
+
+def _is_worth(nbytes: int, states: frozenset[Home]) -> bool:
+    """Whether so many bytes are kept of what is made of these states."""
+    return nbytes <= max(SMALL, LARGER * sum(home.type.nbytes for home in states))
+
+
+def _pure(flow: Flow, steady: set[Home]) -> dict[Value, _Made]:
+    """What calls make of the states alone, in order. Inside blocks, which may run never, it is
+    calls that cannot fail."""
     results, outermost = set(flow.results), set(map(id, flow.calls))
     made: dict[Value, _Made] = {}
-
-    def states_of(use: Use) -> frozenset[Home] | None:
-        home = use.value.home
-        if home is None:
-            return made[use.value].states if use.value in made else None
-        steady = home.role == "state" and home not in written and home.index not in hoist.varying
-        return frozenset({home}) if steady else None
-
-    for call in every:
+    for call in with_blocks(flow.calls):
         if call.op is None or call.again or call.guards:
             continue
         moves = call.op.copies_only and len(call.ins) == 1
         if id(call) not in outermost and not (moves or call.op.elementwise):
             continue
-        [out], read = call.outs, list(map(states_of, call.ins))
+        [out], read = call.outs, [_states_of(use, steady, made) for use in call.ins]
         if out.value.home is None and out.value not in results and None not in read:
             made[out.value] = _Made(call, frozenset().union(*filter(None, read)))
     return made
+
+
+class _Packer:
+    """Puts products of panels in the place of others whose weights are `steady`, or made of that:
+    `maker` gets what packs them."""
+
+    def __init__(self, steady: set[Home], maker: dict[Value, _Made]) -> None:
+        self.steady, self.maker = steady, maker
+        self._panels: dict[tuple[Use, TensorType, bool], Use] = {}
+
+    def calls(self, calls: Sequence[Call]) -> list[Call]:
+        return [self._with_blocks(call) if call.blocks else self._call(call) for call in calls]
+
+    def _call(self, call: Call) -> Call:
+        found = None if _makes(call, self.maker) else packing(call)
+        if found is None:
+            return call
+        pack, product = found
+        [weights], [panels] = pack.ins, pack.outs
+        states = _states_of(weights, self.steady, self.maker)
+        if states is None or not _is_worth(panels.type.nbytes, states):
+            return call
+        key = weights, panels.type, pack.attributes["transpose_y"]
+        if key not in self._panels:
+            self._panels[key] = panels
+            self.maker[panels.value] = _Made(pack, states)
+        return replace(product, ins=[product.ins[0], self._panels[key]])
+
+    def _with_blocks(self, call: Call) -> Call:
+        def packed(block: Block) -> Block:
+            return replace(block, calls=self.calls(block.calls))
+
+        blocks = tuple(map(packed, call.blocks))
+        more = [use for use in free(blocks) if use.value in self.maker and use not in call.ins]
+        return replace(call, blocks=blocks, ins=[*call.ins, *more])
 
 
 def _kept(flow: Flow, maker: dict[Value, _Made]) -> list[Value]:
@@ -111,7 +166,7 @@ def _kept(flow: Flow, maker: dict[Value, _Made]) -> list[Value]:
                 continue
             seen.add(use.value)
             call, states = maker[use.value]
-            if use.value.nbytes <= max(SMALL, LARGER * sum(home.type.nbytes for home in states)):
+            if _is_worth(use.value.nbytes, states):
                 found[use.value] = None
             else:
                 stays.append(call)

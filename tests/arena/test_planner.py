@@ -96,6 +96,15 @@ def test_another_order_is_tried_where_largest_first_does_not_do() -> None:
     assert planned.order == "lifetime"
 
 
+def test_an_order_that_is_no_better_than_others_may_be_the_one_that_can_be_improved() -> None:
+    """All orders take 5,568 lines of 64 bytes. That by size, moved about, finds nothing smaller."""
+    lives = [(384, 97, 111), (2400, 99, 102), (2400, 101, 110), (384, 109, 123)]
+    lives += [(2400, 111, 114), (2400, 113, 122)]
+    planned = plan([Block(64 * size, start, end) for size, start, end in lives])
+    assert planned.nbytes == planned.lower_bound == 64 * 5184
+    assert planned.order == "first use, improved"
+
+
 def test_activations_kept_for_the_backward_pass_meet_the_bound() -> None:
     """A chain of layers: each keeps its input until its gradient, which needs room of its own."""
     layers = 40

@@ -27,7 +27,7 @@ from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
-HEADS: Final = frozenset({"matmul"})
+HEADS: Final = frozenset({"matmul", "packed_matmul"})
 """Ops that may begin a chain. The rest works on the shape of their result, row by row."""
 
 MOST_LAYOUTS: Final = 256

@@ -9,6 +9,7 @@ from mlvm.core.ops import lanes as lanes
 from mlvm.core.ops import layout as layout
 from mlvm.core.ops import linalg as linalg
 from mlvm.core.ops import neural as neural
+from mlvm.core.ops import packed as packed
 from mlvm.core.ops import quantized as quantized
 from mlvm.core.ops import random as random
 from mlvm.core.ops import reduction as reduction

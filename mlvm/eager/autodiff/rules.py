@@ -616,6 +616,8 @@ VJPS: Final[dict[str, Rules]] = {
     # --- quantized ---
     "quantized_matmul": multilinear(x=_quantized_matmul),
     **_none("pack unpack dequantize dequantize_rows integer_matmul"),
+    # --- packed ---
+    **_none("pack_panels packed_matmul packed_conv2d packed_integer_matmul"),
     # --- decompositions ---
     **DECOMPOSITIONS,
     # --- fft ---

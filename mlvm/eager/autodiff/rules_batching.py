@@ -426,6 +426,9 @@ BATCHING: Final[dict[str, Rule]] = {
     # --- quantized ---
     **_each("pack unpack dequantize_rows quantized_matmul integer_matmul", _beside_weights),
     "dequantize": _dequantize,
+    # --- packed ---
+    **_each("packed_matmul packed_integer_matmul", _beside_weights),
+    **_each("pack_panels packed_conv2d", looped),
     # --- decompositions ---
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),
     **_each("qr svd svdvals", _rows),

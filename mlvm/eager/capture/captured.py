@@ -27,6 +27,7 @@ import numpy as np
 
 from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     CaptureError,
     GradientError,
@@ -429,7 +430,8 @@ class Captured(Generic[P, R]):
             found = self._find(key, signature)
             if found is None:
                 try:
-                    known = self._record(arena, given, named, signature, key)
+                    with uncollected():
+                        known = self._record(arena, given, named, signature, key)
                 except recorder.MustMove as error:
                     make_exclusive(error.x)
                     continue

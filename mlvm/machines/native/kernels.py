@@ -32,13 +32,13 @@ for _room in pkgutil.iter_modules(planners.__path__):
 _MOST_CALLS: Final = 2048
 _MOVES: Final = frozenset(
     [
-        *("concat", "copy", "dynamic_update", "flip", "full", "mask_scatter", "permute_dims"),
-        *("reshape", "roll", "slice", "take"),
+        *("concat", "copy", "dynamic_update", "flip", "full", "mask_scatter", "pack_panels"),
+        *("permute_dims", "reshape", "roll", "slice", "take"),
     ]
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
 
-_OF_HALVES: Final = PRODUCTS | ROWS | SUMS
+_OF_HALVES: Final = frozenset(["packed_matmul"]) | PRODUCTS | ROWS | SUMS
 """What kernels read halves for, beside what they move and what they do with each element."""
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from mlvm.core.collecting import uncollected
 from mlvm.core.errors import OpError
 from mlvm.core.machine import link
 from mlvm.core.machine import run as reference
@@ -162,7 +163,8 @@ def _prepare(
 ) -> Prepared | Literal[False]:
     """The program as the loop in C runs it, unless its numbers are none or too large for that."""
     try:
-        return Prepared(main, operands, functions)
+        with uncollected():
+            return Prepared(main, operands, functions)
     except (OverflowError, TypeError):
         return False
 

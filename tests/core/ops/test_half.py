@@ -23,7 +23,7 @@ from mlvm.core.vm import VM
 from mlvm.machines.local import LocalVM
 from mlvm.machines.native import extension
 from tests.brief import Before
-from tests.core.ops.cases import CASES, Case, quantized
+from tests.core.ops.cases import CASES, Case, packed, quantized
 
 HALVES = (f16, bf16)
 REFERENCE, WORKERS = VM("reference"), LocalVM("workers", workers=2, native=False)
@@ -187,7 +187,7 @@ def _cases() -> list[Any]:
     integers and bools."""
     found = []
     for name, cases in CASES.items():
-        if name in quantized.CASES:  # these refuse halves
+        if name in quantized.CASES or name in packed.CASES:  # they refuse halves, or lie otherwise
             continue
         suited = [
             case
@@ -230,7 +230,7 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
 
 def test_the_walk_leaves_no_op_of_floats_out() -> None:
     walked = {param.values[0] for param in _cases()}
-    left = set(OPS) - walked
+    left = set(OPS) - walked - {"pack_panels"}  # whose halves tests/eager/capture/test_hoist.py has
     for name in left:
         op = OPS[name]
         defaults = {each.name: each.default for each in op.attributes.values()}

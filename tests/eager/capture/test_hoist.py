@@ -11,6 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.writes import written
+from mlvm.core.ops import half
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.eager.tree import load, named_tensors
@@ -269,3 +270,96 @@ def test_what_a_program_may_write_to() -> None:
     for text, wanted in code.items():
         program = assemble(f".func main 0 *|{text}|halt|{function}".replace("|", "\n"))
         assert written(program) == (None if wanted is None else frozenset(wanted)), text
+
+
+# --- weights in panels ---------------------------------------------------------------
+
+
+def noise(shape: tuple[int, ...], dtype: str = "f32") -> ml.Tensor:
+    x = ml.random.normal(shape, key=ml.random.key(len(shape)))
+    return ml.astype(ml.round(x * 50.0) if dtype == "i8" else x, dtype)
+
+
+def in_a_loop(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
+    def body(i: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+        y: ml.Tensor = ml.cond(i > 0, lambda x: x @ w, ml.tanh, x)
+        return y
+
+    y: ml.Tensor = ml.fori_loop(0, 2, body, x)
+    return y
+
+
+Product = Callable[[ml.Tensor, ml.Tensor], ml.Tensor]
+PACKED: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...], str]] = {
+    "rows": (lambda x, w: ml.relu(x @ w) + x, (3, 260), (260, 260), "f32"),
+    "blocks": (lambda x, w: x @ w, (50, 720), (720, 100), "f32"),
+    "transposed": (
+        lambda x, w: ml.matmul(x, w, transpose_x=True, transpose_y=True) - w[0, 0],
+        *((2, 720, 20), (97, 720), "f32"),
+    ),
+    "bf16": (lambda x, w: x @ w, (9, 721), (721, 100), "bf16"),
+    "pairs": (
+        lambda x, w: ml.gelu(ml.matmul(x, w, transpose_y=True)),
+        *((40, 272), (260, 272), "bf16"),
+    ),
+    "bytes": (ml.integer_matmul, (33, 300), (250, 300), "i8"),
+    "windows": (
+        lambda x, w: ml.relu(ml.conv2d(x, w, stride=2)),
+        *((1, 9, 9, 100), (3, 3, 100, 75), "f32"),
+    ),
+    "pixels": (lambda x, w: ml.conv2d(x, w) + 1.0, (2, 3, 4, 260), (1, 1, 260, 270), "f32"),
+    "made": (lambda x, w: x @ (w * 2.0).T, (3, 260), (260, 260), "f32"),
+    "loop": (in_a_loop, (3, 260), (260, 260), "f32"),
+}
+
+
+@pytest.mark.skipif(not ml.VM().native, reason="numpy packs nothing")
+@pytest.mark.parametrize("case", PACKED)
+def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -> None:
+    fn, rows, weights, dtype = PACKED[case]
+    vm = ml.VM(threads=2)
+    with ml.Arena(vm, "panels").allocating():
+        x, w = noise(rows, dtype), noise(weights, dtype)
+        step, plain = ml.capture(lambda x: fn(x, w)), ml.capture(lambda x: fn(x, w), hoist=False)
+        for _ in range(2):
+            made = step(x).numpy()
+            assert np.array_equal(made, plain(x).numpy())
+            assert np.array_equal(made, fn(x, w).numpy())
+            w += w
+        made = vm.read(step(x).handle)
+        assert "packed_" in ml.disassemble(step.program)
+        assert w.nbytes <= step.plan.ahead <= 1.4 * w.nbytes
+        step.save(tmp_path / "step.mlvm")
+        saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
+        given = vm.read(x.handle)
+    [again], [reference] = (
+        LoadedStep(saved, ml.VM(native=native))(given) for native in (True, False)
+    )
+    assert np.array_equal(again, made)
+    if dtype == "bf16":
+        made, reference = half.widened(made), half.widened(reference)
+    error = np.abs(np.subtract(made, reference, dtype="f8")).max()
+    assert error <= np.abs(made).max() * (0.02 if dtype == "bf16" else 1e-5)
+
+
+def test_what_is_not_worth_packing_stays() -> None:
+    w = noise((260, 260))
+    few, thin, wide = w.astype("u8"), noise((200, 8)), noise((8, 9000))
+
+    def update(x: ml.Tensor) -> ml.Tensor:
+        nonlocal w
+        w += 1.0
+        return x @ w
+
+    kept: dict[str, tuple[Callable[[ml.Tensor], ml.Tensor], int]] = {
+        "a row": (lambda x: x @ w, 1),
+        "many rows": (lambda x: x @ w, 300),
+        "a small weight": (lambda x: x @ w[:, :250], 3),
+        "far more than it is made of": (lambda x: x @ few.astype("f64"), 3),
+        "a weight that is written": (update, 3),
+        "far more, of weights alone": (lambda x: ml.sum(x * ml.exp(w[0])) + thin @ wide, 3),
+    }
+    for name, (fn, rows) in kept.items():
+        step = ml.capture(fn)
+        step(ml.ones((rows, 260), dtype="f64" if "far more than" in name else "f32"))
+        assert "packed_" not in ml.disassemble(step.program), name

@@ -11,7 +11,14 @@ from mlvm.core.op import Attributes
 from mlvm.core.types import Shape, TensorType
 from mlvm.machines.native._native import GATHER, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
-from mlvm.machines.native.planners.linalg import Matrix, Product, call, float_dtype, tiles
+from mlvm.machines.native.planners.linalg import (
+    Matrix,
+    Product,
+    call,
+    float_dtype,
+    in_panels,
+    tiles,
+)
 
 _NARROW: Final = (2, 4, 8, 16)
 """Channels of groups that are convolved without products of matrices."""
@@ -29,11 +36,35 @@ def conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
         return None
     if _is_narrow(kernel, attributes):
         return _narrow("grouped", out, x, out, kernel, attributes)
+    return _convolved(dtype, out, x, kernel, attributes)
+
+
+@planner("packed_conv2d")
+def packed_conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, x, panels = types
+    kernel = panels.with_shape((*attributes["window"], x.shape[-1], attributes["columns"]))
+    dtype = float_dtype(x, panels)
+    if dtype is None:
+        return None
+    return _convolved(dtype, out, x, kernel, {**attributes, "groups": 1}, panels)
+
+
+def _convolved(
+    dtype: str,
+    out: TensorType,
+    x: TensorType,
+    kernel: TensorType,
+    attributes: Attributes,
+    panels: TensorType | None = None,
+) -> KernelCall | None:
+    """Products of windows and the kernel, which may lie in panels."""
     groups, *_, inputs, outputs = attributes["groups"], *kernel.shape
     each, inner = outputs // groups, math.prod(kernel.shape[:-1])
     places, channels = math.prod(out.shape[:-1]), x.shape[-1]
     axes = [(groups, inputs, each)] if groups > 1 else []
     product = Product(dtype, Matrix(places, inner, inner, 1), Matrix(inner, each, outputs, 1), axes)
+    if panels is not None:
+        product = in_panels(product, panels)
     single = {*kernel.shape[:-2], *attributes["stride"]} == {1}
     if groups == 1 and single and not any(map(any, attributes["padding"])):
         return call(product)

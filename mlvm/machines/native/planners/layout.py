@@ -32,6 +32,25 @@ def permute_dims(op: str, types: Types, attributes: Attributes) -> KernelCall | 
     return _moved(out, x, tuple([into[i] for i in attributes["axes"]]))
 
 
+@planner("pack_panels")
+def pack_panels(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    out, y = types
+    _, rows, wide, side = out.shape
+    n = y.shape[0 if attributes["transpose_y"] else -1]
+    size, k = y.dtype.itemsize, y.size // max(n, 1)
+    if rows * side != k:
+        return None
+    of_k, of_n = (size, k * size) if attributes["transpose_y"] else (n * size, size)
+    to, into = strides(out), (wide * of_n, side * of_k, of_n, of_k)
+    (whole, left), boxes = divmod(n, wide), Boxes(size)
+    boxes.copy((whole, rows, wide, side), to, into)
+    if left:
+        at = whole * to[0]
+        boxes.copy((rows, left, side), to[1:], into[1:], out_at=at, in_at=whole * into[0])
+        boxes.fill((rows, wide - left, side), to[1:], 0, at + left * to[2])
+    return boxes.call()
+
+
 @planner("flip")
 def flip(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     x = types[1]

@@ -53,6 +53,8 @@ class Product(NamedTuple):
     y: Matrix
     axes: Sequence[Axis] = ()
     groups: Axis = (1, 0, 0)
+    panel: int = 0
+    """Where y lies in panels, how long one is, in what kernels multiply at once."""
 
     @property
     def batch(self) -> int:
@@ -65,7 +67,7 @@ class Product(NamedTuple):
         x, y, (groups, x_group, y_group) = self.x, self.y, self.groups
         lengths = {"m": x.rows, "n": y.columns, "k": x.columns, "groups": groups}
         of_x = {"x_row": x.row, "x_k": x.column, "x_group": x_group}
-        of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group}
+        of_y = {"y_k": y.row, "y_column": y.column, "y_group": y_group, "y_panel": self.panel}
         of_out = {"out_row": y.columns, "out_product": x.rows * y.columns}
         block = {"block": _block(x.columns), "axes": len(self.axes)}
         return {**lengths, **block, **of_x, **of_y, **of_out}
@@ -107,6 +109,24 @@ def matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     return product and call(product, rounding(types[0], types))
 
 
+@planner("packed_matmul")
+def packed_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    product = _packed(types[1], types[2], attributes)
+    return product and call(product, rounding(types[0], types))
+
+
+def _packed(x: TensorType, panels: TensorType, attributes: Attributes) -> Product | None:
+    y = panels.with_shape((x.shape[-2 if attributes["transpose_x"] else -1], attributes["columns"]))
+    product = _matmul(x, y, {**attributes, "transpose_y": False})
+    return product and in_panels(product, panels)
+
+
+def in_panels(product: Product, panels: TensorType) -> Product:
+    """The product, whose second factor lies in panels."""
+    _, rows, columns, _ = panels.shape
+    return product._replace(y=product.y._replace(row=columns), panel=rows * columns)
+
+
 def _matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Product | None:
     dtype = factor_dtype(x, y, attributes)
     if dtype is None:
@@ -141,10 +161,11 @@ def batch_contract(op: str, types: Types, attributes: Attributes) -> KernelCall 
 def matmul_chain(
     x: TensorType, y: TensorType, attributes: Attributes, chain: Chain
 ) -> KernelCall | None:
-    """The call of a matmul and what is done with its rows; None if the product is a vector, or so
+    """The call of a product and what is done with its rows; None if the product is a vector, or so
     large that a thread cannot go through it row by row."""
-    product = _matmul(x, y, attributes)
-    if product is None or product.y.columns == 1:
+    made = _packed if "columns" in attributes else _matmul
+    product = made(x, y, attributes)
+    if product is None or (product.y.columns == 1 and not product.panel):
         return None
     if chain is None and product.dtype.startswith("bf16"):
         return None
@@ -246,9 +267,11 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
     products of bf16 without one."""
     x, y = product.x, product.y
     if product.dtype == _AMX:
-        if y.columns > 1:
+        if y.columns > 1 or product.panel:
             return chain and _amx(product)  # which rounds its result itself
         product = product._replace(dtype="bf16")
+    if product.panel:
+        return tiles(product, chain) if chain or not product.dtype.startswith("bf16") else None
     if y.columns == 1:
         # The rows of x with a vector: columns of x transposed.
         axes = [(length, b, a) for length, a, b in product.axes]
@@ -286,13 +309,13 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     rows, columns = _even(m, 256), _whole(n)
     if chain:
         rows = min(rows, max(_SIDE, _CACHE // (4 * n) // _SIDE * _SIDE))
-        if columns * panels > _MOST_PANELS:
+        if columns * panels > _MOST_PANELS and not product.panel:
             return None
     else:
         columns = _even(n, min(512, max(_SIDE, _MOST_PANELS // panels // _SIDE * _SIDE)))
     # Scratch: rows of x, panels of y; then for a chain what its child wants; then sums.
     strip = min(rows, _whole(m)) * block
-    child_scratch = 2 * strip + columns * panels
+    child_scratch = 2 * strip + columns * panels * (not product.panel)
     product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
     kept = chain is not None or groups > 1 or block < k
     by_columns = n > m and not chain
@@ -340,6 +363,8 @@ def tiles(
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
     copy_y = halves or y.column != 1 or m > 48
+    if product.panel:
+        copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96
     columns, at_once = n, max(1, -(-k // block) * groups)
     if chain:
@@ -358,7 +383,7 @@ def tiles(
     strip = -(-strip // 16) * 16
     read_once = m <= rows  # by one strip, so that the next panel takes its place
     panels = block * (_PANEL if read_once else at_once * columns) // pack
-    if not copy_y and n % _PANEL == 0:
+    if not copy_y and (product.panel or n % _PANEL == 0):
         panels = 0
     child_scratch = (strip + panels) * unit_size
     product_scratch = -(-(child_scratch + (chain.child.scratch if chain else 0)) // 64) * 64

@@ -42,15 +42,21 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     )
 
 
-@planner("integer_matmul")
+@planner("integer_matmul", "packed_integer_matmul")
 def integer_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
     _, x, y = types
-    n, k = y.shape
+    packed = op == "packed_integer_matmul"
+    n, k = attributes["columns"] if packed else y.shape[0], x.shape[-1]
+    panel = math.prod(y.shape[1:-1]) if packed else 0
     m = math.prod(x.shape[:-1])
-    many, row = m >= _MANY, -(-k // 64) * 64 + 4
+    many, row = packed or m >= _MANY, -(-k // 64) * 64 + 4
     at_once = max(4, min(m, _CACHE // row // 4 * 4))
     integers = {"m": m, "n": n, "k": k, "unit": _COLUMNS, "at_once": at_once, "many": many}
+    integers["y_panel"] = panel
     signs = {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
     scratch = 2 * (at_once + _COLUMNS) * row + 64
-    work = 50 + m * n * k * (0.002 if many else 0.004) + n * k * (0.1 if many else 0.02)
-    return kernel_call(op, 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch)
+    work = 50 + m * n * k * (0.002 if many else 0.004)
+    work += n * k * (0.1 if many and not packed else 0.02)
+    return kernel_call(
+        "integer_matmul", 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch
+    )

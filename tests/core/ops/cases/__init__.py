@@ -17,6 +17,7 @@ from tests.core.ops.cases import (
     layout,
     linalg,
     neural,
+    packed,
     quantized,
     random,
     reduction,
@@ -27,7 +28,7 @@ from tests.core.ops.cases.case import Case
 
 _ROOMS = (
     *(creation, decompositions, elementwise, fft, indexing),
-    *(lanes, layout, linalg, neural, quantized, random, reduction, special, windows),
+    *(lanes, layout, linalg, neural, packed, quantized, random, reduction, special, windows),
 )
 
 _MOVES = (

@@ -10,9 +10,10 @@
 #define NAME(name) name,
 
 /* M rows of x by N of y, of K bytes each, SIGNED or not. UNIT: rows of y. AT_ONCE: rows of x that are laid
- * out. MANY: whether y is copied as panels. */
+ * out. MANY: whether y is copied as panels. Y_PANEL: words of a panel of y that lies in panels; or 0. */
 #define bytes_integers(EACH)                                                             \
-    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY)
+    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY) \
+    EACH(Y_PANEL)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
  * and on. */
 #define chain_integers(EACH)                                                             \
@@ -61,13 +62,15 @@
  * products. PAST: whether the result goes past the cache. Where COPY_X is GATHER, a row of x is a window
  * over images, or over volumes; or a column is, if X_ROW is 1. Of a window RUN elements at a time lie side
  * by side, RUNS of them in a line of it. SPARSE: how far apart the pixels are taken to lie, with zeros
- * between them. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0. */
+ * between them. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0.
+ * Y_PANEL: y lies in panels (mlvm/core/ops/packed.py) of Y_K columns, so many units of four bytes apart, or of
+ * a longer element; or 0. */
 #define linalg_integers(EACH)                                                            \
     EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(BLOCK) EACH(X_ROW) EACH(X_K) EACH(X_GROUP) \
     EACH(Y_K) EACH(Y_COLUMN) EACH(Y_GROUP) EACH(X) EACH(Y) EACH(OUT) EACH(BY_COLUMNS)    \
     EACH(UNIT) EACH(COPY_X) EACH(COPY_Y) EACH(ROWS_AT_ONCE) EACH(COLUMNS_AT_ONCE)        \
     EACH(BLOCKS_AT_ONCE) EACH(STRIP_LENGTH) EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH)    \
-    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(PAST) EACH(RUN_Y) EACH(RUN_STEP) EACH(CHANNELS) \
+    EACH(OUT_ROW) EACH(OUT_PRODUCT) EACH(PAST) EACH(Y_PANEL) EACH(RUN_Y) EACH(RUN_STEP) EACH(CHANNELS) \
     EACH(IMAGE_DEPTH) EACH(IMAGE_HEIGHT) EACH(IMAGE_WIDTH) EACH(RUN) EACH(RUNS)          \
     EACH(WINDOW_HEIGHT) EACH(STRIDE_BEHIND) EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS)        \
     EACH(PAD_FRONT) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(APART_BEHIND) EACH(APART_DOWN)     \

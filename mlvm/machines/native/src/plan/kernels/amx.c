@@ -76,10 +76,10 @@ SPECIALIZED void transpose_pairs(__m512i r[16])
     }
 }
 
-/* A tile whose row i is run i of those that lie `apart`: of k elements, with zeros behind, and `turned`
- * into pairs of columns. Of 16 runs there are `count`. */
-SPECIALIZED void tile_of_runs(uint16_t *to, const uint16_t *from, int64_t apart, int64_t count, int64_t k,
-                              const int turned)
+/* A tile, of rows `to_row` apart, whose row i is run i of those that lie `apart`: of k elements, with zeros
+ * behind, and `turned` into pairs of columns. Of 16 runs there are `count`. */
+SPECIALIZED void tile_of_runs(uint16_t *to, const int to_row, const uint16_t *from, int64_t apart,
+                              int64_t count, int64_t k, const int turned)
 {
     __m512i r[16];
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
@@ -87,12 +87,12 @@ SPECIALIZED void tile_of_runs(uint16_t *to, const uint16_t *from, int64_t apart,
     if (turned)
         transpose_pairs(r);
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-        _mm512_store_si512(to + i * 32, r[i]);
+        _mm512_store_si512(to + i * to_row, r[i]);
 }
 
 /* The same of runs across: element k of all lies `step` behind that of k - 1. */
-SPECIALIZED void tile_of_pairs(uint16_t *to, const uint16_t *from, int64_t step, int64_t count, int64_t k,
-                               const int turned)
+SPECIALIZED void tile_of_pairs(uint16_t *to, const int to_row, const uint16_t *from, int64_t step,
+                               int64_t count, int64_t k, const int turned)
 {
     __m512i r[16];
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
@@ -101,7 +101,7 @@ SPECIALIZED void tile_of_pairs(uint16_t *to, const uint16_t *from, int64_t step,
     if (turned)
         transpose_pairs(r);
     _Pragma("GCC unroll 16") for (int i = 0; i < 16; i++)
-        _mm512_store_si512(to + i * 32, r[i]);
+        _mm512_store_si512(to + i * to_row, r[i]);
 }
 
 /* Rows of x, at most SIDE, for k elements of a sum: of each step two tiles. */
@@ -113,25 +113,24 @@ static void copy_x(uint16_t *to, const uint16_t *x, int64_t x_row, int64_t x_k, 
             if (i >= rows)
                 continue; /* nobody reads that tile */
             if (x_k == 1)
-                tile_of_runs(to, from, x_row, rows - i, k - l, 0);
+                tile_of_runs(to, TILE_DEPTH, from, x_row, rows - i, k - l, 0);
             else
-                tile_of_pairs(to, from, x_k, rows - i, k - l, 1);
+                tile_of_pairs(to, TILE_DEPTH, from, x_k, rows - i, k - l, 1);
         }
 }
 
-/* Columns of y, at most SIDE, likewise: of each step two tiles of pairs. */
+/* Columns of y, at most SIDE, likewise: of each step two tiles of pairs beside each other, a panel as
+ * `pack_panels` makes it. */
 static void copy_y(uint16_t *to, const uint16_t *y, int64_t y_k, int64_t y_column, int64_t columns,
                    int64_t k)
 {
-    for (int64_t l = 0; l < k; l += TILE_DEPTH)
-        for (int64_t j = 0; j < SIDE; j += TILE_ROWS, to += TILE_HALVES) {
+    for (int64_t l = 0; l < k; l += TILE_DEPTH, to += PANEL_HALVES)
+        for (int64_t j = 0; j < columns; j += TILE_ROWS) {
             const uint16_t *from = y + l * y_k + j * y_column;
-            if (j >= columns)
-                continue;
             if (y_column == 1)
-                tile_of_pairs(to, from, y_k, columns - j, k - l, 0);
+                tile_of_pairs(to + 2 * j, 2 * SIDE, from, y_k, columns - j, k - l, 0);
             else
-                tile_of_runs(to, from, y_column, columns - j, k - l, 1);
+                tile_of_runs(to + 2 * j, 2 * SIDE, from, y_column, columns - j, k - l, 1);
         }
 }
 
@@ -160,9 +159,9 @@ SPECIALIZED void block_of(const uint16_t *x, int64_t x_row, int64_t x_tile, int6
         TILE_ZERO(3);
     }
     for (; steps > 0; steps--, x += x_step, y += PANEL_HALVES) {
-        TILE_LOAD(6, y, TILE_ROW_BYTES);
+        TILE_LOAD(6, y, 2 * TILE_ROW_BYTES);
         if (wide > 1)
-            TILE_LOAD(7, y + TILE_HALVES, TILE_ROW_BYTES);
+            TILE_LOAD(7, y + TILE_DEPTH, 2 * TILE_ROW_BYTES);
         TILE_LOAD(4, x, x_bytes);
         TILE_DOT(0, 4, 6);
         if (wide > 1)
@@ -267,14 +266,15 @@ static void make_strip(const Part *part, int64_t row, int64_t rows, int64_t colu
         const int64_t k = least(n[K] - first, n[BLOCK]), steps = (k + TILE_DEPTH - 1) / TILE_DEPTH;
         const uint16_t *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
         const uint16_t *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
-        uint16_t *panels = part->panels + (group * steps_of_k + first / TILE_DEPTH) * PANEL_HALVES;
+        uint16_t *panels = n[Y_PANEL] ? (uint16_t *)part->y + column / SIDE * panel : part->panels;
+        panels += (group * steps_of_k + first / TILE_DEPTH) * PANEL_HALVES;
         for (int64_t i = 0; i < rows; i += SIDE)
             if (n[COPY_X] || rows - i < SIDE)
                 copy_x(part->strip + i * steps * TILE_DEPTH, x + i * n[X_ROW], n[X_ROW], n[X_K],
                        least(rows - i, SIDE), k);
         for (int64_t j = 0; j < columns; j += SIDE, panels += panel) {
             const int64_t width = least(columns - j, SIDE);
-            if (copy)
+            if (copy && !n[Y_PANEL])
                 copy_y(panels, y + j * n[Y_COLUMN], n[Y_K], n[Y_COLUMN], width, k);
             for (int64_t i = 0; i < rows; i += SIDE) {
                 const int64_t height = least(rows - i, SIDE);

@@ -3,8 +3,8 @@
  * Where the processor multiplies unsigned bytes by signed ones and adds up four products at once, bytes of x
  * are made unsigned and those of y signed: what is of the other kind has its highest bit turned, so that it
  * is 128 more or less than it should. That makes a multiple of the other's sum, which is put right. Many rows
- * of x go through panels of y that are copied first, PANEL columns with four of their elements side by side;
- * few go by y as it lies. Elsewhere both are made 16 bits wide, whose products never overflow a sum of two. */
+ * of x go through panels of y, PANEL columns with four of their elements side by side, which are copied first
+ * unless y lies so; few go by y as it lies. Elsewhere both are made 16 bits wide, whose products never overflow a sum of two. */
 #include "../plan.h"
 #include "../processor.h"
 
@@ -18,6 +18,12 @@
 
 enum { bytes_integers(NAME) };
 enum { STEP = 64, PANEL = 16, PANELS = 2, ROWS = 8, FEW = 4 };
+
+/* Where a column of y begins that lies in panels, in words. */
+static inline int64_t packed_at(const int64_t *n, int64_t column)
+{
+    return column / (PANELS * PANEL) * n[Y_PANEL] + column % (PANELS * PANEL);
+}
 
 static inline int64_t padded(int64_t count, int64_t to)
 {
@@ -61,6 +67,16 @@ static inline uint32_t TOTAL(Sums sum)
 enum { PAIRS = sizeof(Sums) / 2 };
 #define UNROLL _Pragma("GCC unroll 16")
 
+/* The same of y in panels. */
+static void widen_packed(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed)
+{
+    for (int64_t j = 0; j < k; j++) {
+        const uint8_t byte = from[j / 4 * PANELS * PANEL * 4 + j % 4];
+        to[j] = is_signed ? (int8_t)byte : byte;
+    }
+    memset(to + k, 0, (size_t)(row - k) * sizeof *to);
+}
+
 static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed)
 {
     if (is_signed)
@@ -100,7 +116,10 @@ static void wide(const int64_t *n, char *const *p, int64_t first, int64_t last, 
         for (int64_t r = first, columns; r < last; r += columns) {
             columns = last - r >= FEW ? FEW : 1;
             for (int64_t c = 0; c < columns; c++)
-                widen(of_y + c * row, y + (r + c) * k, k, row, n[Y_SIGNED]);
+                if (n[Y_PANEL])
+                    widen_packed(of_y + c * row, y + 4 * packed_at(n, r + c), k, row, n[Y_SIGNED]);
+                else
+                    widen(of_y + c * row, y + (r + c) * k, k, row, n[Y_SIGNED]);
             uint32_t *out = (uint32_t *)p[0] + m * n[N] + r;
             int64_t i = 0;
             if (columns == FEW)
@@ -188,32 +207,33 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
         few_tile(out + i * out_row, out_row, side, i, y, 1, columns, turns);
 }
 
-/* Columns of y as panels, whose elements behind k are zeros. `less` is 128 times their sums, if x is turned. */
-VNNI static void copy_panels(uint32_t *to, __m512i less[PANELS], const uint8_t *y, int64_t k,
-                             int64_t columns, const Side *side)
+/* Columns of y as panels, whose elements behind k are zeros. */
+static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns)
 {
     const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL;
-    const uint32_t turn = side->turn_y * 0x01010101u;
     if (columns < width)
         memset(to, 0, (size_t)(quads * width) * sizeof *to);
     for (int64_t j = 0; j < k / 4; j++)
-        for (int64_t c = 0; c < columns; c++) {
-            uint32_t quad;
-            memcpy(&quad, y + c * k + 4 * j, 4);
-            to[j * width + c] = quad ^ turn;
-        }
+        for (int64_t c = 0; c < columns; c++)
+            memcpy(to + j * width + c, y + c * k + 4 * j, 4);
     for (int64_t c = 0; c < columns && k % 4; c++) {
         uint32_t last = 0;
         memcpy(&last, y + c * k + k / 4 * 4, (size_t)(k % 4));
-        to[(quads - 1) * width + c] = last ^ (turn & (0xFFFFFFFFu >> (32 - 8 * (k % 4))));
+        to[(quads - 1) * width + c] = last;
     }
+}
+
+/* 128 times the sums of a panel's columns, if x is turned. */
+VNNI static void sum_panels(__m512i less[PANELS], const uint32_t *panels, const Side *side)
+{
+    const int64_t quads = padded(side->k, 4) / 4;
+    const __m512i ones = _mm512_set1_epi8(1);
     for (int v = 0; v < PANELS; v++) {
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t j = 0; j < quads && side->turn_x; j++)
-            sum = _mm512_dpbusd_epi32(sum, _mm512_set1_epi8(1),
-                                      _mm512_loadu_si512(to + j * width + v * PANEL));
-        if (side->turn_x && side->turn_y)
-            sum = _mm512_add_epi32(sum, _mm512_set1_epi32((int)(128 * (uint32_t)k)));
+        for (int64_t j = 0; j < quads && side->turn_x; j++) {
+            __m512i b = _mm512_loadu_si512(panels + j * PANELS * PANEL + v * PANEL);
+            sum = side->turn_y ? _mm512_dpbusd_epi32(sum, b, ones) : _mm512_dpbusd_epi32(sum, ones, b);
+        }
         less[v] = _mm512_slli_epi32(sum, 7);
     }
 }
@@ -224,6 +244,7 @@ VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *sid
 {
     const int64_t quads = padded(side->k, 4) / 4, row = side->row;
     const uint8_t *x = side->x + i * row;
+    const __m512i turn = _mm512_set1_epi8((char)side->turn_y);
     __m512i sums[ROWS][PANELS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++)
@@ -231,7 +252,7 @@ VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *sid
     for (int64_t j = 0; j < quads; j++, panels += PANELS * PANEL, x += 4) {
         __m512i b[PANELS];
         UNROLL for (int v = 0; v < vectors; v++)
-            b[v] = _mm512_loadu_si512(panels + v * PANEL);
+            b[v] = _mm512_xor_si512(_mm512_loadu_si512(panels + v * PANEL), turn);
         UNROLL for (int r = 0; r < rows; r++) {
             int32_t quad;
             memcpy(&quad, x + r * row, 4);
@@ -294,7 +315,7 @@ VNNI static void by_fours(const int64_t *n, char *const *p, int64_t first, int64
 {
     const uint8_t *y = (const uint8_t *)p[2];
     const int64_t k = n[K], width = PANELS * PANEL;
-    uint32_t *panels = (uint32_t *)scratch;
+    uint32_t *copied = (uint32_t *)scratch;
     Side side = {.k = k, .turn_x = n[X_SIGNED] ? 0x80 : 0, .turn_y = n[Y_SIGNED] ? 0 : 0x80};
     for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
         const int64_t count = least(n[AT_ONCE], n[M] - m);
@@ -305,7 +326,10 @@ VNNI static void by_fours(const int64_t *n, char *const *p, int64_t first, int64
             for (int64_t r = first; r < last; r += width) {
                 __m512i less[PANELS];
                 const int64_t columns = least(width, last - r);
-                copy_panels(panels, less, y + r * k, k, columns, &side);
+                const uint32_t *panels = n[Y_PANEL] ? (const uint32_t *)p[2] + packed_at(n, r) : copied;
+                if (!n[Y_PANEL])
+                    copy_panels(copied, y + r * k, k, columns);
+                sum_panels(less, panels, &side);
                 if (columns > PANEL)
                     panel_rows(out + r, n[N], &side, count, panels, less, columns, 2);
                 else

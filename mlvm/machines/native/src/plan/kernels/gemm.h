@@ -109,6 +109,22 @@ static void OF(copy_runs)(T *to, const S *y, const int64_t *n, int64_t column, i
     }
 }
 
+/* y lies in panels already: where columns from `column` on do, and element `first` of k. */
+static inline const T *OF(packed)(const int64_t *n, const S *y, int64_t column, int64_t first)
+{
+    const int64_t row = first * (int64_t)sizeof(S) / (int64_t)sizeof(T);
+    return (const T *)y + column / n[Y_K] * n[Y_PANEL] + row * n[Y_K] + column % n[Y_K];
+}
+
+/* Elements that lie side by side are made units each. */
+static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
+{
+    const int64_t side = sizeof(T) / sizeof(S);
+    for (int64_t l = 0; l < k; l++)
+        for (int64_t j = 0; j < COLUMNS; j++)
+            to[l * COLUMNS + j] = OF(unit)((const S *)(packed + l / side * y_k + j) + l % side, 0);
+}
+
 /* --- the loops --- */
 
 /* A tile with fewer columns than its vectors hold goes by way of memory. */
@@ -231,11 +247,13 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
         int64_t width = least(columns - jr, COLUMNS);
         int vectors = width > LANES ? 2 : 1, whole = width == vectors * LANES;
         const S *panel_of = y + jr * n[Y_COLUMN];
-        t.b = (const T *)panel_of;
+        t.b = n[Y_PANEL] ? OF(packed)(n, part->y, column + jr, first) : (const T *)panel_of;
         t.b_k = n[Y_K];
-        if (n[COPY_Y] || !whole) {
+        if (n[COPY_Y] || (!whole && !n[Y_PANEL])) {
             T *panel = panels + jr / COLUMNS * panel_length;
-            if (copy && n[RUN_Y])
+            if (copy && n[Y_PANEL])
+                OF(widen_panel)(panel, t.b, n[Y_K], k);
+            else if (copy && n[RUN_Y])
                 OF(copy_runs)(panel, part->y, n, column + jr, width, first, k);
             else if (copy && n[Y_COLUMN] == 1)
                 OF(copy_panel)(panel, panel_of, n[Y_K], width, k);

@@ -1,0 +1,49 @@
+"""Python's garbage collector, while much is made that stays."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Final
+
+from mlvm.core.locks import new_lock
+
+_lock: Final = new_lock()
+_inside: Final[list[int]] = []  # the thread of each block that is open
+_was_on = True
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Inside the block, nobody looks for garbage in cycles. Ten thousand objects that stay, such as
+    those of a recording, would have all objects of the process looked through in vain."""
+    global _was_on
+    with _lock:
+        if not _inside:
+            _was_on = gc.isenabled()
+            gc.disable()
+        _inside.append(get_ident())
+    try:
+        yield
+    finally:
+        with _lock:
+            _inside.remove(get_ident())
+            _collect_again()
+
+
+def _collect_again() -> None:
+    if not _inside and _was_on:
+        gc.enable()
+
+
+def _forget_others() -> None:
+    """In a forked process: other threads' blocks end never."""
+    _inside[:] = [each for each in _inside if each == get_ident()]
+    _collect_again()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_others)

@@ -1,0 +1,135 @@
+"""Products with weights that lie in panels, which kernels read from one end to the other.
+
+A panel has PANEL columns of a matrix [k, n]. Of each, as many elements of k lie side by side as
+fill four bytes: [panels, rows, PANEL, side]. Behind the last columns are zeros. Elements of less
+than four bytes have zeros behind k, too, up to a whole line of 64 bytes: kernels take so many at a
+step. `mlvm.step.panels` says which weights are packed ahead of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import numpy as np
+
+from mlvm.core.errors import ShapeError
+from mlvm.core.op import internal, no_flops
+from mlvm.core.ops.linalg import matmul
+from mlvm.core.ops.quantized import integer_matmul
+from mlvm.core.ops.windows import Sides, conv2d
+from mlvm.core.types import Array, Shape, TensorType
+
+PANEL: Final = 32
+"""Columns of a panel, for every processor: two vectors of the longest are as many f32."""
+_WORD: Final = 4  # bytes of a column that lie side by side
+_LINE: Final = 64  # bytes of a column that a kernel takes at a step
+
+
+def panels_of(matrix: TensorType) -> TensorType:
+    """The type of a matrix [k, n] in panels."""
+    k, n = matrix.shape
+    side = max(1, _WORD // matrix.dtype.itemsize)
+    step = 1 if side == 1 else _LINE // matrix.dtype.itemsize
+    rows = -(-k // step) * step // side
+    return matrix.with_shape((-(-n // PANEL), rows, PANEL, side))
+
+
+def _pack_panels(y: TensorType, transpose_y: bool) -> TensorType:
+    if y.ndim < 2 or (transpose_y and y.ndim > 2):
+        raise ShapeError("needs a matrix, or a kernel that is not transposed")
+    matrix = y.with_shape((math.prod(y.shape[:-1]), y.shape[-1]))
+    return panels_of(matrix.with_shape(matrix.shape[::-1]) if transpose_y else matrix)
+
+
+def _unpacked_type(panels: TensorType, shape: Shape) -> TensorType:
+    """The type of what lies in the panels, whose last axis are columns."""
+    y = panels.with_shape(shape)
+    expected = _pack_panels(y, False)
+    if expected is not panels:
+        raise ShapeError(f"{y} in panels is {expected}, not {panels}")
+    return y
+
+
+def _packed_matmul(
+    x: TensorType, panels: TensorType, columns: int, transpose_x: bool
+) -> TensorType | None:
+    if x.ndim < 2:
+        raise ShapeError("x needs 2 dimensions or more")
+    y = _unpacked_type(panels, (x.shape[-2 if transpose_x else -1], columns))
+    return matmul.infer((x, y), {"transpose_x": transpose_x, "transpose_y": False})
+
+
+def _packed_conv2d(
+    x: TensorType, panels: TensorType, window: Shape, columns: int, **how: Any
+) -> TensorType | None:
+    kernel = _unpacked_type(panels, (*window, *x.shape[-1:], columns))
+    return conv2d.infer((x, kernel), {**how, "groups": 1})
+
+
+def _packed_integer_matmul(x: TensorType, panels: TensorType, columns: int) -> TensorType | None:
+    y = _unpacked_type(panels, (*x.shape[-1:], columns))
+    return integer_matmul.infer((x, y.with_shape(y.shape[::-1])), {})
+
+
+def _flops(x: TensorType, panels: TensorType, columns: int, **how: Any) -> int:
+    return 2 * x.size * columns
+
+
+def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) -> int:
+    out = _packed_conv2d(x, panels, window, **how)
+    assert out is not None
+    return 2 * math.prod(window) * x.shape[-1] * out.size
+
+
+# --- ops -----------------------------------------------------------------------------
+
+
+@internal(infer=_pack_panels, flops=no_flops, copies_only=True)
+def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
+    """The columns of y, [..., n] as a matrix [k, n], in panels."""
+    matrix = y.T if transpose_y else y.reshape(-1, y.shape[-1])
+    k, n = matrix.shape
+    panels, rows, _, side = out.shape
+    padded = np.zeros((rows * side, panels * PANEL), y.dtype)
+    padded[:k, :n] = matrix
+    out[...] = padded.reshape(rows, side, panels, PANEL).transpose(2, 0, 3, 1)
+
+
+@internal(infer=_packed_matmul, flops=_flops, precision="half")
+def packed_matmul(
+    out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
+) -> None:
+    """x @ y, as `matmul` has it, where y has so many columns and lies in panels."""
+    y = _unpacked(panels, (x.shape[-2 if transpose_x else -1], columns))
+    matmul.kernel(out, x, y, transpose_x=transpose_x)
+
+
+@internal(infer=_packed_conv2d, flops=_conv2d_flops, precision="half")
+def packed_conv2d(
+    out: Array,
+    x: Array,
+    panels: Array,
+    *,
+    window: tuple[int, ...],
+    columns: int,
+    stride: tuple[int, ...] = (1, 1),
+    padding: Sides,
+    dilation: tuple[int, ...] = (1, 1),
+) -> None:
+    """`conv2d` in one group, with a kernel of that window and so many columns in panels."""
+    kernel = _unpacked(panels, (*window, x.shape[-1], columns))
+    conv2d.kernel(out, x, kernel, stride=stride, padding=padding, dilation=dilation)
+
+
+@internal(infer=_packed_integer_matmul, flops=_flops)
+def packed_integer_matmul(out: Array, x: Array, panels: Array, *, columns: int) -> None:
+    """`integer_matmul`, where the transposed y has so many columns and lies in panels."""
+    integer_matmul.kernel(out, x, _unpacked(panels, (x.shape[-1], columns)).T)
+
+
+def _unpacked(panels: Array, shape: Shape) -> Array:
+    """What lies in panels, in this shape."""
+    count, rows, _, side = panels.shape
+    matrix = panels.transpose(1, 3, 0, 2).reshape(rows * side, count * PANEL)
+    return matrix[: math.prod(shape[:-1]), : shape[-1]].reshape(shape)

@@ -1,0 +1,77 @@
+"""Python's garbage collector rests while much is made, and works again afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+from threading import Event, Thread
+
+import pytest
+
+import mlvm.eager as ml
+from mlvm.core.collecting import uncollected
+
+
+def test_the_collector_rests_until_the_last_block_has_ended() -> None:
+    assert gc.isenabled()
+    inside, go_on = Event(), Event()
+
+    def other() -> None:
+        with uncollected():
+            inside.set()
+            go_on.wait()
+
+    thread = Thread(target=other)
+    with uncollected():
+        thread.start()
+        inside.wait()
+    assert not gc.isenabled()
+    go_on.set()
+    thread.join()
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off() -> None:
+    gc.disable()
+    try:
+        with uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_a_function_is_recorded_without_collections_and_whatever_it_raises_they_go_on() -> None:
+    seen = []
+
+    @ml.capture
+    def step(x: ml.Tensor) -> ml.Tensor:
+        seen.append(gc.isenabled())
+        return x + 1 if x.ndim else x[0]
+
+    step(ml.ones(3))
+    with pytest.raises(IndexError):
+        step(ml.ones(()))
+    assert seen == [False, False]
+    assert gc.isenabled()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_waits_for_no_block_of_another_thread() -> None:
+    inside, go_on = Event(), Event()
+
+    def other() -> None:
+        with uncollected():
+            inside.set()
+            go_on.wait()
+
+    thread = Thread(target=other)
+    thread.start()
+    inside.wait()
+    pid = os.fork()
+    if not pid:
+        os._exit(0 if gc.isenabled() else 1)
+    _, status = os.waitpid(pid, 0)
+    go_on.set()
+    thread.join()
+    assert status == 0
