@@ -602,7 +602,7 @@ def print_info() -> None:
     print(f"threads of the default VM: {threads} of {os.cpu_count()} (set MLVM_THREADS for others)")
     told = [f"{x.name} {x.model}, {x.nbytes / 2**30:.0f} GiB" for x in devices()]
     missing = [f"no {kind} ({why})" for kind in ("opencl", "cuda") if (why := why_not(kind))]
-    print(f"devices: {'; '.join(['cpu', *told, *missing])}")
+    print(f"devices: {'; '.join([*told, *missing])}")
     print(f"{len(OPS)} ops; dtypes {' '.join(DType.all)}; for storage {' '.join(DType.storage)}")
     print("instructions:")
     for opcode in Opcode:

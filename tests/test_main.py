@@ -397,7 +397,7 @@ import sys
 import mlvm.eager as ml
 from beside import N
 
-vm = ml.VM("gpu")
+vm = ml.VM("second")
 weights, batch = ml.Arena(vm, "weights"), ml.Arena(vm, "a batch/1")
 with weights.allocating():
     w = ml.ones((N, N))
@@ -424,7 +424,7 @@ def test_memory_runs_a_script_and_reports_and_draws_its_arenas(
     output, errors = capsys.readouterr()
     assert (errors, sys.path) == ("", before)
     assert output.startswith(
-        "arguments: ['scripts/train.py']\narena       weights\non          gpu"
+        "arguments: ['scripts/train.py']\narena       weights\non          second"
     )
     rows = [line.split() for line in output.splitlines()]
     assert ["256", "1", "f32[8,8]", "full", "scripts/train.py:9"] in rows
@@ -540,7 +540,7 @@ def test_show_runs_a_script_with_its_arguments(script: Path, capsys: Captured) -
     arguments = "arguments: ['scripts/train.py', '--epochs', '2', '-o', 'x']"
     assert (output, errors) == (f"{arguments}\npage  {page.relative_to(script.parent)}\n", "")
     text = page.read_text("utf-8")
-    for told in ("a batch/1 on gpu", "VM gpu", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
+    for told in ("a batch/1 on second", "VM second", "scripts/train.py:12", "loss = ml.sum(w @ w)"):
         assert told in text
 
 
@@ -750,7 +750,7 @@ def test_what_a_saved_step_cannot_do_is_one_line(
 ) -> None:
     np.save("x.npy", np.ones((2, 2), np.float32))
     np.save("z.npy", np.ones((3, 2), np.float32))
-    np.save("w.npy", np.ones((2, 2), np.float64))
+    np.save("w.npy", np.ones((2, 2), np.int64))
     data = Path("step.mlvm").read_bytes()
     Path("half.mlvm").write_bytes(data[: len(data) // 2])
     assert command_line(command) == 1

@@ -26,7 +26,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
 
     time = np.arange(WINDOWS * WINDOW)[:, None]
     signal = np.sin(time * np.array([0.2, 0.31, 0.47])).astype(np.float32)

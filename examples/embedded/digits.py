@@ -30,7 +30,10 @@ def main() -> None:
     parser.add_argument("--expected", action="store_true", help="train in Python, too")
     options = parser.parse_args()
     folder: Path = options.folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
 
     data = digits.load()
     order = np.random.default_rng(0).permutation(len(data.train))[: 40 * BATCH]

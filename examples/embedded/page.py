@@ -31,7 +31,10 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(str(error))
 
     data = digits.load()
     model = MlpMixer((8, 8, 1), 10, patch_size=2, hidden_dim=32, num_blocks=2, tokens_mlp_dim=16,

@@ -243,7 +243,12 @@ class TensorType:
         if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
             raise ShapeError(f"{dtype} of shape {shape} is larger than {MAX_NBYTES} bytes")
         per_byte = dtype.per_byte
-        if per_byte > 1 and (not shape or shape[-1] % per_byte):
+        if per_byte > 1 and not shape:
+            raise ShapeError(
+                f"{per_byte} elements of {dtype} fill a byte, and a scalar is one: make what is "
+                f"computed in another dtype, and convert it with astype"
+            )
+        if per_byte > 1 and shape[-1] % per_byte:
             raise ShapeError(
                 f"{per_byte} elements of {dtype} fill a byte: the last length must be a multiple "
                 f"of {per_byte}, and the shape is {shape}; pad it"

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from mlvm.core.machine.functions import Instrument
     from mlvm.machines.native._native import FastPath, Pool
     from mlvm.machines.native.known import KnownLaunches
+
+
+_DEVICE: Final = re.compile(r"(opencl|cuda)(:\d+)*|gpu")
 
 
 class LocalVM(VM):
@@ -42,7 +46,7 @@ class LocalVM(VM):
 
     Raises `MissingExtra` for a native machine that was not built, `MachineError` for impossible
     numbers of workers and threads, for several threads without such a machine, and for a device
-    that there is not, `UnknownFunction` for a kernel of no op.
+    that there is not or that stands where the name does, `UnknownFunction` for a kernel of no op.
 
         >>> vm = ml.VM("mine")
         >>> ml.ones(2, device=vm).device.name
@@ -77,6 +81,9 @@ class LocalVM(VM):
         native: bool | None = None,
         kernels: Kernels = NO_KERNELS,
     ) -> None:
+        if name is not None and _DEVICE.fullmatch(name):
+            wanted = name if ":" in name else "opencl:0"
+            raise MachineError(f'{name!r} names a device, not a VM: write VM(device="{wanted}")')
         if device != "cpu":
             raise MachineError(f"a {self.__class__.__name__} is on the cpu, not on {device!r}")
         if not isinstance(workers, int) or workers < 0:

@@ -6,6 +6,7 @@ are i8 and u8.
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -150,7 +151,8 @@ class Files:
     def mapped(self, path: Path) -> memoryview:
         """The bytes of a file, which are read when they are looked at. Raises `OSError`."""
         if not path.is_file():
-            raise FileNotFoundError(2, "there is no such file", str(path))
+            told = "it is no regular file" if path.exists() else "there is no such file"
+            raise FileNotFoundError(errno.ENOENT, told, str(path))
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if not size:

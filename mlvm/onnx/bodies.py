@@ -15,8 +15,9 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.core.op import Attributes
+from mlvm.core.ops import few
 from mlvm.core.rules import common_dtype
-from mlvm.core.types import DType, TensorType, bool_, f32, f64, i32, i64
+from mlvm.core.types import DType, TensorType, bf16, bool_, f32, f64, i32, i64
 from mlvm.onnx.arrays import NAMES
 
 OPSET: Final = 20
@@ -29,15 +30,27 @@ _Rule: TypeAlias = "Callable[[Body], str]"
 
 
 class Body:
-    """The nodes that compute one op, of operands named x0, x1, ... of these types."""
+    """The nodes that compute one op, of operands named x0, x1, ... of these types.
+
+    Other runtimes have no kernels of bf16. So where the op `computes` with it, operands are cast to
+    f32 and the result is cast back, as the op itself does; `takes` are the operands before."""
 
     def __init__(
-        self, types: Sequence[TensorType], out: TensorType, attributes: Attributes
+        self, types: Sequence[TensorType], out: TensorType, attributes: Attributes, computes: bool
     ) -> None:
-        self.types, self.out, self.attributes = tuple(types), out, attributes
+        def wide(type: TensorType) -> TensorType:
+            narrow = computes and type.dtype is bf16
+            return TensorType(f32, type.shape) if narrow else type
+
+        self.types, self.out, self.attributes = tuple(map(wide, types)), wide(out), attributes
         self.names = [f"x{i}" for i in range(len(types))]
+        self.takes: list[str] = []
         self.nodes: list[dict[str, Any]] = []
-        self._kinds = dict(zip(self.names, types, strict=True))
+        for x, given, type in zip(self.names, types, self.types, strict=True):
+            self.takes.append(x if given is type else f"{x}.bf16")
+            if given is not type:
+                self._add("Cast", self.takes[-1:], [x], to=NAMES[f32])
+        self._gives = out.dtype
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -52,9 +65,18 @@ class Body:
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
         """Add a node of so many results; their names."""
         made = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
-        node = {"op_type": op, "input": list(inputs), "output": made, "attributes": attributes}
-        self.nodes.append(node)
+        self._add(op, inputs, made, **attributes)
         return made
+
+    def _add(self, op: str, inputs: Sequence[str], made: Sequence[str], **attributes: Any) -> None:
+        node = {"input": list(inputs), "output": list(made), "attributes": attributes}
+        self.nodes.append({"op_type": op, **node})
+
+    def result(self, x: str) -> str:
+        """What a rule has made, as the op gives it: no operand."""
+        if self._gives is not self.out.dtype:
+            return self.cast(x, self._gives)
+        return self("Identity", x) if x in self.takes else x
 
     def array(self, value: Any, dtype: DType = i64) -> str:
         """A constant."""
@@ -260,7 +282,10 @@ def _isfinite(b: Body) -> str:
     return b("Not", b("Or", _isnan(b), _isinf(b)))
 
 
-@body("astype", "unpack")
+CASTS: Final = "astype", "unpack"
+
+
+@body(*CASTS)
 def _astype(b: Body) -> str:
     return b.cast("x0", b.out.dtype)
 
@@ -920,3 +945,25 @@ def _integer_matmul(b: Body) -> str:
 @body("det")
 def _det(b: Body) -> str:
     return b("Det", "x0")
+
+
+@body("integer_conv2d")
+def _integer_conv2d(b: Body) -> str:
+    x, kernel = (b("Transpose", each, perm=[0, 3, 1, 2]) for each in ("x0", "x1"))
+    zeros = [b.reshaped(each, []) for each in ("x2", "x3")]
+    y = b("ConvInteger", x, kernel, *zeros, group=b.groups, **_sliding(b))
+    return b("Transpose", y, perm=[0, 2, 3, 1])
+
+
+@body("quantize_linear")
+def _quantize_linear(b: Body) -> str:
+    whole = b("Round", b("Div", "x0", "x1"))
+    y, low, high = b("Add", whole, b.cast("x2", f32)), *few.limits(b.out.dtype)
+    y = b("Where", b("IsNaN", y), b.number(0.0, f32), y)
+    return b.cast(b("Clip", y, b.number(low, f32), b.number(high, f32)), b.out.dtype)
+
+
+@body("dequantize_linear")
+def _dequantize_linear(b: Body) -> str:
+    x, zero = (b.cast(each, i32) for each in ("x0", "x2"))
+    return b("Mul", b.cast(b("Sub", x, zero), f32), "x1")

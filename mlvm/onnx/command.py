@@ -14,6 +14,7 @@ import mlvm.eager as ml
 from mlvm.core.errors import ModelError, OpError
 from mlvm.core.types import Array, TensorType
 from mlvm.core.vm import VM
+from mlvm.eager.tensor.operands import as_operand, widest_of
 from mlvm.eager.tree import flatten, named_tensors
 from mlvm.onnx.model import Model, load
 from mlvm.show.memory import show_plan
@@ -45,7 +46,9 @@ def run(
     _describe(file, model)
     if not (given or times or plan or save or out):
         return
-    arrays = [*given, *_zeros(model, len(given))]
+    beside = widest_of(model.weights.values())
+    arrays: list[Any] = [as_operand(x, beside) if x.ndim else x for x in given]
+    arrays += _zeros(model, len(given))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     captured = ml.capture(model)

@@ -13,9 +13,10 @@ from mlvm.onnx.table import TABLE
 
 
 def folded(graph: Graph) -> None:
-    """Fold into convolutions what follows them, and fuse layer norms, in the graph and in those in
-    it."""
+    """Take products of quantised factors together, fold into convolutions what follows them, and
+    fuse layer norms, in the graph and in those in it."""
     for each in graph.all():
+        _take_quantized(each)
         _fold_convolutions(each)
         _fuse_layer_norms(each)
 
@@ -30,6 +31,66 @@ def _uses(graph: Graph) -> dict[str, int]:
         for name in names + (inner.outputs if inner is not graph else []):
             counts[name] = counts.get(name, 0) + 1
     return counts
+
+
+def _take_quantized(graph: Graph) -> None:
+    """Make a product of integers of one whose factors are floats that were quantised: the second a
+    weight, the first with one scale and zero."""
+    made_by = {name: node for node in graph.nodes for name in node.outputs}
+    for node in graph.nodes:
+        if node.type not in ("Conv", "MatMul", "Gemm"):
+            continue
+        before = made_by.get(node.inputs[0]) if _is_name(node.inputs[0]) else None
+        _, weight = graph.quantized.get(id(node.inputs[1]), (None, None))
+        if before is None or before.type != "DequantizeLinear" or weight is None:
+            continue
+        operands = [*before.inputs[:3], ""][:3] + [*weight.inputs[:3], ""][:3]
+        x_scale, x_zero, _, scale, zero = operands[1:]
+        channels = _channels(node, node.inputs[1])
+        if (
+            not all(is_array(x) and x.size == 1 for x in (x_scale, x_zero))
+            or not x_zero.dtype.itemsize == operands[3].dtype.itemsize == 1
+            or "block_size" in weight.attributes
+            or not (scale.size == 1 or _lies_along(weight, channels))
+            or node.attributes.get("alpha", 1.0) != 1
+            or node.attributes.get("beta", 1.0) != 1
+            or node.attributes.get("transA", 0)
+        ):
+            continue
+        unit = x_scale.reshape(-1).astype(np.float32) * scale.reshape(-1).astype(np.float32)
+        bias: Any = node.inputs[2] if len(node.inputs) > 2 else ""
+        if is_array(bias):
+            _, whole = graph.quantized.get(id(bias), (None, None))
+            apart = bias.reshape(-1).astype(np.float64) / unit
+            if whole is None or np.abs(apart).max(initial=0) >= 2**31 - 1:
+                continue
+            operands.append(np.round(apart).astype(np.int32))
+        elif bias:
+            continue
+        operands[5] = zero if is_array(zero) else ""
+        node.inputs, node.type = operands, f"Quantized{node.type}"
+        node.numbers = [0] * len(operands)
+        node.op = TABLE[node.type]
+    uses = _uses(graph)
+    graph.nodes = [
+        node
+        for node in graph.nodes
+        if node.type != "DequantizeLinear" or any(uses.get(name) for name in node.outputs)
+    ]
+    graph.quantized.clear()
+
+
+def _channels(node: Node, weight: Array) -> int:
+    """The axis of a weight that is the result's."""
+    if node.type == "Conv" or node.attributes.get("transB", 0):
+        return 0
+    return weight.ndim - 1
+
+
+def _lies_along(weight: Node, axis: int) -> bool:
+    """Whether there is a scale for each place of that axis of a weight."""
+    q, scale = weight.inputs[:2]
+    return bool(scale.ndim == 1 and weight.attributes.get("axis", 1) % q.ndim == axis)
 
 
 def _fold_convolutions(graph: Graph) -> None:

@@ -101,6 +101,8 @@ class Graph:
         """Names whose values lengths and shapes, or branches, may depend on."""
         self.labels: dict[int, tuple[Array, str]] = {}
         """Arrays, and what the file calls them, by their ids."""
+        self.quantized: dict[int, tuple[Array, Node]] = {}
+        """Arrays, and the nodes that made them of integers, by their ids."""
 
     def __repr__(self) -> str:
         return f"Graph({len(self.nodes)} nodes)"
@@ -230,6 +232,8 @@ class Builder:
                 made.nodes.append(node)
             else:
                 here.update(zip(node.outputs, found, strict=False))
+                if node.type == "DequantizeLinear":
+                    made.quantized[id(found[0])] = found[0], node
         for graph in made.all()[:-1] if renamed else ():
             graph.outputs = [renamed.get(x, x) for x in graph.outputs]
             for node in graph.nodes:

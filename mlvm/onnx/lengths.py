@@ -200,7 +200,8 @@ class _Merge:
 
     def _node(self, nodes: Sequence[Node]) -> Node:
         node = dict(nodes[0])
-        where, op = _where(node), node["op_type"]
+        where = _where(next((each for each in nodes if "doc_string" in each), node))
+        op = node["op_type"]
         for field in ("op_type", "domain", "input", "output"):
             if any(each.get(field) != node.get(field) for each in nodes):
                 raise self._differs(where)

@@ -20,13 +20,14 @@ from mlvm.core.errors import (
     ModelError,
     ShapeError,
 )
-from mlvm.core.types import Array, DType, bf16
+from mlvm.core.types import Array, DType, bf16, f64
 from mlvm.eager import Tensor
 from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
+from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
-from mlvm.onnx.arrays import Files, dtype_of
+from mlvm.onnx.arrays import NAMES, Files, dtype_of
 from mlvm.onnx.fold import folded
 from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node, is_array
 from mlvm.onnx.values import Value, Weight, tensor
@@ -85,10 +86,22 @@ class Model(ml.nn.Module):
                 told = "there is no input" if name in given else "this input is missing:"
                 raise AttributeRefused(f"{told} {name!r}; they are {self.inputs}").at("Model", ())
             given[name] = None
+        given = self._narrowed(given)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
         made = graph.run(operands, Frame({**self.weights, **self.constants}, {}))
         results = tuple(_result(x) for x in made)
         return results[0] if len(results) == 1 else results
+
+    def _narrowed(self, given: dict[str, Any]) -> dict[str, Any]:
+        """The inputs, of which an f64 array is beside the tensors, as for a captured function."""
+        kinds = self.graph.kinds
+        wide = {
+            name: x
+            for name, x in given.items()
+            if is_whole(x) and x.dtype == np.float64 and kinds[name].number != NAMES[f64]
+        }
+        beside = widest_of([*given.values(), *self.weights.values()]) if wide else None
+        return given | {name: as_operand(x, beside) for name, x in wide.items()}
 
     def _operand(self, name: str, value: Any, kind: Kind) -> Value:
         if value is None:
@@ -101,7 +114,8 @@ class Model(ml.nn.Module):
                 value = ml.asarray(value)
         wanted = dtype_of(kind.number, name) if kind.number else value.dtype
         if DType.of(value.dtype) is not wanted:
-            raise DTypeError(f"the input {name!r} is {_described(kind)}, not {_type(value)}")
+            told = f"the input {name!r} is {_described(kind)}, not {_type(value)}"
+            raise DTypeError(f"{told}; write ml.astype(x, ml.{wanted.long_name})")
         declared = kind.shape
         if declared is not None and not (
             len(declared) == value.ndim

@@ -12,7 +12,8 @@ from mlvm.core.op import OPS, Attributes
 from mlvm.core.op import Op as CoreOp
 from mlvm.core.types import DType, TensorType
 from mlvm.eager import Tensor
-from mlvm.eager.tensor.apply import OneOp, apply, one_op
+from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.autocast import in_precision
 from mlvm.onnx.table import Call, Op
 from mlvm.onnx.wire import Message
 
@@ -39,7 +40,8 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
                 if name not in OPS or OPS[name].dynamic or len(node.output) != 1:
                     return None
                 count = None if OPS[name].variadic else len(OPS[name].inputs)
-                op = Op(partial(_run, one_op(name, **attributes)), "tensors", (), {}, 0)
+                one_op(name, **attributes)  # which refuses those that it does not have
+                op = Op(partial(_run, OPS[name], attributes), "tensors", (), {}, 0)
                 inputs = list(node.input)[:count]
                 dtypes = [DType.storage.get(x) for x in found.get("dtypes", [""] * len(inputs))]
                 return op, list(zip(inputs, dtypes, strict=True))
@@ -48,5 +50,7 @@ def own_op(node: Message) -> tuple[Op, list[tuple[str, DType | None]]] | None:
     return None
 
 
-def _run(op: OneOp, _: Call, *operands: Tensor) -> Any:
-    return apply(op, *operands)
+def _run(op: CoreOp, attributes: dict[str, Any], _: Call, *operands: Tensor) -> Any:
+    """The op, as its public function computes it under `autocast`."""
+    cast, given = in_precision(op, operands, attributes)
+    return apply(one_op(op.name, **given), *cast)

@@ -16,15 +16,16 @@ from typing import Any, Final
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ModelError
+from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ModelError, brief
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
 from mlvm.eager.capture.captured import Captured, recorded_call
+from mlvm.eager.files.safetensors import destination, replacing
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
-from mlvm.onnx.bodies import BODIES, OPSET, Body
+from mlvm.onnx.bodies import BODIES, CASTS, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
 from mlvm.onnx.own import DOMAIN, told
@@ -95,7 +96,12 @@ def save(
     for name in kwargs.keys() & _ELSEWHERE.keys():
         if name not in _parameters(fn):
             raise AttributeRefused(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
-    target = Path(os.fspath(path))
+    try:
+        target = Path(os.fspath(path))
+    except TypeError:
+        told = f"a file is named by a text or a path, not {brief(path)}: save(fn, args, path)"
+        raise AttributeRefused(told).at("save", ()) from None
+    destination(target)  # now, not after a long recording
     model = _Model(fn, list(args), kwargs, {}, {})
     if dynamic_axes:
         axes = open_axes(dynamic_axes, model.inputs)
@@ -110,16 +116,10 @@ def save(
 
 
 def _write(path: Path, parts: Parts) -> None:
-    """Write the file beside its place, and then move it there."""
-    new = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with new.open("wb") as file:
-            for part in parts:
-                file.write(part)
-        new.replace(path)
-    finally:
-        with suppress(FileNotFoundError):
-            new.unlink()
+    """Write the file beside its place, and then move it there. Raises `OSError`."""
+    with replacing(path) as file:
+        for part in parts:
+            file.write(part)
 
 
 def _is_input(part: Any) -> bool | None:
@@ -214,7 +214,7 @@ class _Model:
                 name,
                 {
                     "name": name,
-                    "input": body.names,
+                    "input": body.takes,
                     "output": [result],
                     "node": [_node(each) for each in body.nodes],
                     "domain": DOMAIN,
@@ -389,19 +389,17 @@ class _Graph:
         rule = BODIES.get(op.name)
         if rule is None:
             raise _refused(op.name, call.line)
-        body = Body(types, out.type, call.attributes)
-        result = rule(body)
+        body = Body(types, out.type, call.attributes, op.name not in CASTS)
+        result = body.result(rule(body))
         text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         if op.name == "unpack":  # of what `load` has unpacked
             more = {}
         name, ins = self.model.name(op.name), [self.read(use) for use in call.ins]
         attributes: dict[str, Any] = {}
-        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.names:
+        if len(body.nodes) == 1 and body.nodes[0]["input"] == body.takes:
             node, attributes = body.nodes[0]["op_type"], body.nodes[0]["attributes"]
         else:
-            if result in body.names:
-                result = body("Identity", result)
             node = self.model.function(op.name, (text, *types), body, result)
             more["domain"] = DOMAIN
         self.node(node, ins, {name: out.type}, call.line, attributes, **more)
@@ -494,7 +492,7 @@ def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -
     except MlvmError as error:
         if sizes:
             shown = ", ".join(f"{name} = {n}" for name, n in sizes.items())
-            error.add_note(f"the lengths that the file leaves open were {shown}")
+            error.add_note(f"dynamic_axes leaves lengths open: it was recorded at {shown}")
         raise
 
 

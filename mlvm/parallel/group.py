@@ -99,6 +99,11 @@ class AnyGroup(ABC):
         (True, 2)
     """
 
+    @staticmethod
+    def carried(task: Task[R]) -> Task[R]:
+        """The task, in the blocks of who runs it: `ml.parallel` puts its own function here."""
+        return task
+
     def __init__(self, names: Sequence[str]) -> None:
         self._keys = count()
         self._names = names
@@ -125,7 +130,7 @@ class AnyGroup(ABC):
         `GroupError` when members call different things, when one ends while others wait for it,
         when they all wait, and for a group that is closed or runs already.
         """
-        return self._each([fn] * self.size)
+        return self._each([self.carried(fn)] * self.size)
 
     def keep(self, fn: Task[Callable[..., R]]) -> Kept[R]:
         """Call `fn(rank, vm)` for each member, and have each keep what that returns: a function
@@ -134,7 +139,7 @@ class AnyGroup(ABC):
         Raises what `run` raises.
         """
         key = next(self._keys)
-        self._each([partial(_keep, key, fn)] * self.size)
+        self._each([self.carried(partial(_keep, key, fn))] * self.size)
         return Kept(self, key)
 
     @abstractmethod
@@ -183,7 +188,8 @@ class Kept(Generic[R]):
                     f"an argument has one item for each of {size} members, not {brief(each)}"
                 )
         rows = [tuple([each[rank] for each in args]) for rank in range(size)]
-        return self.group._each([partial(_call, self._key, row, common) for row in rows])
+        tasks = [partial(_call, self._key, row, common) for row in rows]
+        return self.group._each([self.group.carried(task) for task in tasks])
 
 
 def _keep(key: int, fn: Task[Any], rank: int, vm: LocalVM) -> None:

@@ -315,7 +315,8 @@ def _is_one_row(call: Call) -> bool:
     """Whether a product is a row times a matrix, or several such in a batch. Alone it takes half
     the time that it takes in a chain, whose tiles read the matrix by columns."""
     y, out = call.ins[1].type, call.outs[0].type
-    rows = out.shape[-2:-1] if y.ndim > 2 else out.shape[:-1]
+    is_batch = y.ndim > 2 and out.dtype.is_inexact
+    rows = out.shape[-2:-1] if is_batch else out.shape[:-1]
     return math.prod(rows) == 1
 
 

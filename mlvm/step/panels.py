@@ -19,21 +19,18 @@ from mlvm.step.flow import Call, Use, Value
 
 ROWS: Final = (2, 256)
 """The fewest and the most rows of a product whose weights are packed ahead."""
-BYTE_ROWS: Final = 32
-"""The fewest rows of a product of bytes: of fewer, weights are read as they lie."""
 SMALL: Final = 1 << 16
 """So many elements of a weight stay in a cache: it is packed as fast as it is read."""
 
 
 class Packed(NamedTuple):
     """A product that takes panels: of which op, with which attributes. Its weights have so many
-    `columns`. It is to have the `fewest` rows at least."""
+    `columns`."""
 
     op: str
     attributes: dict[str, Any]
     columns: int
     transposed: bool = False
-    fewest: int = ROWS[0]
 
 
 def packing(call: Call) -> tuple[Call, Call] | None:
@@ -46,7 +43,7 @@ def packing(call: Call) -> tuple[Call, Call] | None:
     found = rule(x.type, y.type, call.attributes)
     if found is None or y.type.size <= SMALL or found.columns < PANEL // 2:
         return None
-    if not found.fewest <= call.outs[0].type.size // found.columns <= ROWS[1]:
+    if not ROWS[0] <= call.outs[0].type.size // found.columns <= ROWS[1]:
         return None
     pack, op = OPS["pack_panels"], OPS[found.op]
     how = {"transpose_y": found.transposed}
@@ -78,12 +75,7 @@ def _conv2d(x: TensorType, kernel: TensorType, attributes: Attributes) -> Packed
     return Packed("packed_conv2d", {"window": tuple(window), **how}, columns)
 
 
-def _integer_matmul(x: TensorType, y: TensorType, attributes: Attributes) -> Packed | None:
-    return Packed("packed_integer_matmul", {}, y.shape[0], True, BYTE_ROWS)
-
-
 _RULES: Final[dict[str, Callable[[TensorType, TensorType, Attributes], Packed | None]]] = {
     "matmul": _matmul,
     "conv2d": _conv2d,
-    "integer_matmul": _integer_matmul,
 }

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from mlvm.arena.planner import Plan
 from mlvm.arena.recording import Lifetime
 from mlvm.core.errors import EncodingError, ProgramError, brief
+from mlvm.core.ops.half import cast
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import StorageHandle, TensorHandle, VMProtocol
@@ -109,7 +112,8 @@ class LoadedStep:
         self._args = [self._handle(*argument) for argument in step.planned.arguments]
 
     def __call__(self, *arrays: Array, max_steps: int | None = None) -> list[Array]:
-        """Run the step on arrays of its inputs' types, and return copies of its results.
+        """Run the step on arrays of its inputs' types, and return copies of its results. As for the
+        captured function, f64 is what numpy makes by itself: it becomes a narrower float.
 
         Raises `ProgramError` for another number of arrays, `DTypeError` and `ShapeError` for
         others, and what running the program raises.
@@ -119,6 +123,8 @@ class LoadedStep:
             wanted = ", ".join(map(str, inputs))
             raise ProgramError(f"the step takes {len(inputs)} arrays ({wanted}), not {len(arrays)}")
         for place, (type, array) in enumerate(zip(inputs, arrays, strict=True)):
+            if array.dtype == np.float64 and type.dtype.is_float:
+                array = cast(array, type.dtype)
             self.vm.write(self._handle("input", place, type), array)
         self.vm.launch(self.step.planned.program, self._args, max_steps=max_steps)
         return [self.vm.read(self._handle(*result)) for result in self.step.results]

@@ -9,7 +9,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
-from tests.brief import cases
+from tests.brief import cases, refuses
 
 
 @pytest.fixture
@@ -47,6 +47,21 @@ def test_it_times_plans_and_saves(file: Path, capsys: pytest.CaptureFixture[str]
     assert np.array_equal(y, ml.onnx.load("it.onnx")(rows))
     assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
     assert np.array_equal(np.load("again/0.npy"), y)
+
+
+def test_an_array_of_f64_is_taken_as_f32_everywhere(file: Path) -> None:
+    model = ml.onnx.load("it.onnx")
+    rows = np.arange(12).reshape(4, 3) / 12
+    wanted = model(rows.astype("f4")).tolist()
+    assert model(rows).tolist() == model(rows=rows).tolist() == ml.capture(model)(rows).tolist()
+    assert model(rows).tolist() == wanted
+    np.save("rows.npy", rows)
+    words = ["--input", "rows.npy", "--time", "--save", "it.mlvm", "--out", "out"]
+    assert main(["onnx", "it.onnx", *words]) == 0
+    assert main(["run", "it.mlvm", "--arg", "rows.npy", "--out", "again"]) == 0
+    assert np.load("out/0.npy").tolist() == np.load("again/0.npy").tolist() == wanted
+    told = r"the input 'rows' is f32\[4,3\], not f64\[4,3\]; write ml.astype\(x, ml.float32\)"
+    refuses(ml.errors.DTypeError, told, model, ml.asarray(rows))
 
 
 @cases(

@@ -83,3 +83,103 @@ def test_products_of_integers_are_exact(shape: tuple[int, ...]) -> None:
     made = node("MatMulInteger", "x w xz wz", "y")
     y = called(model(graph([made], [value("x", 2, shape)], "y", constants)), x)
     assert np.array_equal(y, (x.astype("i8") - xz[:, None]) @ (w.astype("i8") - wz))
+
+
+def quantised(x: Array, scale: float, zero: int, dtype: str = "u1") -> Array:
+    limits = np.iinfo(dtype)
+    found: Array = np.clip(np.round(x / np.float32(scale)) + zero, limits.min, limits.max)
+    return found.astype(dtype)
+
+
+def floats(q: Array, scale: Any, zero: int) -> Array:
+    found: Array = (q.astype("f4") - np.float32(zero)) * np.float32(scale)
+    return found
+
+
+@pytest.mark.parametrize("kind", ["Conv", "depthwise", "line", "MatMul", "Gemm"])
+def test_factors_between_quantising_nodes_are_multiplied_as_integers(kind: str) -> None:
+    """What onnxruntime's quantiser writes around a product: what is left is a product of integers,
+    and the numbers are those of the floats that are meant."""
+    groups = {"depthwise": 6}.get(kind, 1)
+    shapes: dict[str, Any] = {
+        "Conv": ((2, 4, 6, 5), (6, 4, 3, 3)),
+        "depthwise": ((2, 6, 6, 5), (6, 1, 3, 3)),
+    }
+    shapes |= {
+        "line": ((2, 4, 9), (6, 4, 3)),
+        "MatMul": ((40, 9), (9, 6)),
+        "Gemm": ((5, 9), (6, 9)),
+    }
+    x_shape, w_shape = shapes[kind]
+    x, w = RNG.standard_normal(x_shape).astype("f4"), RNG.integers(-127, 128, w_shape).astype("i1")
+    channel = 1 if kind == "MatMul" else 0
+    scale = (0.01 * (1 + RNG.random(w_shape[channel]))).astype("f4")
+    bias = RNG.integers(-1000, 1000, 6).astype("i4")
+    x_scale, y_scale = np.array(0.03, "f4"), np.array(0.05, "f4")
+    names = ["sx", "sy", "w", "sw", "b", "sb", "zx", "zy", "zw"]
+    arrays = [x_scale, y_scale, w, scale, bias, scale * x_scale]
+    arrays += [np.array(120, "u1"), np.array(7, "u1"), np.zeros(6, "i1")]
+    has_bias = kind != "MatMul"
+    how: Any = {"transB": 1} if kind == "Gemm" else {"group": groups} if len(w_shape) > 2 else {}
+    op = "Conv" if len(w_shape) > 2 else kind
+    nodes = [
+        node("QuantizeLinear", "x sx zx", "xq"),
+        node("DequantizeLinear", "xq sx zx", "xd"),
+        node("DequantizeLinear", "w sw zw", "wd", axis=channel),
+        node("DequantizeLinear", "b sb", "bd", axis=0),
+        node(op, "xd wd bd" if has_bias else "xd wd", "p", **how),
+        node("QuantizeLinear", "p sy zy", "y"),
+    ]
+    data = model(graph(nodes, [value("x", 1, x_shape)], "y", [*map(constant, names, arrays)]))
+    y = called(data, x)
+    by = scale.reshape([-1 if i == channel else 1 for i in range(w.ndim)])
+    parts = [floats(quantised(x, 0.03, 120), 0.03, 120), w * by, bias * (scale * x_scale)]
+    plain_node = node(op, "x w b" if has_bias else "x w", "y", **how)
+    constants = [
+        constant(name, each.astype("f8")) for name, each in zip("wb", parts[1:], strict=True)
+    ]
+    plain = model(graph([plain_node], [value("x", 11)], "y", constants))
+    exact = called(plain, parts[0].astype("f8"))
+    off = np.abs(y.astype(int) - quantised(exact, 0.05, 7).astype(int))
+    assert off.max() <= 1
+    assert (off > 0).mean() < 0.02
+    kinds = ["QuantizeLinear", f"Quantized{op}", "QuantizeLinear"]
+    assert [each.type for each in load(data).graph.nodes] == kinds
+
+
+def test_ops_of_quantised_tensors() -> None:
+    """com.microsoft's: of each the floats that are meant, quantised again."""
+    a, b = (RNG.integers(0, 256, (2, 3, 4, 4)).astype("u1") for _ in range(2))
+    sa, sb, sy, za, zb, zy = 0.02, 0.03, 0.04, 100, 120, 7
+    names = ["sa", "sb", "sy", "za", "zb", "zy", "b"]
+    arrays = [np.array(s, "f4") for s in (sa, sb, sy)] + [np.array(z, "u1") for z in (za, zb, zy)]
+    x, y = floats(a, sa, za), floats(b, sb, zb)
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    pair, single = "x sa za b sb zb sy zy", "x sa za sy zy"
+    windows = x.reshape(2, 3, 2, 2, 2, 2).mean((3, 5))
+    cases: list[tuple[str, str, dict[str, Any], Array]] = [
+        ("QLinearAdd", pair, {}, x + y),
+        ("QLinearMul", pair, {}, x * y),
+        ("QLinearSigmoid", single, {}, 1 / (1 + np.exp(-x))),
+        ("QLinearLeakyRelu", single, {"alpha": 0.2}, np.where(x < 0, np.float32(0.2) * x, x)),
+        ("QLinearSoftmax", single, {"axis": -1}, powers / powers.sum(-1, keepdims=True)),
+        ("QLinearGlobalAveragePool", single, {}, x.mean((2, 3), keepdims=True)),
+        ("QLinearAveragePool", single, {"kernel_shape": [2, 2], "strides": [2, 2]}, windows),
+        ("QLinearConcat", "sy zy x sa za b sb zb", {"axis": 1}, np.concatenate([x, y], 1)),
+    ]
+    for name, operands, how, expected in cases:
+        made = node(name, operands, "y", domain="com.microsoft", **how)
+        constants = [*map(constant, names, [*arrays, b])]
+        found = called(model(graph([made], [value("x", 2, a.shape)], "y", constants)), a)
+        off = np.abs(found.astype(int) - quantised(expected.astype("f4"), sy, zy).astype(int))
+        assert off.max() <= 1, name
+        assert (off > 0).mean() < 0.01, name
+    w, bias = RNG.integers(-99, 99, (5, 4)).astype("i1"), RNG.integers(-99, 99, 5).astype("i4")
+    constants = [*map(constant, names[:6], arrays), constant("w", w), constant("c", bias)]
+    constants += [constant("sw", np.array(0.1, "f4")), constant("zw", np.array(0, "i1"))]
+    made = node("QGemm", "x sa za w sw zw c sy zy", "y", domain="com.microsoft", transB=1)
+    rows = a[0, 0]
+    found = called(model(graph([made], [value("x", 2, rows.shape)], "y", constants)), rows)
+    total = (rows.astype(int) - za) @ w.T.astype(int) + bias
+    expected = quantised(floats(total, np.float32(sa) * np.float32(0.1), 0), sy, zy)
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -189,6 +189,10 @@ CASES: dict[str, tuple[Any, ...]] = {
     **ops("dequantize_rows", PLACES, BYTES, made((3, 2, 2))),
     **ops("quantized_matmul", X, BYTES, made((3, 2))),
     **ops("integer_matmul", BYTES.astype("u1"), BYTES),
+    **ops("integer_conv2d", BYTES.reshape(1, 3, 2, 2), BYTES.reshape(3, 2, 1, 2),
+          *np.array([3, -2], "i1"), padding=((0, 1), (1, 0))),
+    **ops("quantize_linear", X * 90, np.array(0.7, "f4"), np.array(9, "u1")),
+    **ops("dequantize_linear", BYTES, V, np.array(9, "i1")),
     **ops("det", made((2, 3, 3))),
     "unpack four bits": (lambda x: x + ml.astype(ml.asarray([[1, -2, 3, 4]], dtype="i4"), F), X),
     "gradient of a network": (ml.value_and_grad(loss), made((4, 4)), X),
@@ -330,6 +334,23 @@ def test_what_is_refused_leaves_the_file_as_it_was(name: str, tmp_path: Path) ->
     assert path.read_bytes() == b"before"
 
 
+def test_a_path_that_cannot_be_written_is_told_by_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for place in ("none/x.onnx", "file/x.onnx", ""):
+        error = refuses(OSError, "", save, ml.tanh, [ml.ones(2)], tmp_path / place)
+        assert error.filename == str(tmp_path / place)
+    refuses(
+        ml.errors.AttributeRefused,
+        "a text or a path, not 5",
+        save,
+        ml.tanh,
+        [ml.ones(2)],
+        cast(Any, 5),
+    )
+    refuses(OSError, "no regular file", load, tmp_path)
+    assert [x.name for x in tmp_path.iterdir()] == ["file"]
+
+
 def test_weights_may_lie_beside_the_file(tmp_path: Path) -> None:
     model = ml.nn.Linear(64, 32, key=ml.random.key(0))
     save(model, [ml.TensorType(F, (2, 64))], tmp_path / "it.onnx", external=True)
@@ -348,6 +369,35 @@ def test_other_dtypes(dtype: str, tmp_path: Path) -> None:
     read = load(tmp_path / "it.onnx")
     assert read.outputs == {"output": f"{dtype}[3,4]"}
     assert np.array_equal(ml.astype(read(w), "f64"), ml.astype(w * w + w[0], "f64"))
+
+
+def test_what_autocast_makes_computes_in_f32_where_others_run_it(
+    saved: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.nn.Linear(8, 3, key=ml.random.key(1))
+
+    @ml.autocast("bfloat16")
+    def net(x: ml.Tensor) -> ml.Tensor:
+        y = layers[1](ml.silu(layers[0](x)))
+        y = ml.cond(ml.sum(y) > 0, lambda: y * 2, lambda: -y)
+        return ml.softmax(y)
+
+    bodies = writing._Model(net, [X], {}, {}, {}).functions
+    made = {name: [each["op_type"] for each in body["node"]] for name, body in bodies.values()}
+    assert made["matmul"] == ["Cast", "Cast", "MatMul", "Cast"]
+    path, inputs, [wanted] = saved(layers[0], X)
+    with ml.autocast("bfloat16"):
+        assert close(np.asarray(load(path)(*inputs)), np.asarray(layers[0](*inputs)))
+        assert not np.array_equal(load(path)(*inputs), wanted)
+    path, inputs, [wanted] = saved(net, X)
+    assert np.array_equal(load(path)(*inputs), wanted)
+    monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
+    assert close(np.asarray(load(path)(*inputs)), wanted)
+    with suppress(ImportError):
+        from onnxruntime import InferenceSession
+
+        session = InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        assert close(session.run(None, {"x": X})[0], wanted)
 
 
 @pytest.mark.parametrize("dtype", ["i4", "u4", "i2", "u2", "f8e4m3", "f8e5m2", "f4e2m1"])
@@ -453,6 +503,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     for fn, axes, text in (
         (convnet, {0: "b", 1: "h"}, r"test_save.py:\d+: conv2d has no form for other lengths"),
         (lambda x: x[: len(x) // 2], {0: "b"}, r"test_save.py:\d+: slice has no form"),
+        (lambda x: x[:100], {0: "b"}, r"test_save.py:\d+: slice has no form for other lengths"),
         (lambda x: x if len(x) < 6 else ml.exp(-x), {0: "b"}, r"has no form for other lengths"),
         (lambda x: x[:10] + 1, {0: "b"}, r"test_save.py:\d+: Add has no form"),
         (lambda x: x[:100] + 1, {0: "b"}, r"test_save.py:\d+: Add has no form"),
@@ -465,7 +516,7 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
         refuses(ml.errors.ModelError, text, save, fn, [images], path, dynamic_axes={"x": axes})
     with pytest.raises(ml.errors.ShapeError, match="reshape") as caught:
         save(lambda x: ml.reshape(x, (8, 24)), [images], path, dynamic_axes={"x": {0: "b"}})
-    assert caught.value.__notes__ == ["the lengths that the file leaves open were b = 4"]
+    assert caught.value.__notes__ == ["dynamic_axes leaves lengths open: it was recorded at b = 4"]
     bad: tuple[tuple[Any, str], ...] = (
         ({"y": {0: "b"}}, "no input 'y' among x"),
         ({"x": {4: "b"}}, "it has no axis 4"),

@@ -379,11 +379,11 @@ def test_many_arenas_of_one_name_are_one() -> None:
 
 
 def test_the_report_is_a_table() -> None:
-    vm = ml.VM("gpu")
+    vm = ml.VM("second")
     arena = ml.Arena(vm, "batch", capacity=4096)
     assert ml.Arena(vm, "weights").report().splitlines() == [
         "arena       weights",
-        "on          gpu",
+        "on          second",
         "used        0",
         "high water  0",
         "capacity    0 (grows)",

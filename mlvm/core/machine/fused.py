@@ -7,7 +7,7 @@ never leaves the cache.
 
 The first `outputs` parameters are written. A link of the chain is an op, where its result goes,
 its operands, and its attributes if it has any; a number from 0 on is a parameter, one below 0 a
-temporary. The ops are elementwise (`Op.links`) on the chain's shape; a matrix product may come
+temporary. The ops are elementwise (`Op.links`) on the chain's shape; a product (`HEADS`) may come
 first, a reduction may end in a parameter. The results have the bits that the ops give one by one.
 """
 
@@ -27,7 +27,7 @@ from mlvm.core.ops.blocks import BLOCK_SIZE, memory_of
 from mlvm.core.rules import normalize_axes
 from mlvm.core.types import Array, Shape, TensorType
 
-HEADS: Final = frozenset({"matmul", "packed_matmul"})
+HEADS: Final = frozenset({"integer_conv2d", "integer_matmul", "matmul", "packed_matmul"})
 """Ops that may begin a chain. The rest works on the shape of their result, row by row."""
 
 MOST_LAYOUTS: Final = 256

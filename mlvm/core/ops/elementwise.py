@@ -229,7 +229,7 @@ def sign(out: Array, x: Array) -> None:
     np.sign(x, out)
 
 
-@pointwise(infer=broadcast)
+@pointwise(infer=broadcast, precision="f32")
 def square(out: Array, x: Array) -> None:
     """x * x.
 
@@ -426,7 +426,7 @@ def logaddexp(out: Array, x: Array, y: Array) -> None:
     np.logaddexp(x, y, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def sqrt(out: Array, x: Array) -> None:
     """The square root; nan for a real x < 0. Of complex numbers that with a real part >= 0. The
     gradient at 0 is 0, so that a norm has one there; that of x ** 0.5 is infinite.
@@ -478,7 +478,7 @@ def tan(out: Array, x: Array) -> None:
     np.tan(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def asin(out: Array, x: Array) -> None:
     """The arcsine; nan for a real x outside of [-1, 1].
 
@@ -488,7 +488,7 @@ def asin(out: Array, x: Array) -> None:
     np.arcsin(x, out, dtype=out.dtype)
 
 
-@pointwise(infer=_inexact)
+@pointwise(infer=_inexact, precision="f32")
 def acos(out: Array, x: Array) -> None:
     """The arccosine; nan for a real x outside of [-1, 1].
 

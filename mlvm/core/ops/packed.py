@@ -16,7 +16,6 @@ import numpy as np
 from mlvm.core.errors import ShapeError
 from mlvm.core.op import internal, no_flops
 from mlvm.core.ops.linalg import matmul
-from mlvm.core.ops.quantized import integer_matmul
 from mlvm.core.ops.windows import Sides, conv2d
 from mlvm.core.types import Array, Shape, TensorType
 
@@ -67,11 +66,6 @@ def _packed_conv2d(
     return conv2d.infer((x, kernel), {**how, "groups": 1})
 
 
-def _packed_integer_matmul(x: TensorType, panels: TensorType, columns: int) -> TensorType | None:
-    y = _unpacked_type(panels, (*x.shape[-1:], columns))
-    return integer_matmul.infer((x, y.with_shape(y.shape[::-1])), {})
-
-
 def _flops(x: TensorType, panels: TensorType, columns: int, **how: Any) -> int:
     return 2 * x.size * columns
 
@@ -120,12 +114,6 @@ def packed_conv2d(
     """`conv2d` in one group, with a kernel of that window and so many columns in panels."""
     kernel = _unpacked(panels, (*window, x.shape[-1], columns))
     conv2d.kernel(out, x, kernel, stride=stride, padding=padding, dilation=dilation)
-
-
-@internal(infer=_packed_integer_matmul, flops=_flops)
-def packed_integer_matmul(out: Array, x: Array, panels: Array, *, columns: int) -> None:
-    """`integer_matmul`, where the transposed y has so many columns and lies in panels."""
-    integer_matmul.kernel(out, x, _unpacked(panels, (x.shape[-1], columns)).T)
 
 
 def _unpacked(panels: Array, shape: Shape) -> Array:

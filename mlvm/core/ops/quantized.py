@@ -7,13 +7,17 @@ scale is f32[..., groups, 2], pairs of scale and offset.
 
 from __future__ import annotations
 
+import math
+from typing import Any, cast
+
 import numpy as np
 
 from mlvm.core.errors import DTypeError, OperandValueError, ShapeError
-from mlvm.core.op import internal, movement, op
-from mlvm.core.ops import few
+from mlvm.core.op import internal, movement, op, pointwise
+from mlvm.core.ops import few, windows
 from mlvm.core.ops.blocks import blocks
-from mlvm.core.rules import require
+from mlvm.core.ops.windows import Padding, Pair
+from mlvm.core.rules import broadcast_shapes, require
 from mlvm.core.types import Array, DType, TensorType, f32, i8, i32, u8
 
 # --- type rules ----------------------------------------------------------------------
@@ -68,6 +72,51 @@ def _integer_matmul(x: TensorType, y: TensorType) -> TensorType:
     if not {x.dtype, y.dtype} <= {i8, u8}:
         raise DTypeError("x and y must be i8 or u8: convert with astype(x, ...)")
     return TensorType(i32, _rows_by_rows(x, y))
+
+
+def _integer_conv2d(
+    x: TensorType,
+    kernel: TensorType,
+    x_zero: TensorType,
+    kernel_zero: TensorType,
+    stride: Pair,
+    padding: Padding,
+    dilation: Pair,
+    groups: int,
+) -> TensorType:
+    if not {x.dtype, kernel.dtype} <= {i8, u8}:
+        raise DTypeError("x and kernel must be i8 or u8: convert with astype(x, ...)")
+    if (x_zero.dtype, kernel_zero.dtype) != (x.dtype, kernel.dtype):
+        raise DTypeError(f"zeros have the dtypes {x.dtype} and {kernel.dtype} of what they are of")
+    if x_zero.size != 1 or kernel_zero.size != 1:
+        raise ShapeError(f"zeros are single numbers, not {x_zero} and {kernel_zero}")
+    if kernel.ndim != 4:
+        raise ShapeError(f"a kernel is [channels out, height, width, channels in], not {kernel}")
+    outputs, *window, inputs = kernel.shape
+    laid = TensorType(f32, (*window, inputs, outputs))
+    images = windows.convolution(x.with_dtype(f32), laid, stride, padding, dilation, groups)
+    return images.with_dtype(i32)
+
+
+def _integer_conv2d_flops(*operands: TensorType, **how: Any) -> int:
+    made: TensorType = cast("Any", _integer_conv2d)(*operands, **how)
+    return 2 * made.size * math.prod(operands[1].shape[1:])
+
+
+def _quantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
+    if not x.dtype is scale.dtype is f32:
+        raise DTypeError(f"x and scale must be f32, not {x.dtype} and {scale.dtype}")
+    if zero.dtype not in (i8, u8):
+        raise DTypeError(f"the zero is i8 or u8, not {zero.dtype}")
+    return TensorType(zero.dtype, broadcast_shapes(x.shape, scale.shape, zero.shape))
+
+
+def _dequantize_linear(x: TensorType, scale: TensorType, zero: TensorType) -> TensorType:
+    if x.dtype not in (i8, u8, i32) or zero.dtype is not x.dtype:
+        raise DTypeError(f"x and its zero are i8, u8 or i32 both, not {x.dtype} and {zero.dtype}")
+    if scale.dtype is not f32:
+        raise DTypeError(f"the scale must be f32, not {scale.dtype}: convert with astype(x, ...)")
+    return TensorType(f32, broadcast_shapes(x.shape, scale.shape, zero.shape))
 
 
 def _rows_by_rows(x: TensorType, y: TensorType) -> tuple[int, ...]:
@@ -132,7 +181,7 @@ def dequantize_rows(out: Array, indices: Array, x: Array, scale: Array) -> None:
     _write_dequantized(out, x[indices], scale[indices])
 
 
-@op(infer=_quantized_matmul, flops=_flops, takes_storage=True)
+@op(infer=_quantized_matmul, flops=_flops, takes_storage=True, precision="f32")
 def quantized_matmul(out: Array, x: Array, y: Array, scale: Array) -> None:
     """x @ dequantize(y, scale).T: floats by weights that stay in few bits. Sums are made in f32,
     and nothing of x is quantised.
@@ -162,6 +211,45 @@ def integer_matmul(out: Array, x: Array, y: Array) -> None:
         Tensor([[ 103, 9990]], i32[1,2])
     """
     np.matmul(x.astype(np.int32), y.astype(np.int32).T, out=out)
+
+
+@op(infer=_integer_conv2d, flops=_integer_conv2d_flops, public=False)
+def integer_conv2d(
+    out: Array,
+    x: Array,
+    kernel: Array,
+    x_zero: Array,
+    kernel_zero: Array,
+    *,
+    stride: Pair = (1, 1),
+    padding: Padding,
+    dilation: Pair = (1, 1),
+    groups: int = 1,
+) -> None:
+    """The cross-correlation of images of bytes less a zero with a kernel of bytes less another:
+    [N,H,W,I] with [O,KH,KW,I/groups] -> i32[N,OH,OW,O]. The images are padded with their zero."""
+    images, weights = (
+        each.astype(np.int32) - zero.reshape(()).astype(np.int32)
+        for each, zero in ((x, x_zero), (kernel, kernel_zero))
+    )
+    weights = np.moveaxis(weights, 0, -1)
+    windows.conv2d.kernel(out, images, weights, stride=stride, padding=padding, dilation=dilation,
+                          groups=groups)  # fmt: skip
+
+
+@pointwise(infer=_quantize_linear, public=False)
+def quantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
+    """clip(round(x / scale) + zero) in the dtype of the zero; nan is 0."""
+    limits = np.iinfo(out.dtype)
+    values = np.rint(x / scale) + zero.astype(np.float32)
+    values = np.clip(values, np.float32(limits.min), np.float32(limits.max))
+    out[...] = np.where(np.isnan(values), np.float32(0), values)
+
+
+@pointwise(infer=_dequantize_linear, public=False)
+def dequantize_linear(out: Array, x: Array, scale: Array, zero: Array) -> None:
+    """(x - zero) scale, in f32."""
+    out[...] = (x.astype(np.int32) - zero.astype(np.int32)).astype(np.float32) * scale
 
 
 def _write_dequantized(out: Array, x: Array, scale: Array) -> None:

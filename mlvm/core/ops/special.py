@@ -100,7 +100,7 @@ _END: Final = (
 )  # fmt: skip
 
 
-@pointwise(infer=float_)
+@pointwise(infer=float_, precision="f32")
 def erfinv(out: Array, x: Array) -> None:
     """The inverse of erf; -inf at -1, inf at 1, nan outside. Its relative error is below 3e-15 in
     f64 (Wichura, Algorithm AS 241, Appl. Statist. 37, 1988, 477-484).

@@ -204,7 +204,7 @@ def unpatches(
 # --- convolution ---------------------------------------------------------------------
 
 
-def _conv2d(
+def convolution(
     x: TensorType, kernel: TensorType, stride: Shape, padding: Sides, dilation: Shape, groups: int
 ) -> TensorType:
     require_one_float_dtype(x, kernel)
@@ -240,10 +240,10 @@ def _require_channels(x: TensorType, kernel: TensorType, groups: int) -> None:
 
 
 def _conv2d_flops(x: TensorType, kernel: TensorType, **attributes: Any) -> int:
-    return 2 * math.prod(kernel.shape[:-1]) * _conv2d(x, kernel, **attributes).size
+    return 2 * math.prod(kernel.shape[:-1]) * convolution(x, kernel, **attributes).size
 
 
-@op(infer=_conv2d, flops=_conv2d_flops, precision="half")
+@op(infer=convolution, flops=_conv2d_flops, precision="half")
 def conv2d(
     out: Array,
     x: Array,
@@ -292,7 +292,7 @@ def _conv_transpose2d(
     groups: int,
 ) -> TensorType:
     images = x.with_shape(shape)
-    expected = _conv2d(images, kernel, stride, padding, dilation, groups)
+    expected = convolution(images, kernel, stride, padding, dilation, groups)
     if x is not expected:
         raise ShapeError(f"a convolution of {images} makes {expected} of them, not {x}")
     return images
@@ -345,7 +345,7 @@ def _conv2d_kernel_vjp(
         raise AttributeRefused(f"groups must divide the channels of {x}, given {groups}")
     outputs = g.shape[-1] if g.ndim else 0
     kernel = g.with_shape((*window, x.shape[-1] // groups, outputs))
-    require_cotangent(g, _conv2d(x, kernel, stride, padding, dilation, groups))
+    require_cotangent(g, convolution(x, kernel, stride, padding, dilation, groups))
     return kernel
 
 

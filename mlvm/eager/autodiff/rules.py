@@ -246,6 +246,11 @@ def _quantized_matmul(g: Tensor, y: Tensor, scale: Tensor) -> Tensor:
     return op.matmul(g, op.dequantize(y, scale))
 
 
+def _centered(x: Tensor, zero: Tensor) -> Tensor:
+    wide = op.subtract(op.astype(x, dtype="i32"), op.astype(zero, dtype="i32"))
+    return op.astype(wide, dtype="f32")
+
+
 # --- lanes -----------------------------------------------------------------------------
 
 
@@ -615,9 +620,10 @@ VJPS: Final[dict[str, Rules]] = {
     "batch_contract": multilinear(x=_matmul_x, y=_matmul_y),
     # --- quantized ---
     "quantized_matmul": multilinear(x=_quantized_matmul),
-    **_none("pack unpack dequantize dequantize_rows integer_matmul"),
+    "dequantize_linear": {"scale": lambda g, x, zero: g * _centered(x, zero)},
+    **_none("pack unpack dequantize dequantize_rows quantize_linear integer_matmul integer_conv2d"),
     # --- packed ---
-    **_none("pack_panels packed_matmul packed_conv2d packed_integer_matmul"),
+    **_none("pack_panels packed_matmul packed_conv2d"),
     # --- decompositions ---
     **DECOMPOSITIONS,
     # --- fft ---

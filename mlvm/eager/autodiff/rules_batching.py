@@ -425,9 +425,10 @@ BATCHING: Final[dict[str, Rule]] = {
     "batch_contract": _batch_contract,
     # --- quantized ---
     **_each("pack unpack dequantize_rows quantized_matmul integer_matmul", _beside_weights),
+    "integer_conv2d": looped,
     "dequantize": _dequantize,
     # --- packed ---
-    **_each("packed_matmul packed_integer_matmul", _beside_weights),
+    "packed_matmul": _beside_weights,
     **_each("pack_panels packed_conv2d", looped),
     # --- decompositions ---
     **_each("cholesky inv lu expm det det_vjp slogdet eigh eigvalsh eig eigvals", _rows),

@@ -15,6 +15,7 @@ from mlvm.eager.functions.creation import asarray, full
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
@@ -63,8 +64,16 @@ def as_like(
         if not fits(x.type, y.type):
             refused = DTypeError if y.dtype is not x.dtype else ShapeError
             where = f" at {path}" if path else ""
-            raise refused(f"{what}: {y.type}{where}, not {x.type}")
+            raise refused(f"{what}: {y.type}{where}, not {x.type}{_of_autocast(x, y)}")
     return unflatten(structure, beside)
+
+
+def _of_autocast(was: Tensor, now: Tensor) -> str:
+    """What to write where `autocast` has made the difference."""
+    half = autocast_dtype()
+    if was.dtype is now.dtype or half not in (was.dtype, now.dtype):
+        return ""
+    return f"; products are {half} under autocast: write ml.astype(x, ml.{was.dtype.long_name})"
 
 
 def _are_alike(was: Tree, now: Tree) -> bool:

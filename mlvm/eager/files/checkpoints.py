@@ -42,6 +42,14 @@ File: TypeAlias = str | os.PathLike[str]
 Rename: TypeAlias = Callable[[str], str | None]
 
 
+_OTHERS: Final = {
+    ".gguf": "",
+    ".onnx": ", and ml.onnx.save a function as ONNX",
+    ".mlvm": ", and Captured.save a planned step",
+    **dict.fromkeys((".pt", ".pth", ".npy", ".npz", ".h5", ".keras", ".pkl"), ""),
+}
+"""Endings of names that promise another format, and what writes it."""
+
 _PLAIN: Final = "mlvm.plain"
 """The name of the text in which a file has its plain values by path, as JSON."""
 
@@ -92,14 +100,20 @@ def save(
     Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
     a device; `WeightsError` for c128, which the format does not have, and for names that are no
     texts; `DTypeError` for what is none of the above, masked arrays included; `PathError` for two
-    parts of one name; `AttributeRefused` where `where` means nothing; `StaleTensor`. Nothing is
-    left behind then. https://github.com/huggingface/safetensors
+    parts of one name; `AttributeRefused` for a name that promises another format, such as "x.onnx",
+    and where `where` means nothing; `StaleTensor`. Nothing is left behind then.
+    https://github.com/huggingface/safetensors
 
         >>> ml.save("layer.safetensors", ml.nn.Linear(2, 3))
         >>> sorted(ml.load("layer.safetensors"))
         ['bias', 'kernel']
     """
     path = _path(file, "save")
+    if path.suffix in _OTHERS:
+        told = (
+            f'ml.save writes safetensors{_OTHERS[path.suffix]}: name it "{path.stem}.safetensors"'
+        )
+        raise AttributeRefused(f"{path} would be read as {path.suffix[1:]}; {told}").at("save", ())
     if not isinstance(tensors, Mapping) and loader_of(tensors) is None:
         raise DTypeError(
             f"save takes a Module, or tensors by name such as {{'x': x}}, not {brief(tensors)}"

@@ -44,13 +44,19 @@ _OF_NUMPY: Final = "it is numpy's: use ml.asarray(numpy.load(file)), or a value 
 
 
 def _require_no_other(head: bytes) -> None:
-    """Raise `WeightsError` for a file that PyTorch or numpy wrote."""
+    """Raise `WeightsError` for a file in another format."""
     if head[8:9] == b"{":  # a header of 640 bytes begins as a pickle does
         return
     if head.startswith(b"\x80\x02") or (head.startswith(b"PK\3\4") and b"data.pkl" in head):
         raise WeightsError(_OF_PYTORCH)
     if head.startswith((b"\x93NUMPY", b"PK\3\4")):
         raise WeightsError(_OF_NUMPY)
+    if head.startswith(b"MLVM"):
+        raise WeightsError("it is a saved step, or a program: python -m mlvm run FILE")
+    if head.startswith(b"\x89HDF"):
+        raise WeightsError("it is HDF5: use ml.asarray of what Keras or h5py reads of it")
+    if head[:1] == b"\x08" and head[1:2] < b"\x20":  # the version of its format
+        raise WeightsError("it may be an ONNX file: use ml.onnx.load(file)")
 
 
 class Entry(NamedTuple):
@@ -144,7 +150,7 @@ def write(
     head += b" " * (-len(head) % _ALIGNMENT)
     if len(head) + 8 > _MOST_HEADER:
         raise WeightsError(f"a header of {len(head)} bytes is more than the format allows")
-    with _replacing(file) as stream:
+    with replacing(file) as stream:
         stream.write(len(head).to_bytes(8, "little") + head)
         for name in ordered:
             stream.write(packed(read(name)))
@@ -210,8 +216,9 @@ _JUST_BEGUN: Final = 10.0  # seconds
 
 
 @contextlib.contextmanager
-def _replacing(file: Path) -> Iterator[BinaryIO]:
-    """A stream to another file, which gets the name when all is on the disk."""
+def replacing(file: Path) -> Iterator[BinaryIO]:
+    """A stream to another file, which gets the name when all is on the disk. Raises `OSError` with
+    that name."""
     target, mode = destination(file)
     _remove_drafts(target.parent)
     draft = target.with_name(f"{_DRAFT}{secrets.token_hex(8)}")

@@ -6,7 +6,7 @@ from mlvm.core.errors import ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.elements import where
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import split
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
@@ -14,7 +14,7 @@ from mlvm.eager.tensor.wrapper import public
 
 
 @public
-@in_f32
+@through_f32
 def silu(x: Tensor, /) -> Tensor:
     """x sigmoid(x), also called swish.
 
@@ -28,7 +28,7 @@ def silu(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
     """x where x > 0, else negative_slope x (Maas et al., Rectifier Nonlinearities Improve Neural
     Network Acoustic Models, 2013).
@@ -43,7 +43,7 @@ def leaky_relu(x: Tensor, /, negative_slope: float = 0.01) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x) - 1) (Clevert et al., arXiv 1511.07289).
 
@@ -58,7 +58,7 @@ def elu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def softplus(x: Tensor, /) -> Tensor:
     """log(1 + exp(x)), computed as max(x, 0) + log(1 + exp(-|x|)) so that nothing overflows (Dugas
     et al., Incorporating Second-Order Functional Knowledge, 2001).
@@ -73,7 +73,7 @@ def softplus(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
     """x where x > 0, else alpha (exp(x / alpha) - 1): an `elu` whose slope is smooth for every
     alpha (Barron, arXiv 1704.07483).
@@ -87,7 +87,7 @@ def celu(x: Tensor, /, alpha: float = 1.0) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def selu(x: Tensor, /) -> Tensor:
     """1.0507 elu(x, 1.6733), whose constants keep mean 0 and variance 1 from layer to layer
     (Klambauer et al., arXiv 1706.02515).
@@ -101,7 +101,7 @@ def selu(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def mish(x: Tensor, /) -> Tensor:
     """x tanh(softplus(x)) (Misra, arXiv 1908.08681).
 
@@ -114,7 +114,7 @@ def mish(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def glu(x: Tensor, /, axis: int = -1) -> Tensor:
     """a sigmoid(b), with a and b the halves of x along `axis` (Dauphin et al., arXiv 1612.08083).
 
@@ -129,7 +129,7 @@ def glu(x: Tensor, /, axis: int = -1) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
     """x where x > 0, else slope x, with a slope that is learned: one, or one for each channel, the
     last axis (He et al., arXiv 1502.01852).
@@ -146,7 +146,7 @@ def prelu(x: Tensor, slope: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def relu6(x: Tensor, /) -> Tensor:
     """min(max(x, 0), 6) (Howard et al., arXiv 1704.04861).
 
@@ -159,7 +159,7 @@ def relu6(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def hard_sigmoid(x: Tensor, /) -> Tensor:
     """min(max(x + 3, 0), 6) / 6 (Howard et al., arXiv 1905.02244).
 
@@ -172,7 +172,7 @@ def hard_sigmoid(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def hard_swish(x: Tensor, /) -> Tensor:
     """x hard_sigmoid(x) (Howard et al., arXiv 1905.02244).
 
@@ -185,7 +185,7 @@ def hard_swish(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
     """x, limited to min <= x <= max.
 
@@ -198,7 +198,7 @@ def hard_tanh(x: Tensor, /, min: float = -1.0, max: float = 1.0) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def log_sigmoid(x: Tensor, /) -> Tensor:
     """log(1 / (1 + exp(-x))), computed as -softplus(-x) so that nothing overflows.
 
@@ -211,7 +211,7 @@ def log_sigmoid(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def soft_sign(x: Tensor, /) -> Tensor:
     """x / (1 + |x|).
 
@@ -224,7 +224,7 @@ def soft_sign(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def tanhshrink(x: Tensor, /) -> Tensor:
     """x - tanh(x).
 
@@ -237,7 +237,7 @@ def tanhshrink(x: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """x moved towards 0 by `limit`, and 0 where |x| <= limit: the proximal map of limit |x|.
 
@@ -250,7 +250,7 @@ def softshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def hardshrink(x: Tensor, /, limit: float = 0.5) -> Tensor:
     """x, but 0 where |x| <= limit.
 

@@ -11,7 +11,7 @@ from mlvm.core.types import DType, f32, f64
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.creation import arange
 from mlvm.eager.functions.elements import astype, where
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.neural import dropout as dropped
 from mlvm.eager.functions.shapes import concat, expand_dims, reshape, split, stack
 from mlvm.eager.tensor import primitives as op
@@ -171,7 +171,7 @@ def sinusoidal_encoding(
 
 
 @public
-@in_f32
+@through_f32
 def rotary_encoding(
     x: Tensor, positions: Tensor | None = None, /, *, base: float = 10000.0
 ) -> Tensor:
@@ -205,7 +205,7 @@ def rotary_table(
     return astype(op.cos(angles), dtype), astype(op.sin(angles), dtype)
 
 
-@in_f32
+@through_f32
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The pairs of features i and i + D / 2 turned by angles with these cosines and sines."""
     first, second = split(x, 2, axis=-1)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.types import TensorType
 from mlvm.eager.functions.arguments import type_of
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.matrices import diagonal_of
 from mlvm.eager.functions.shapes import permute_dims, reshape
 from mlvm.eager.tensor import primitives as op
@@ -26,7 +26,7 @@ from mlvm.eager.tensor.wrapper import public
 
 
 @public
-@in_f32
+@through_f32
 def einsum(subscripts: str, /, *operands: Tensor) -> Tensor:
     """The sum of products that numpy's `einsum` makes for these subscripts, such as "ij,jk->ik".
 

@@ -12,7 +12,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.ops.windows import Pair, span_of
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
 from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
 from mlvm.eager.tensor import primitives as op
@@ -105,7 +105,7 @@ def conv3d(
 
 
 @public
-@in_f32
+@through_f32
 def conv_transpose2d(
     x: Tensor,
     kernel: Tensor,
@@ -134,7 +134,7 @@ def conv_transpose2d(
 
 
 @public
-@in_f32
+@through_f32
 def conv_transpose1d(
     x: Tensor,
     kernel: Tensor,
@@ -158,7 +158,7 @@ def conv_transpose1d(
 
 
 @public
-@in_f32
+@through_f32
 def conv_transpose3d(
     x: Tensor,
     kernel: Tensor,

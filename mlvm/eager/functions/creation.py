@@ -12,7 +12,15 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, CopyRefused, DTypeError, GradientError, brief
+from mlvm.core.errors import (
+    AttributeRefused,
+    CopyRefused,
+    DTypeError,
+    GradientError,
+    OperandValueError,
+    brief,
+)
+from mlvm.core.ops import few
 from mlvm.core.ops.half import cast, shown
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType, TensorType, f32, i64
@@ -153,6 +161,8 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
             return _filled(shape, fill_value, dtype, None)
     lengths = integers(shape, "shape")
     wanted = None if dtype is None else DType.of(dtype)
+    if wanted is not None and wanted.is_storage:
+        return _filled_few(TensorType(wanted, lengths), fill_value)
     if isinstance(fill_value, Tensor):
         return op.full(asarray(fill_value, dtype=wanted), shape=lengths)
     value = fill_value.item() if isinstance(fill_value, np.generic) else fill_value
@@ -162,6 +172,16 @@ def _filled(shape: Ints, fill_value: Scalar | Tensor, dtype: object, device: Dev
     target = wanted or DEFAULTS[kind]
     filling, type_ = constant(value, target), TensorType(target, lengths)
     return op.full(filling, shape=type_.shape)
+
+
+def _filled_few(type: TensorType, fill_value: Scalar | Tensor) -> Tensor:
+    """`full` of few bits: of what has all their numbers, converted."""
+    if type.dtype not in few.FLOATS and isinstance(fill_value, (int, np.integer)):
+        low, high = few.limits(type.dtype)
+        if not low <= fill_value <= high:
+            raise OperandValueError(f"the int {fill_value} is out of range for {type.dtype}")
+    whole = _filled(type.shape, fill_value, few.unpacked_dtype(type.dtype), None)
+    return _converted(whole, type.dtype)
 
 
 @public
@@ -207,7 +227,8 @@ def empty(shape: Ints, dtype: object = None, *, device: Device = None) -> Tensor
 def _described(shape: Ints, value: int, dtype: object, device: Device) -> Tensor:
     """A tensor of zeros or ones of that dtype, f32 for None."""
     wanted = f32 if dtype is None else DType.of(dtype)
-    number: Scalar = shown(cast(np.asarray(value), wanted)).item()
+    as_made = few.unpacked_dtype(wanted) if wanted.is_storage else wanted
+    number: Scalar = shown(cast(np.asarray(value), as_made)).item()
     return _filled(shape, number, wanted, device)
 
 

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 from mlvm.core.errors import OpError
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.autocast import autocast_dtype
+from mlvm.eager.tensor.autocast import autocast_dtype, in_half
 from mlvm.eager.tensor.tensor import Tensor
 
 P = ParamSpec("P")
@@ -37,10 +37,29 @@ checkpoint: Callable[..., Callable[..., Any]] = _as_it_is
 def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
     """The function, which gets f32 for its operands that are halves. A result in f32 is rounded to
     the half that they were of; beside other floats they promote to f32, and nothing is rounded. Nor
-    is it under `autocast`.
+    is it under `autocast`: so are functions that sum, and those that `exp` is in.
 
     What it makes in f32 is not kept for a gradient, but made again."""
+    return _widening(fn, lambda: autocast_dtype() is None)
 
+
+def through_f32(fn: Callable[P, R]) -> Callable[P, R]:
+    """As `in_f32`, and rounded under `autocast`, too: a function that gives what it is given."""
+    return _widening(fn, lambda: True)
+
+
+def of_products(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, whose operands `autocast` casts as those of a product."""
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        given: Any = in_half(args)
+        return fn(*given, **keywords)
+
+    return function
+
+
+def _widening(fn: Callable[P, R], rounds: Callable[[], bool]) -> Callable[P, R]:
     @wraps(fn)
     def widening(*args: P.args, **keywords: P.kwargs) -> R:
         tensors = [x for x in (*args, *keywords.values()) if isinstance(x, Tensor)]
@@ -56,7 +75,7 @@ def in_f32(fn: Callable[P, R]) -> Callable[P, R]:
                 error.operands = tuple([own.get(each, each) for each in error.operands])
             raise
         made = len(dtypes) == 1 and isinstance(result, Tensor) and result.dtype is f32
-        if made and autocast_dtype() is None:
+        if made and rounds():
             return rounded(result, dtypes.pop())  # type: ignore[arg-type, return-value]
         return result
 

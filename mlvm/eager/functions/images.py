@@ -14,7 +14,7 @@ from mlvm.core.types import i64
 from mlvm.eager.functions.arguments import Ints, each_of, integer, type_of
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype, stop_gradient, where
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.pooling import adaptive_avg_pool
 from mlvm.eager.functions.shapes import permute_dims, reshape, stack, unstack
 from mlvm.eager.functions.windows import require_places
@@ -32,7 +32,7 @@ _LINEAR: Final = ("linear", "bilinear", "trilinear")
 
 
 @public
-@in_f32
+@through_f32
 def interpolate(
     x: Tensor,
     size: Ints | None = None,
@@ -142,7 +142,7 @@ def _index(place: Tensor, n: int) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def grid_sample(
     x: Tensor,
     grid: Tensor,

@@ -22,7 +22,7 @@ from mlvm.eager.functions import shapes
 from mlvm.eager.functions.arguments import Ints, axes_of, integer, integers, type_of
 from mlvm.eager.functions.creation import eye
 from mlvm.eager.functions.elements import astype
-from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.halves import in_f32, of_products, rounded, through_f32, widened
 from mlvm.eager.functions.matrices import adjoint, conj, cut, diagonal_of, floating, order_of, real
 from mlvm.eager.functions.shapes import matrix_transpose as matrix_transpose
 from mlvm.eager.functions.sums import outer as outer
@@ -157,7 +157,8 @@ def _matrices(x: Tensor) -> TensorType:
 
 
 @public
-@in_f32
+@of_products
+@through_f32
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The sum of conj(x1) x2 along `axis`, which counts from the last in both; the other axes
     broadcast.
@@ -243,7 +244,7 @@ def _contracted(
 
 
 @public
-@in_f32
+@through_f32
 def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """The cross product of vectors of 3 elements along `axis`, which counts from the last in both;
     the other axes broadcast.
@@ -265,7 +266,7 @@ def cross(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def matrix_power(x: Tensor, n: int, /) -> Tensor:
     """x @ x @ ... of n square matrices, in about log2(n) products. Of n = 0 the identity, of a
     negative n the power of the inverse.
@@ -411,7 +412,7 @@ def solve_triangular(
 
 
 @public
-@in_f32
+@through_f32
 def cholesky_solve(x1: Tensor, x2: Tensor, /, *, upper: bool = False) -> Tensor:
     """z with L L^H z = x2, for the L that `cholesky` gives, or U^H U z = x2 for the `upper` one.
 

@@ -8,7 +8,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.rules import require
 from mlvm.eager.functions.arguments import type_of
 from mlvm.eager.functions.creation import arange, ones, zeros
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.random import next_key
 from mlvm.eager.functions.shapes import expand_dims, part
 from mlvm.eager.functions.sorting import searchsorted
@@ -39,7 +39,7 @@ def dropout(x: Tensor, rate: float, *, key: Tensor | None = None) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def embedding_bag(
     embedding: Tensor,
     indices: Tensor,

@@ -11,7 +11,7 @@ from mlvm.core.ops.windows import Pair, span_of
 from mlvm.core.rules import require
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, part, reshape, squeeze, stack
 from mlvm.eager.functions.windows import (
     Sides,
@@ -136,7 +136,7 @@ def max_pool3d(
 
 
 @public
-@in_f32
+@through_f32
 def avg_pool3d(
     x: Tensor,
     window: Volume,
@@ -159,7 +159,7 @@ def avg_pool3d(
 
 
 @public
-@in_f32
+@through_f32
 def adaptive_avg_pool(x: Tensor, size: Ints) -> Tensor:
     """The means of `size` windows, or (vertical, horizontal, ...) as many, that together cover x:
     window i of k goes from the floor of i n / k to the ceiling of (i + 1) n / k of n places. It is

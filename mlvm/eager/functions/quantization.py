@@ -6,8 +6,8 @@ from __future__ import annotations
 from mlvm.core.errors import DTypeError, ShapeError
 from mlvm.core.ops import few
 from mlvm.core.rules import normalize_axis
-from mlvm.core.types import DType, f32, i8, u8
-from mlvm.eager.functions.arguments import type_of
+from mlvm.core.types import DType, f32, i8, i32, u8
+from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.elements import astype, clip, where
 from mlvm.eager.functions.elements import round as rounded
 from mlvm.eager.functions.shapes import reshape, stack
@@ -54,7 +54,7 @@ def quantize_groups(
         raise DTypeError(f"takes f32, not {type.dtype}; convert with astype")
     if not type.ndim or not type.shape[-1]:
         raise ShapeError(f"takes rows, not {type}")
-    length = type.shape[-1] if group is None else group
+    length = type.shape[-1] if group is None else integer(group, "group")
     if length < 1 or type.shape[-1] % length:
         raise ShapeError(f"groups of {length} do not fill rows of {type.shape[-1]}")
     grouped = reshape(x, (*type.shape[:-1], type.shape[-1] // length, length))
@@ -99,6 +99,9 @@ def quantize_linear(
     """
     wanted = require_quantized(dtype if zero_point is None else zero_point.dtype)
     scale = _along(x, scale, axis)
+    if wanted in (i8, u8) and x.dtype is f32 and scale.dtype is f32:
+        zero = constant(0, wanted) if zero_point is None else _along(x, zero_point, axis)
+        return op.quantize_linear(x, scale, zero)
     values = x / scale
     if wanted not in few.FLOATS:
         values = rounded(values)
@@ -121,6 +124,10 @@ def dequantize_linear(
         >>> ml.dequantize_linear(ml.asarray([2, 5], dtype="u8"), ml.asarray(0.5), zero)
         Tensor([0. , 1.5], f32[2])
     """
+    if x.dtype in (i8, u8, i32) and scale.dtype is f32:
+        own = constant(0, x.dtype) if zero_point is None else _along(x, zero_point, axis)
+        if own.dtype is x.dtype:
+            return op.dequantize_linear(x, _along(x, scale, axis), own)
     values = astype(x, f32)
     if zero_point is not None:
         values = values - _along(x, astype(zero_point, f32), axis)

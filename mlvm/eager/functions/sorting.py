@@ -15,7 +15,7 @@ from mlvm.core.types import bool_, f32, i64, u8
 from mlvm.eager.functions.arguments import axes_of, counts_of, integer, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, take
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import concat, moveaxis, part, reshape
 from mlvm.eager.functions.sums import cumulative_sum
 from mlvm.eager.tensor import primitives as op
@@ -365,7 +365,7 @@ def _dense(x: Tensor, equal_nan: bool) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def interp(
     x: Tensor, xp: Tensor, fp: Tensor, left: Operand | None = None, right: Operand | None = None
 ) -> Tensor:

@@ -12,7 +12,7 @@ from mlvm.core.types import bool_
 from mlvm.eager.functions.arguments import integer, type_of
 from mlvm.eager.functions.creation import full
 from mlvm.eager.functions.elements import astype, between, stop_gradient
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import in_f32, through_f32
 from mlvm.eager.functions.matrices import floating
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -117,7 +117,7 @@ def nan_to_num(
 
 
 @public
-@in_f32
+@through_f32
 def lerp(x: Tensor, y: Operand, weight: Operand, /) -> Tensor:
     """x + weight (y - x), elementwise, with broadcasting: exactly x at 0 and y at 1.
 

@@ -10,10 +10,11 @@ from mlvm.core.rules import Axis, require
 from mlvm.core.types import DType, Shape, TensorType, bool_, f32, i64
 from mlvm.eager.functions.arguments import axes_of, counts_of, inferred, integer, type_of
 from mlvm.eager.functions.elements import astype
-from mlvm.eager.functions.halves import in_f32, rounded, widened
+from mlvm.eager.functions.halves import in_f32, rounded, through_f32, widened
 from mlvm.eager.functions.shapes import broadcast_to, concat, expand_dims, part, reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of, one_op
+from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -55,7 +56,7 @@ def outer(x: Tensor, y: Tensor, /) -> Tensor:
 
 
 @public
-@in_f32
+@through_f32
 def diff(
     x: Tensor,
     /,
@@ -159,7 +160,7 @@ def cumulative_prod(
         Tensor([1., 2., 6.], f32[3])
     """
     wanted = None if dtype is None else DType.of(dtype).name
-    x = _counted(x)
+    x = in_single(_counted(x))
     kind = inferred(one_op("cumulative_sum", axis=axis, dtype=wanted), x).dtype
     result = widened(astype(x, kind))
     along, step = (axis or 0) % x.ndim, 1

@@ -10,7 +10,7 @@ from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.windows import Padding, Pair, resolve_padding, span_of
 from mlvm.core.types import Shape
 from mlvm.eager.functions.arguments import integers, pair, type_of
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
@@ -102,7 +102,7 @@ def unfold(
 
 
 @public
-@in_f32
+@through_f32
 def fold(
     windows: Tensor,
     size: Window,

@@ -651,6 +651,10 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
             for name in ("ones", "orthogonal", "zeros")
         },
     },
+    "mlvm.eager.onnx": {
+        "InferenceSession": "use ml.onnx.load(file), a Module",
+        "export": "use ml.onnx.save(fn, args, path)",
+    },
     "mlvm.eager.optim": {
         "GradScaler": "use ml.optim.LossScale; see docs/dtypes.md",
         "AveragedModel": "use ml.optim.EMA",

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i8
 from mlvm.eager.functions import elements, quantization, shapes
 from mlvm.eager.nn.linear import Linear
@@ -24,6 +24,7 @@ M = TypeVar("M", bound=Module)
 class QuantizedLinear(Module):
     """y = x dequantize(weight, scale)^T + bias: f32[..., in_features] -> f32[..., out_features],
     with weights that stay in few bits (`quantized_matmul`). All are buffers: gradients go to x.
+    An x in a half is made f32.
 
     If `dynamic`, each row of x is quantised to i8 as well, by its largest number, and the product
     is one of integers (`integer_matmul`): for weights of i8 with one scale a row.
@@ -60,6 +61,7 @@ class QuantizedLinear(Module):
 
     @public
     def __call__(self, x: Tensor) -> Tensor:
+        x = elements.astype(x, f32) if x.dtype.is_half else x
         if self.dynamic:
             rows, scale = quantization.quantize_groups(x)
             y = elements.astype(op.integer_matmul(rows, self.weight), f32)
@@ -104,7 +106,8 @@ def quantize(
     `quantization_errors` tells what it costs.
 
     Raises `DTypeError` for a dtype that is none of few bits or bytes, `ShapeError` where groups do
-    not fill rows, `AttributeRefused` where no Linear is meant, and for `dynamic` groups.
+    not fill rows, `AttributeRefused` where no Linear is meant, for a group that is no number of
+    elements, and for `dynamic` groups.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(64, 32), ml.gelu, ml.nn.Linear(32, 4))
         >>> small = ml.quantize(model, "i4", group=32)
@@ -113,6 +116,10 @@ def quantize(
     """
     if dynamic and (group is not None or quantization.require_quantized(dtype) is not i8):
         raise AttributeRefused("dynamic is for i8 with one scale a row: leave out group")
+    if not isinstance(model, (Module, list, tuple, dict)):
+        raise AttributeRefused(f"takes a Module, or several, not {brief(model)}")
+    if group is not None and (type(group) is not int or group < 1):
+        raise AttributeRefused(f"group is an int, how many elements a scale is for, not {group!r}")
     layers = dict(_linear_layers(model))
     if not layers:
         raise AttributeRefused("there is no Linear layer in what is given; see quantize_groups")

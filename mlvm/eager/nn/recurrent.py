@@ -23,7 +23,7 @@ from mlvm.core.types import TensorType, f32, i64
 from mlvm.eager import tree
 from mlvm.eager.control.loops import scan
 from mlvm.eager.functions import creation, elements, random, shapes
-from mlvm.eager.functions.halves import in_f32
+from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.nn.dropout import Dropout
 from mlvm.eager.nn.module import Module
 from mlvm.eager.nn.parameters import Init, bias_of, kernel_of, matched, require_float, sizes
@@ -229,12 +229,12 @@ class GRUCell(_Cell):
         return _gru_state(projected, recurrent, state, self.hidden_bias)
 
 
-@in_f32
+@through_f32
 def _sum_of_products(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
     return a * b + c * d
 
 
-@in_f32
+@through_f32
 def _gru_state(projected: Tensor, recurrent: Tensor, state: Tensor, hidden_bias: Tensor) -> Tensor:
     r, z, n = shapes.split(projected, 3, axis=-1)
     r_h, z_h, n_h = shapes.split(recurrent, 3, axis=-1)

@@ -191,7 +191,13 @@ class LossScale:
     def update(self, optimizer: Optimizer, grads: Tree) -> Tensor:
         """Update the parameters from these gradients, which are not scaled any more, if all are
         finite; adapt the factor; and return whether they were: bool[]. Otherwise parameters and the
-        optimizer's state stay as they are, `count` too. Raises what `Optimizer.update` does."""
+        optimizer's state stay as they are, `count` too. Raises `DTypeError` for what is no
+        optimizer, and what `Optimizer.update` does."""
+        if not callable(getattr(optimizer, "update", None)):
+            raise DTypeError(
+                "LossScale.update: takes an optimizer, then gradients; it was given "
+                f"{brief(optimizer)}"
+            )
         finite = all_finite(grads)
 
         def improve() -> None:

@@ -27,6 +27,7 @@ from mlvm.eager.functions.elements import take
 from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import COPY, OneOp, apply, one_op
+from mlvm.eager.tensor.autocast import carried
 from mlvm.eager.tensor.context import current_arena, current_capture
 from mlvm.eager.tensor.reading import launch_for_values
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
@@ -34,7 +35,7 @@ from mlvm.eager.tensor.update import apply_into, make_exclusive
 from mlvm.eager.transform.lanes import lanes_of
 from mlvm.eager.tree import Tree, named_tensors, require_live
 from mlvm.parallel.collectives import Member
-from mlvm.parallel.group import member_of
+from mlvm.parallel.group import AnyGroup, member_of
 from mlvm.parallel.meeting import Reduction
 
 # --- who and with whom ---------------------------------------------------------------
@@ -453,3 +454,6 @@ def _one_op(rank: int, size: int, name: str, attributes: tuple[tuple[str, Any], 
 @lru_cache(maxsize=1024)
 def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -> Program:
     return Program.of_op(name, nparams, dict(attributes), 0)
+
+
+AnyGroup.carried = staticmethod(carried)  # type: ignore[method-assign]

@@ -10,6 +10,7 @@ import numpy as np
 from mlvm.core.errors import MlvmError
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
+from mlvm.eager.tensor.autocast import in_single
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.operands import Operand, as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
@@ -18,6 +19,7 @@ from mlvm.eager.tensor.wrapper import told
 
 Binary: TypeAlias = "Callable[[Tensor, Operand], Tensor]"
 
+_DIVIDE: Final = one_op("divide")
 _POW: Final = one_op("pow")
 _SQUARE: Final = one_op("square")
 
@@ -48,6 +50,16 @@ def _reflected(op: str) -> Binary:
             raise
 
     return operator
+
+
+def _over(self: Tensor, other: Operand) -> Tensor:
+    """other / self: a power of self, as `reciprocal` is for `autocast`."""
+    try:
+        self = in_single(self)
+        return apply(_DIVIDE, as_operand(other, self), self)
+    except MlvmError as error:
+        told(error, "divide", (other, self))
+        raise
 
 
 def _of_function(op: str, *, reflected: bool = False) -> Binary:
@@ -112,7 +124,7 @@ def _power(self: Tensor, other: Operand) -> Tensor:
     """x ** 2 is `square(x)`: a power by multiplication is far cheaper."""
     try:
         if other.__class__ is int and other == 2:
-            return apply(_SQUARE, self)
+            return primitives.square(self)
         return primitives.pow(self, as_operand(other, self))
     except MlvmError as error:
         told(error, "pow", (self, other))
@@ -152,6 +164,7 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__i{name}__": _in_place(op) for name, op in _OF_TWO.items()},
     "__matmul__": _of_function("matmul"),
     "__rmatmul__": _of_function("matmul", reflected=True),
+    "__rtruediv__": _over,
     "__rpow__": _of_function("pow", reflected=True),
     "__pow__": _power,
     "__ipow__": _power_in_place,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import platform
 import re
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlvm.core.errors import MachineError, MissingExtra
@@ -30,18 +35,33 @@ _KINDS: Final[
 
 
 def devices() -> list[Device]:
-    """The devices of this machine beside its processor. None is listed of what is not installed.
+    """The devices of this machine: its processor, "cpu", and those of OpenCL and CUDA. None is
+    listed of what is not installed.
 
-    >>> [device.name for device in ml.devices() if device.name == "cpu"]
-    []
+    >>> ml.devices()[0].name
+    'cpu'
     """
-    found: list[Device] = []
+    found = [_processor()]
     for listed, _ in _KINDS.values():
         try:
             found += [Device(*each) for each in listed()]
         except (MissingExtra, MachineError):
             continue
     return found
+
+
+def _processor() -> Device:
+    """The processor, and the memory of this machine."""
+    names = re.findall(r"^model name\s*:\s*(.+)", _text("/proc/cpuinfo"), re.MULTILINE)
+    model = [*names, platform.processor(), platform.machine()]
+    pages = os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 0
+    return Device("cpu", next(filter(None, model), ""), pages * mmap.PAGESIZE)
+
+
+def _text(file: str) -> str:
+    with suppress(OSError):
+        return Path(file).read_text()
+    return ""
 
 
 def why_not(kind: str) -> str:
@@ -56,7 +76,7 @@ def driver_of(device: Any) -> Driver:
     """The driver of the device of that name. Raises `MissingExtra` without the package for it, and
     `MachineError` for a device that there is not."""
     match = _NAME.fullmatch(device) if isinstance(device, str) else None
-    names = ", ".join(["cpu", *[each.name for each in devices()]])
+    names = ", ".join([each.name for each in devices()])
     if match is None:
         hint = 'for the first device of OpenCL write "opencl:0", for CUDA "cuda:0"'
         raise MachineError(f"no device {device!r}; there are {names}; {hint}")

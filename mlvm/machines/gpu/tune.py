@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from mlvm.core.errors import MachineError
 from mlvm.core.program.program import Program
 from mlvm.core.types import DType, TensorType, f32, f64
 from mlvm.machines.gpu import tiles
@@ -29,6 +30,8 @@ def tune(device: str, size: int | None = None) -> Iterator[Timed]:
     """Time products of square matrices with each tile that may suit, one after the other, and keep
     the fastest of each dtype. `size` is that of the matrices, by default 512 on a processor and
     2048 on a GPU. Raises what a VM on the device raises."""
+    if device == "cpu":
+        raise MachineError("a processor's kernels have fixed tiles; tune another device")
     facts = GpuVM(device=device).memory.driver.facts
     n = size or (512 if facts.is_cpu else 2048)
     for dtype in (f32, f64):

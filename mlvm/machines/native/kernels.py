@@ -25,6 +25,7 @@ from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
 from mlvm.machines.native.planners.halves import PRODUCTS, ROWS, SUMS, halves_call
 from mlvm.machines.native.planners.linalg import headed_call
+from mlvm.machines.native.planners.quantized import integer_headed_call
 
 for _room in pkgutil.iter_modules(planners.__path__):
     importlib.import_module(f"{planners.__name__}.{_room.name}")
@@ -37,6 +38,11 @@ _MOVES: Final = frozenset(
     ]
 )
 """What kernels do with elements of any size, complex ones too: they only move them."""
+
+_HEADED: Final = {
+    name: integer_headed_call if name.startswith("integer") else headed_call for name in HEADS
+}
+"""What prepares a chain that begins with such a product."""
 
 _OF_HALVES: Final = frozenset(["packed_matmul"]) | PRODUCTS | ROWS | SUMS
 """What kernels read halves for, beside what they move and what they do with each element."""
@@ -152,7 +158,7 @@ class NativeFused:
             if len(ways) >= MOST_LAYOUTS:
                 ways.clear()
             native = all(isinstance(chain.kernel(link.op), NativeKernel) for link in chain.links)
-            prepare = headed_call if chain.links[0].op.name in HEADS else chain_call
+            prepare = _HEADED.get(chain.links[0].op.name, chain_call)
             ways[key] = (native and prepare(chain.links, types)) or Parts(chain, types)
         return ways[key]
 

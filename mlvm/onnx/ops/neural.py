@@ -214,7 +214,11 @@ def _places_of_largest(
 
 @op("AveragePool", "raw")
 def average_pool(at: Call, x: Value) -> Value:
-    x = channels_last(x)
+    return channels_second(averaged(at, channels_last(x)))
+
+
+def averaged(at: Call, x: Any) -> Any:
+    """Means of windows of x, channels last."""
     window, strides, apart, padding = _windows(at, x)
     y = pooled(x, "avg", window, strides, apart, padding)
     if any(low or high for low, high in padding):
@@ -234,7 +238,7 @@ def average_pool(at: Call, x: Value) -> Value:
         ones = ml.asarray(counted[None, ..., None], dtype=y.dtype)
         share = pooled(ones, "avg", window, strides, apart, [(0, 0)] * len(window))
         y = y / ml.maximum(share, 1.0 / math.prod(window))
-    return channels_second(y)
+    return y
 
 
 @op("LpPool", "raw")

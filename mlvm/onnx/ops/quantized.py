@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import Array, DType
+from mlvm.core.types import Array, DType, i8, i32, u8
+from mlvm.eager.tensor import primitives
 from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of
 from mlvm.onnx.few import rounded
 from mlvm.onnx.graph import is_array
-from mlvm.onnx.ops.neural import channels_last, channels_second, convolved, sides
+from mlvm.onnx.ops.neural import averaged, channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, Weight, tensor
+from mlvm.onnx.values import Lying, Value, Weight, alike, are_known, lying, tensor
 
 
 def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
@@ -40,14 +42,38 @@ def _float(xp: Any, v: Any) -> Any:
     return xp.astype(v, np.float32 if xp is np else ml.float32)
 
 
-@op("QuantizeLinear com.microsoft.QuantizeLinear")
-def quantize_linear(at: Call, x: Any, scale: Any, zero: Any = None) -> Any:
+def _bytes(dtype: DType) -> bool:
+    return dtype in (i8, u8)
+
+
+def _as_it_lies(x: Value, axis: int) -> tuple[Any, int, Callable[[Any], Value]]:
+    """x in the order in which it lies, where the axis is then, and what puts a result back."""
+    if type(x) is not Lying:
+        return x, axis, lambda y: y
+    return x.x, x.axes[axis], lambda y: Lying(y, x.axes)
+
+
+def _along(v: Value, x: Any, axis: int, dtype: DType) -> Any:
+    """A scale or a zero, of all of x or of each place of an axis, as a tensor beside x."""
+    found = ml.zeros((), dtype=dtype) if v is None else ml.astype(tensor(v), dtype)
+    if found.size == 1:
+        return ml.reshape(found, ())
+    return ml.reshape(found, tuple(-1 if i == axis else 1 for i in range(x.ndim)))
+
+
+@op("QuantizeLinear com.microsoft.QuantizeLinear", "raw")
+def quantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Value:
     xp, number = at.xp, at.get("output_dtype", 0)
     if not number and zero is not None:
         number = at.node.numbers[2] or NAMES[DType.of(zero.dtype)]
     number = number or 2
     axis, block = at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
+    if xp is ml and not block and number in (2, 3):
+        x, axis, back = _as_it_lies(x if type(x) is Lying else tensor(x), axis)
+        by, dtype = _along(scale, x, axis, ml.float32), dtype_of(number, "it")
+        return back(primitives.quantize_linear(_float(ml, x), by, _along(zero, x, axis, dtype)))
+    x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _float(xp, _spread(xp, scale, x.shape, axis, block))
     add = _spread(xp, zero, x.shape, axis, block)
     y = _float(xp, x) / by
@@ -61,21 +87,32 @@ def quantize_linear(at: Call, x: Any, scale: Any, zero: Any = None) -> Any:
     return xp.astype(xp.clip(y, float(low), float(high)), dtype.numpy if xp is np else dtype)
 
 
-@op("DequantizeLinear com.microsoft.DequantizeLinear")
-def dequantize_linear(at: Call, x: Any, scale: Any, zero: Any = None) -> Any:
+@op("DequantizeLinear com.microsoft.DequantizeLinear", "raw")
+def dequantize_linear(at: Call, x: Value, scale: Value, zero: Value = None) -> Value:
     xp, axis, block = at.xp, at.get("axis", 1), at.get("block_size", 0)
     axis %= max(x.ndim, 1)
+    number = at.get("output_dtype", 0)
+    wanted = dtype_of(number, "it") if number else DType.of(scale.dtype)
+    own = DType.of(x.dtype)
+    if xp is ml and not block and (_bytes(own) or own is i32):
+        x, axis, back = _as_it_lies(x if type(x) is Lying else tensor(x), axis)
+        by = _along(scale, x, axis, ml.float32)
+        y = primitives.dequantize_linear(x, by, _along(zero, x, axis, own))
+        return back(ml.astype(y, wanted))
+    x, scale, zero = (_either(xp, v) for v in (x, scale, zero))
     by = _spread(xp, scale, x.shape, axis, block)
     add = _spread(xp, zero, x.shape, axis, block)
-    if DType.of(x.dtype).is_float:
+    if own.is_float:
         y = _float(xp, x) if add is None else _float(xp, x) - _float(xp, add)
     else:
         wide = np.int32 if xp is np else ml.int32
         y = xp.astype(x, wide)
         y = _float(xp, y if add is None else y - xp.astype(add, wide))
-    number = at.get("output_dtype", 0)
-    wanted = dtype_of(number, "it") if number else DType.of(scale.dtype)
     return xp.astype(y * _float(xp, by), wanted.numpy if xp is np else wanted)
+
+
+def _either(xp: Any, v: Value) -> Any:
+    return v if v is None or xp is np else tensor(v)
 
 
 @op("DynamicQuantizeLinear", "raw")
@@ -84,12 +121,6 @@ def dynamic_quantize_linear(at: Call, x: Value) -> Value:
         return ml.dynamic_quantize_linear(tensor(x))
     q, scale, zero = ml.dynamic_quantize_linear(x.x)
     return Lying(q, x.axes), scale, zero
-
-
-def centered(x: Any, zero: Any) -> Any:
-    """Integers less their zero, as floats, which hold all of them."""
-    y = ml.astype(x, ml.float32)
-    return y if zero is None else y - ml.astype(zero, ml.float32)
 
 
 class Rows(NamedTuple):
@@ -170,20 +201,59 @@ def matmul_integer_to_float(at: Call, a: Value, b: Value, sa: Value, sb: Value, 
     return y if bias is None else y + tensor(bias)
 
 
-def _requantized(y: Any, scale: Any, zero: Any) -> Any:
-    dtype = zero.dtype
-    info = np.iinfo(dtype.numpy)
-    made = ml.round(y / scale) + ml.astype(zero, ml.float32)
-    return ml.astype(ml.clip(made, float(info.min), float(info.max)), dtype)
+def _quantized(y: Any, scale: Value, zero: Value, otherwise: Any = ml.uint8) -> Any:
+    """y, f32, with one scale and zero; without a zero in that dtype."""
+    dtype = otherwise if zero is None else DType.of(zero.dtype)
+    return primitives.quantize_linear(
+        y, _along(scale, y, -1, ml.float32), _along(zero, y, -1, dtype)
+    )
+
+
+def _floats(x: Any, scale: Value, zero: Value) -> Any:
+    """x as it is meant, with one scale and zero."""
+    own = DType.of(x.dtype)
+    return primitives.dequantize_linear(x, _along(scale, x, -1, ml.float32),
+                                        _along(zero, x, -1, own))  # fmt: skip
+
+
+def _meant(y: Any, bias: Value, sx: Value, sw: Value) -> Any:
+    """Sums of products of integers, and a bias in their unit, as floats; `sw` for each column."""
+    y = y if bias is None else y + tensor(bias)
+    by = ml.astype(tensor(sx), ml.float32) * ml.astype(tensor(sw), ml.float32)
+    by = ml.reshape(by, ()) if by.size == 1 else by
+    return primitives.dequantize_linear(y, by, ml.zeros((), dtype=ml.int32))
+
+
+@op("QuantizedMatMul", "raw", packed={3: _turned})
+def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+                     bias: Value = None) -> Value:  # fmt: skip
+    """Quantised factors of a product, which is a float: what `fold` makes of exporters' pairs."""
+    sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
+    return _meant(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb)
 
 
 @op("QLinearMatMul", "raw", packed={3: _turned})
 def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                    sy: Value, zy: Value) -> Value:  # fmt: skip
-    total = product(tensor(a), za, _rows(at, 3, b, zb))
-    sa, sb, sy = (ml.astype(tensor(s), ml.float32) for s in (sa, sb, sy))
-    sa = ml.expand_dims(sa, axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    return _requantized(ml.astype(total, ml.float32) * (sa * sb), sy, tensor(zy))
+    return _quantized(quantized_matmul(at, a, sa, za, b, sb, zb), sy, zy)
+
+
+def _turned_once(node: Any, w: Array) -> Array:
+    """The second factor of a QGemm as rows, [n, k]."""
+    return np.ascontiguousarray(w if node.attributes.get("transB", 0) else w.T)
+
+
+@op("QuantizedGemm com.microsoft.QGemm", "raw", packed={3: _turned_once})
+def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
+          bias: Value = None, sy: Value = None, zy: Value = None) -> Value:  # fmt: skip
+    x = tensor(a)
+    x = ml.matrix_transpose(x) if at.get("transA", 0) else x
+    if type(at.node.inputs[3]) is not Weight:
+        b = tensor(b) if at.get("transB", 0) else ml.matrix_transpose(tensor(b))
+    y = product(x, za, rows_of(b, zb))
+    sa = ml.astype(tensor(sa), ml.float32) * at.get("alpha", 1.0)
+    y = _meant(y, bias, sa, sb)
+    return y if sy is None else _quantized(y, sy, zy)
 
 
 def _filters(node: Any, w: Array) -> Array:
@@ -191,44 +261,39 @@ def _filters(node: Any, w: Array) -> Array:
     return np.ascontiguousarray(np.moveaxis(w, 1, -1))
 
 
-_EXACT: Final = (1 << 24) // 255**2
-"""So many products of bytes have sums that f32 holds."""
-
-
 def _integer_conv(at: Call, x: Value, xz: Value, w: Value, wz: Value, place: int) -> Any:
-    """The convolution of integers, i32, channels last: a product of windows, or one of floats that
-    hold its sums."""
+    """The convolution of integers, i32, channels last. One with a zero for each channel, or over
+    volumes, is made of f64, which hold its sums."""
     q = w if type(at.node.inputs[place]) is Weight else ml.moveaxis(tensor(w), 1, -1)
-    image, (outputs, *window, _) = channels_last(x), q.shape
-    inner, axes = q.size // max(outputs, 1), len(window)
-    if at.get("group", 1) > 1 or (math.prod(window) > 1 and inner <= _EXACT):
-        dtype = ml.float32 if inner <= _EXACT else ml.float64
-        zero = None if wz is None else ml.reshape(tensor(wz), (-1, *[1] * (axes + 1)))
-        kernel = ml.permute_dims(centered(q, zero), (*range(1, axes + 2), 0))
-        flat = centered(image, None if xz is None else tensor(xz))
-        y = convolved(at, ml.astype(flat, dtype), ml.astype(kernel, dtype), axes)
+    image, (outputs, *window, inputs), axes = channels_last(x), q.shape, q.ndim - 2
+    if isinstance(wz, np.ndarray) and wz.size > 1 and (wz == wz.flat[0]).all():
+        wz = wz.reshape(-1)[:1]
+    if axes not in (1, 2) or (wz is not None and wz.size > 1):
+        kernel, zero = _wide(q), None if wz is None else _wide(tensor(wz))
+        if zero is not None:
+            kernel = kernel - ml.reshape(zero, (-1, *[1] * (axes + 1)))
+        flat = _wide(image) if xz is None else _wide(image) - _wide(tensor(xz))
+        y = convolved(at, flat, ml.permute_dims(kernel, (*range(1, axes + 2), 0)), axes)
         return ml.astype(y, ml.int32)
     strides, apart = at.get("strides") or [1] * axes, at.get("dilations") or [1] * axes
     span = [(k - 1) * d + 1 for k, d in zip(window, apart, strict=True)]
-    padding = sides(at, image.shape[1:-1], span, strides)
-    if any(map(any, padding)):
-        frame = [(0, 0), *padding, (0, 0)]
-        around = np.pad(np.zeros((1, *image.shape[1:-1], 1), bool), frame, constant_values=True)
-        image = ml.pad(image, frame)
-        if xz is not None:
-            image = ml.where(ml.asarray(around), tensor(xz), image)
-    counts = [
-        (n - k) // step + 1 for n, k, step in zip(image.shape[1:-1], span, strides, strict=True)
-    ]
-    parts = [
-        image[(slice(None), *(
-            slice(i * d, i * d + (n - 1) * step + 1, step)
-            for i, d, n, step in zip(index, apart, counts, strides, strict=True)
-        ))]
-        for index in np.ndindex(*window)
-    ]  # fmt: skip
-    columns = ml.concat(parts, axis=-1) if len(parts) > 1 else parts[0]
-    return product(columns, xz, rows_of(ml.reshape(q, (outputs, inner)), wz))
+    padding: Any = [(0, 0)] * (2 - axes) + sides(at, image.shape[1:-1], span, strides)
+    above: Any = [1] * (2 - axes)
+    image = ml.reshape(image, (image.shape[0], *above, *image.shape[1:]))
+    y = primitives.integer_conv2d(
+        image,
+        ml.reshape(q, (outputs, *above, *window, inputs)),
+        *(_along(zero, each, -1, each.dtype) for zero, each in ((xz, image), (wz, q))),
+        stride=(*above, *strides),
+        padding=tuple(padding),
+        dilation=(*above, *apart),
+        groups=at.get("group", 1),
+    )
+    return y if axes == 2 else ml.reshape(y, (y.shape[0], *y.shape[2:]))
+
+
+def _wide(x: Any) -> Any:
+    return ml.astype(x, ml.float64)
 
 
 @op("ConvInteger", "raw", packed={1: _filters})
@@ -236,48 +301,84 @@ def conv_integer(at: Call, x: Value, w: Value, xz: Value = None, wz: Value = Non
     return channels_second(_integer_conv(at, x, xz, w, wz, 1))
 
 
+@op("QuantizedConv", "raw", packed={3: _filters})
+def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
+                   b: Value = None) -> Value:  # fmt: skip
+    """A convolution of quantised images, which is a float: what `fold` makes of pairs."""
+    return channels_second(_meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw))
+
+
 @op("QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
-    y = _integer_conv(at, x, zx, w, zw, 3)
-    if b is not None:
-        y = y + tensor(b)
-    y = ml.astype(y, ml.float32) * (tensor(sx) * tensor(sw))
-    return channels_second(_requantized(y, tensor(sy), tensor(zy)))
+    y = _meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw)
+    return channels_second(_quantized(y, sy, zy))
 
 
-@op("com.microsoft.QLinearAdd com.microsoft.QLinearMul", "tensors")
+@op("com.microsoft.QLinearAdd com.microsoft.QLinearMul", "elementwise")
 def qlinear_binary(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
                    zy: Any = None) -> Any:  # fmt: skip
-    left, right = centered(a, za) * sa, centered(b, zb) * sb
-    y = left + right if at.node.type.endswith("Add") else left * right
-    return _requantized(y, sy, ml.zeros((), dtype=a.dtype) if zy is None else zy)
+    x, y = (_floats(tensor(q), s, z) for q, s, z in ((a, sa, za), (b, sb, zb)))
+    made = x + y if at.node.type.endswith("Add") else x * y
+    return _quantized(made, sy, zy, DType.of(a.dtype))
 
 
-@op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "tensors")
-def qlinear_unary(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
-    wide = centered(x, zx) * sx
-    is_sigmoid = at.node.type.endswith("Sigmoid")
-    y = ml.sigmoid(wide) if is_sigmoid else ml.leaky_relu(wide, at.get("alpha", 0.01))
-    return _requantized(y, sy, ml.zeros((), dtype=x.dtype) if zy is None else zy)
+_UNARY: Final[dict[str, Callable[[Call, Any], Any]]] = {
+    "Sigmoid": lambda at, x: ml.sigmoid(x),
+    "LeakyRelu": lambda at, x: ml.leaky_relu(x, at.get("alpha", 0.01)),
+}
+
+
+@op("com.microsoft.QLinearSigmoid com.microsoft.QLinearLeakyRelu", "raw")
+def qlinear_unary(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
+    q, _, back = _as_it_lies(x if type(x) is Lying else tensor(x), 0)
+    made = _UNARY[at.node.type.removeprefix("com.microsoft.QLinear")](at, _floats(q, sx, zx))
+    return back(_quantized(made, sy, zy, q.dtype))
+
+
+@op("com.microsoft.QLinearSoftmax", "tensors")
+def qlinear_softmax(at: Call, x: Any, sx: Any, zx: Any, sy: Any, zy: Any = None) -> Any:
+    axis, wide = at.get("axis", -1) % x.ndim, _floats(x, sx, zx)
+    if at.get("opset", 13) >= 13:
+        return _quantized(ml.softmax(wide, axis=axis), sy, zy, x.dtype)
+    flat = ml.reshape(wide, (math.prod(x.shape[:axis]), -1))
+    return _quantized(ml.reshape(ml.softmax(flat), x.shape), sy, zy, x.dtype)
+
+
+@op("com.microsoft.QLinearWhere", "tensors")
+def qlinear_where(at: Call, c: Any, x: Any, sx: Any, zx: Any, y: Any, sy: Any, zy: Any,
+                  s: Any, z: Any) -> Any:  # fmt: skip
+    return _quantized(ml.where(c, _floats(x, sx, zx), _floats(y, sy, zy)), s, z)
 
 
 @op("com.microsoft.QLinearGlobalAveragePool com.microsoft.QLinearAveragePool", "raw")
 def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value = None) -> Value:
-    if not at.node.type.endswith("GlobalAveragePool"):
-        raise ModelError("averages of windows of integers are not run")
-    image = centered(channels_last(x), tensor(zx)) * tensor(sx)
-    y = ml.mean(image, axis=tuple(range(1, image.ndim - 1)), keepdims=True)
-    return channels_second(_requantized(y, tensor(sy), tensor(zy if zy is not None else zx)))
+    last = at.get("channels_last", 0)
+    image = _floats(tensor(x) if last else channels_last(x), sx, zx)
+    if at.node.type.endswith("GlobalAveragePool"):
+        y = ml.mean(image, axis=tuple(range(1, image.ndim - 1)), keepdims=True)
+    else:
+        y = averaged(at, image)
+    y = _quantized(y, sy, zy, DType.of(x.dtype))
+    return y if last else channels_second(y)
 
 
 @op("com.microsoft.QLinearConcat", "raw")
 def qlinear_concat(at: Call, sy: Value, zy: Value, *rest: Value) -> Value:
-    parts = [
-        centered(tensor(rest[i]), tensor(rest[i + 2])) * tensor(rest[i + 1])
-        for i in range(0, len(rest), 3)
-    ]
-    return _requantized(ml.concat(parts, axis=at["axis"]), tensor(sy), tensor(zy))
+    """What has the result's own scale and zero stays as it is."""
+
+    def part(x: Value, s: Value, z: Value) -> Any:
+        pairs = (s, sy), (z, zy)
+        if all(are_known(pair) and np.array_equal(*pair) for pair in pairs):
+            return x
+        return _quantized(_floats(x, s, z), sy, zy)
+
+    parts, axes = alike([tensor(x) if type(x) is not Lying else x for x in rest[::3]])
+    axis = at["axis"] % parts[0].ndim
+    made = [part(*each) for each in zip(parts, rest[1::3], rest[2::3], strict=True)]
+    if axes is None:
+        return ml.concat(made, axis=axis)
+    return lying(ml.concat(made, axis=axes[axis]), axes)
 
 
 def _few(node: Any, w: Array) -> Array:

@@ -120,7 +120,8 @@ def test_every_rule_is_tried_in_f64() -> None:
         for i in _differentiable(name, case, "f8")
     }
     rules = {(name, operand) for name, entry in VJPS.items() for operand in entry}
-    of_f32 = [("quantized_matmul", "x")]  # tests/eager/nn/test_quantized.py has it
+    of_f32 = [("dequantize_linear", "scale"), ("quantized_matmul", "x")]
+    # tests/eager/nn/test_quantized.py has them
     assert sorted(rules - tried) == of_f32
 
 

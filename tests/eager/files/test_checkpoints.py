@@ -337,9 +337,19 @@ def test_a_file_of_another_library_says_whose_it_is(tmp_path: Path) -> None:
         ("new.pt", b"PK\3\4" + bytes(26) + b"model/data.pkl", "torch.save"),
         ("x.npy", b"\x93NUMPY\x01\x00", r"ml\.asarray\(numpy\.load\(file\)\)"),
         ("x.npz", b"PK\3\4" + bytes(26) + b"x.npy", r"numpy\.load"),
+        ("x.h5", b"\x89HDF\r\n\x1a\n", "HDF5"),
+        ("x.mlvm", b"MLVM" + bytes(9), "python -m mlvm run"),
+        ("x.onnx", b"\x08\x0a\x12\x04mlvm", r"ml\.onnx\.load\(file\)"),
     ):
         (tmp_path / file).write_bytes(content)
         refuses(ml.errors.WeightsError, f"{file}: .*{text}", ml.load, tmp_path / file)
+
+
+def test_a_name_that_promises_another_format_is_refused(tmp_path: Path) -> None:
+    for ending, text in (("gguf", ""), ("pt", ""), ("onnx", "ml.onnx.save"), ("mlvm", "Captured")):
+        told = rf"would be read as {ending}; .*{text}.* name it \"x\.safetensors\""
+        refuses(ml.errors.AttributeRefused, told, ml.save, tmp_path / f"x.{ending}", {"x": [1.0]})
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_file_whose_header_is_as_long_as_a_pickle_begins_is_loaded(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
 from tests.brief import refuses
 
 WORST = {"i8": 0.01, "i4": 0.13, "u8": 0.01, "u4": 0.11, "i2": 1, "u2": 0.6}
@@ -81,12 +81,17 @@ def test_a_model_of_few_bits_is_copied_and_pickled(model: ml.nn.Sequential, x: m
         assert (other(x).numpy() == small(x).numpy()).all()
 
 
-def test_what_is_refused(model: ml.nn.Sequential) -> None:
+def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(DTypeError, "not f32", ml.quantize, model, "f32")
     refuses(ShapeError, "groups of 48", ml.quantize, model, "i4", group=48)
     refuses(AttributeRefused, "leave out group", ml.quantize, model, "i4", dynamic=True)
     refuses(AttributeRefused, "no tensor is meant", ml.quantize, model, where="head")
-    refuses(AttributeRefused, "no Linear layer", lambda: ml.quantize(cast(Any, ml.ones((2, 2)))))
+    refuses(AttributeRefused, "no Linear layer", ml.quantize, ml.nn.LayerNorm(2))
+    for model_like in cast(Any, (ml.ones((2, 2)), lambda x: x)):
+        refuses(AttributeRefused, "takes a Module", ml.quantize, model_like)
+    for group in ("a", 32.0, 0):
+        refuses(AttributeRefused, "group is an int", ml.quantize, model, group=cast(Any, group))
+    refuses(AttributeRefused, "group is an int", ml.quantize_groups, x, group=cast(Any, "a"))
     refuses(AttributeRefused, "what quantize made", ml.quantization_errors, model, model)
     x = ml.astype(ml.zeros((2, 4)), "i4")
     for wrong in (lambda: x + x, lambda: x[0], lambda: ml.sum(x), lambda: x @ x.numpy()):
@@ -96,6 +101,47 @@ def test_what_is_refused(model: ml.nn.Sequential) -> None:
     refuses(
         DTypeError, "must be f32", ml.quantized_matmul, ml.ones(4, dtype="f16"), x, ml.ones((2, 1))
     )
+
+
+def test_layers_of_few_bits_stand_beside_others_in_a_half(
+    model: ml.nn.Sequential, x: ml.Tensor
+) -> None:
+    """Under `autocast`, where the layer before may give a half, and by itself."""
+    for small in (ml.quantize(model, "i4", group=32), ml.quantize(model, "i8", dynamic=True)):
+        mixed = ml.nn.Sequential(model[0], small[2])
+        with ml.autocast("bfloat16"):
+            half = model[0](x)
+            found, captured = mixed(x), ml.capture(lambda x, mixed=mixed: mixed(x))(x)
+            again = ml.quantized_matmul(half, small[2].weight, small[2].scale)
+        assert half.dtype == ml.bfloat16
+        assert found.dtype == captured.dtype == again.dtype == ml.float32
+        assert (found.numpy() == captured.numpy()).all()
+        assert (found.numpy() == small[2](half).numpy()).all()
+
+
+@pytest.mark.parametrize("dtype", [d for d in WORST if d not in ("i8", "u8")])
+def test_few_bits_are_made_from_a_description(dtype: str) -> None:
+    made = [ml.zeros((2, 4), dtype), ml.ones((2, 4), dtype), ml.full((2, 4), 1, dtype)]
+    made += [ml.zeros_like(made[1]), ml.full_like(made[0], ml.asarray(1.0))]
+    for y, value in zip(made, (0, 1, 1, 0, 1), strict=True):
+        assert y.dtype == dtype
+        assert (y.numpy() == value).all()
+    if dtype[0] != "f":
+        refuses(OperandValueError, "out of range", ml.full, (4,), 16, dtype)
+        refuses(ShapeError, r"shape is \(3,\)", ml.zeros, 3, dtype)
+        refuses(ShapeError, "a scalar is one", ml.zeros, (), dtype)
+
+
+def test_what_floats_of_few_bits_do_not_hold() -> None:
+    """As OCP's standards and ml_dtypes have it, but that nan is 0 where there is none."""
+    x = ml.asarray([1e6, -1e6, np.inf, np.nan])
+    expected = {
+        "f8e4m3": [np.nan] * 4,
+        "f8e5m2": [np.inf, -np.inf, np.inf, np.nan],
+        "f4e2m1": [6, -6, 6, 0],
+    }
+    for dtype, values in expected.items():
+        np.testing.assert_array_equal(ml.astype(x, dtype).numpy(), values)
 
 
 def test_onnx_formulas() -> None:
@@ -110,6 +156,11 @@ def test_onnx_formulas() -> None:
     assert (back.numpy() == (expected - by_axis[1]) * by_axis[0]).all()
     blocks = ml.dequantize_linear(found, ml.asarray(np.tile(scale[:, None], 2)), axis=1)
     assert (blocks.numpy() == expected * by_axis[0]).all()
+    slope = ml.grad(
+        lambda s: ml.sum(2.0 * ml.dequantize_linear(found, s, ml.asarray(zero), axis=0))
+    )
+    exact = 2 * (expected - by_axis[1]).sum(1)
+    np.testing.assert_allclose(slope(ml.asarray(scale)).numpy(), exact, rtol=1e-6)
     codes, step, middle = ml.dynamic_quantize_linear(ml.asarray(x))
     assert float(step) == pytest.approx(10 / 255)
     assert int(middle) == round(3 / (10 / 255))

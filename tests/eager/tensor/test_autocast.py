@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ CASES: list[tuple[str, Callable[[], Tensor]]] = [
     ("half", lambda: ml.matmul(X, W, transpose_y=True)),
     ("half", lambda: ml.einsum("ij,kj->ik", X, W)),
     ("half", lambda: ml.tensordot(X, W, axes=1)),
+    ("half", lambda: ml.vecdot(X, X)),
+    ("half", lambda: ml.linalg.matrix_power(W, 2)),
     ("half", lambda: ml.conv2d(IMAGES, KERNEL)),
     ("half", lambda: ml.conv_transpose2d(IMAGES, ml.matrix_transpose(KERNEL), stride=2)),
     ("half", lambda: ml.nn.Linear(8, 3, key=KEY)(X)),
@@ -58,7 +61,15 @@ CASES: list[tuple[str, Callable[[], Tensor]]] = [
     ("f32", lambda: ml.std(HALF)),
     ("f32", lambda: ml.exp(HALF)),
     ("f32", lambda: HALF**3),
+    ("f32", lambda: HALF**2),
+    ("f32", lambda: ml.square(HALF)),
+    ("f32", lambda: ml.sqrt(ml.abs(HALF))),
     ("f32", lambda: 3**HALF),
+    ("f32", lambda: 3.3 / HALF),
+    ("f32", lambda: ml.reciprocal(HALF)),
+    ("f32", lambda: ml.asin(ml.tanh(HALF))),
+    ("f32", lambda: ml.erfinv(ml.tanh(HALF))),
+    ("f32", lambda: ml.cumulative_prod(HALF, axis=0)),
     ("f32", lambda: ml.nn.LayerNorm(8)(HALF)),
     ("f32", lambda: ml.nn.RMSNorm(8)(HALF)),
     ("f32", lambda: ml.nn.GroupNorm(2, 8)(HALF)),
@@ -71,6 +82,13 @@ CASES: list[tuple[str, Callable[[], Tensor]]] = [
     ("f32", lambda: ml.nn.LSTM(8, 3, key=KEY)(X[None])[0]),
     ("f32", lambda: ml.nn.GRU(8, 3, key=KEY)(X[None])[0]),
     ("f16", lambda: ml.relu(HALF)),
+    ("f16", lambda: HALF * HALF / HALF),
+    ("f16", lambda: ml.silu(HALF)),
+    ("f16", lambda: ml.softplus(HALF)),
+    ("f16", lambda: ml.glu(HALF)),
+    ("f16", lambda: ml.rotary_encoding(HALF)),
+    ("f16", lambda: ml.lerp(HALF, HALF, 0.5)),
+    ("f16", lambda: ml.einsum("ij,ij->ij", HALF, HALF)),
     ("f64", lambda: ml.astype(X, ml.float64) @ ml.astype(W, ml.float64)),
     ("i64", lambda: ml.ones((2, 2), dtype=ml.int64) @ ml.ones((2, 2), dtype=ml.int64)),
 ]
@@ -78,14 +96,17 @@ CASES: list[tuple[str, Callable[[], Tensor]]] = [
 
 @pytest.mark.parametrize("half", ["bfloat16", "float16"])
 def test_products_are_of_halves_and_what_would_lose_of_f32(half: str) -> None:
-    for number, (wanted, made) in enumerate(CASES):
-        with ml.autocast(half):
-            y = made()
-            captured = ml.capture(made)() if half == "bfloat16" else y
-        name = {"bfloat16": "bf16", "float16": "f16"}[half] if wanted == "half" else wanted
-        assert y.dtype.name == name, number
-        assert captured.dtype is y.dtype, number
-        assert ml.all(captured == y), number
+    def made() -> list[Tensor]:
+        return [make() for _, make in CASES]
+
+    with ml.autocast(half):
+        eager = made()
+        captured = ml.capture(made)() if half == "bfloat16" else eager
+    named = {"half": {"bfloat16": "bf16", "float16": "f16"}[half]}
+    for number, ((wanted, _), y, z) in enumerate(zip(CASES, eager, captured, strict=True)):
+        assert y.dtype.name == named.get(wanted, wanted), number
+        assert z.dtype is y.dtype, number
+        assert ml.array_equal(z, y, equal_nan=True), number
 
 
 def test_a_product_is_that_of_the_cast_operands() -> None:
@@ -111,7 +132,7 @@ def _by_hand(w: Tensor, x: Tensor) -> Tensor:
     """The same, with each cast written."""
     half = ml.bfloat16
     h = ml.gelu(ml.astype(x, half) @ ml.astype(w, half)) @ ml.astype(w, half)
-    z = ml.silu(ml.astype(h, ml.float32)) @ w
+    z = ml.astype(ml.silu(h), ml.float32) @ w
     for _ in range(TURNS):
         x = x + ml.tanh(ml.astype(x, half) @ ml.astype(W, half))
     return ml.sum(z * z) + ml.sum(ml.square(x))
@@ -141,21 +162,100 @@ def test_a_captured_function_has_a_program_for_each_dtype() -> None:
     assert fn.signatures == 3
 
 
-def test_blocks_nest_and_are_of_one_thread() -> None:
-    def dtype() -> str:
-        return (X @ W).dtype.name
+def _dtype() -> str:
+    return (X @ W).dtype.name
 
+
+def test_blocks_nest_and_are_of_one_thread() -> None:
     block = ml.autocast("bfloat16")
     with block, block:
         with ml.autocast("float16"), ml.autocast("bfloat16", enabled=False):
-            assert dtype() == "f32"
+            assert _dtype() == "f32"
         with pytest.raises(ZeroDivisionError), ml.autocast("float16"):
             raise ZeroDivisionError
-        assert dtype() == "bf16"
+        assert _dtype() == "bf16"
         with ThreadPoolExecutor(1) as other:
-            assert other.submit(dtype).result() == "f32"
-    assert dtype() == "f32"
-    assert block(dtype)() == "bf16"
+            assert other.submit(_dtype).result() == "f32"
+    assert _dtype() == "f32"
+    assert block(_dtype)() == "bf16"
+
+
+def test_a_block_is_left_whichever_was_entered_last() -> None:
+    first, second = ExitStack(), ExitStack()
+    first.enter_context(ml.autocast("bfloat16"))
+    second.enter_context(ml.autocast("float16"))
+    made = [_dtype()]
+    for each in (first, second):
+        each.close()
+        made.append(_dtype())
+    assert made == ["f16", "f16", "f32"]
+
+
+def test_a_decorated_generator_is_in_its_block_and_its_reader_is_not() -> None:
+    @ml.autocast("bfloat16")
+    def turns(ends: list[str]) -> Generator[str, int, None]:
+        try:
+            sent = yield _dtype()
+            yield f"{sent} {_dtype()}"
+        except ValueError:
+            yield f"thrown {_dtype()}"
+        finally:
+            ends.append(_dtype())
+
+    ends: list[str] = []
+    sending, throwing, closing = turns(ends), turns(ends), turns(ends)
+    assert [next(sending), _dtype(), sending.send(1), _dtype()] == ["bf16", "f32", "1 bf16", "f32"]
+    assert next(throwing) == "bf16"
+    assert [throwing.throw(ValueError()), _dtype()] == ["thrown bf16", "f32"]
+    assert next(closing) == "bf16"
+    closing.close()
+    assert [_dtype(), *sending] == ["f32"]
+    assert ends == ["bf16", "bf16"]
+
+
+def test_a_decorated_coroutine_is_in_its_block() -> None:
+    @ml.autocast("bfloat16")
+    async def inside() -> str:
+        await asyncio.sleep(0)
+        return _dtype()
+
+    async def outside() -> str:
+        return _dtype()
+
+    async def both() -> list[str]:
+        return list(await asyncio.gather(inside(), outside()))
+
+    assert asyncio.run(both()) == ["bf16", "f32"]
+
+
+def test_what_it_cannot_decorate_is_refused() -> None:
+    async def endless() -> AsyncIterator[None]:
+        yield
+
+    for wrong, told in ((ml.nn.Linear, "not a class: decorate its __call__"), (endless, "endless")):
+        refuses(ml.errors.AttributeRefused, told, ml.autocast("bfloat16"), wrong)
+
+
+def test_members_of_a_group_are_in_the_block_of_their_caller() -> None:
+    def made(rank: int, vm: ml.VM) -> str:
+        return (ml.ones((2, 2)) @ ml.ones((2, 2))).dtype.name
+
+    with ml.parallel.Group(2) as group:
+        step = ml.parallel.data_parallel(lambda vm: lambda x: made(0, vm), group)
+        with ml.autocast("bfloat16"):
+            found = *group.run(made), step(X)
+        assert found == ("bf16", "bf16", "bf16")
+        assert (*group.run(made), step(X)) == ("f32", "f32", "f32")
+
+
+def test_a_state_that_autocast_makes_a_half_is_refused_with_what_to_write() -> None:
+    told = r"products are bf16 under autocast: write ml.astype\(x, ml.float32\)"
+    x = W[0]
+    with ml.autocast("bfloat16"):
+        refuses(ml.errors.DTypeError, told, ml.scan, lambda c, _: (c @ W, c), x, None, 2)
+        refuses(ml.errors.DTypeError, told, ml.while_loop, lambda c: c[0] < 9, lambda c: c @ W, x)
+        branches = ml.capture(lambda p: ml.cond(p, lambda: x, lambda: x @ W))
+        refuses(ml.errors.DTypeError, told, branches, ml.asarray(True))
 
 
 def test_another_dtype_is_refused() -> None:

@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from mlvm.__main__ import main
+from mlvm.core.errors import MachineError
 from mlvm.core.types import f32
 from mlvm.machines.gpu import tiles, tune
+from mlvm.machines.gpu.devices import devices
 from mlvm.machines.gpu.tiles import Tile
 from mlvm.machines.gpu.vm import GpuVM
-from tests.brief import cases
+from mlvm.machines.local import LocalVM
+from tests.brief import cases, refuses
 from tests.machines.gpu.against import launched
 from tests.machines.gpu.larger import LARGER
 
@@ -46,6 +49,16 @@ def test_the_fastest_is_kept(
     assert tiles.table()[facts.name]["f32"] == list(found(facts, f32)[0])
     assert told[0].startswith("f32 ")
     assert told[-1].endswith(str(cache))
+
+
+def test_a_processor_is_a_device_without_tiles_to_find(capsys: pytest.CaptureFixture[str]) -> None:
+    first = devices()[0]
+    assert (first.name, first.nbytes > 0, bool(first.model)) == ("cpu", True, True)
+    assert LocalVM("mine", device=first.name).on_host
+    assert main(["tune", "cpu"]) == 1
+    assert "a processor's kernels have fixed tiles" in capsys.readouterr().err
+    for name, wanted in (("opencl:0", "opencl:0"), ("cuda:1", "cuda:1"), ("gpu", "opencl:0")):
+        refuses(MachineError, rf'names a device, .* VM\(device="{wanted}"\)', LocalVM, name)
 
 
 @cases("text", "", "[]", '{"a": {"f32": [1, 2]}}', '{"a": {"f32": [4, 4, 4, 3, 4, 1]}}', '{"a": 3}')

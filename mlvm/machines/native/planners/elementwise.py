@@ -40,6 +40,9 @@ def row_of(
         name in ("real", "conj") and dtypes[0].kind != "complex"
     ):
         return _row(f"copy_{out.dtype.itemsize}", dtypes, out)
+    if name in ("quantize_linear", "dequantize_linear"):
+        whole = dtypes[2]
+        return _row(f"{name}_{whole}", (dtypes[0], f32, whole), out)
     if name in ("gelu", "gelu_slope"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)

@@ -184,7 +184,14 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
         return None
     if product.dtype is bf16:
         chain = rounding(product, types, (x_number, y_number), head.target, rest)
-        return chain and matmul_chain(x, y, head.attributes, chain)
+    else:
+        chain = after(head, rest, product, types)
+    return chain and matmul_chain(x, y, head.attributes, chain)
+
+
+def after(head: Link, rest: Sequence[Link], product: TensorType, types: Types) -> Chain | None:
+    """What comes after a product in a chain on parameters of these types; None if a link has no row
+    function."""
     kept = head.target >= 0  # as a result; else it lives in scratch only, the last parameter
     child_types = types if kept else [*types, product]
     renamed = {} if kept else {head.target: len(types)}
@@ -196,8 +203,8 @@ def headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
     child = chain_call(renumbered, child_types, unit=max(1, product.shape[-1]))
     if child is None:
         return None
-    places = Chain(child, len(types), x_number, y_number, head.target if kept else None)
-    return matmul_chain(x, y, head.attributes, places)
+    x, y = head.sources[:2]
+    return Chain(child, len(types), x, y, head.target if kept else None)
 
 
 def rounding(

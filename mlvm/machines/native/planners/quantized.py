@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Final
 
+from mlvm.core.machine.fused import Link
 from mlvm.core.op import Attributes
-from mlvm.core.types import i8
+from mlvm.core.types import TensorType, i8
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
+from mlvm.machines.native.planners.linalg import Chain, after
 
 _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
@@ -18,6 +21,8 @@ _COLUMNS: Final = 32
 """Rows of y, of bytes, that are a unit."""
 _MANY: Final = 32
 """So many rows of x are worth copying those of y."""
+_MOST_PANELS: Final = 1 << 24
+"""Bytes of y that a thread copies at once."""
 
 
 @planner("quantized_matmul")
@@ -42,21 +47,115 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     )
 
 
-@planner("integer_matmul", "packed_integer_matmul")
+@planner("integer_matmul")
 def integer_matmul(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
-    _, x, y = types
-    packed = op == "packed_integer_matmul"
-    n, k = attributes["columns"] if packed else y.shape[0], x.shape[-1]
-    panel = math.prod(y.shape[1:-1]) if packed else 0
-    m = math.prod(x.shape[:-1])
-    many, row = packed or m >= _MANY, -(-k // 64) * 64 + 4
-    at_once = max(4, min(m, _CACHE // row // 4 * 4))
-    integers = {"m": m, "n": n, "k": k, "unit": _COLUMNS, "at_once": at_once, "many": many}
-    integers["y_panel"] = panel
-    signs = {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
-    scratch = 2 * (at_once + _COLUMNS) * row + 64
-    work = 50 + m * n * k * (0.002 if many else 0.004)
-    work += n * k * (0.1 if many and not packed else 0.02)
+    return _integer_call(types[0], types[1:], attributes, (0, 1, 2), None)
+
+
+@planner("integer_conv2d")
+def integer_conv2d(op: str, types: Types, attributes: Attributes) -> KernelCall | None:
+    return _integer_call(types[0], types[1:], attributes, (0, 1, 2, 3, 4), None)
+
+
+def integer_headed_call(links: Sequence[Link], types: Types) -> KernelCall | None:
+    """The call of a chain whose first link is a product of bytes or a convolution of them, as
+    `linalg.headed_call` has it."""
+    head, *rest = links
+    operands = [types[source] for source in head.sources]
+    out = head.op.infer(operands, head.attributes)
+    if out is None or not rest or not out.shape[-1:]:
+        return None
+    chain = after(head, rest, out, types)
+    if chain is None:
+        return None
+    places = (-1 if chain.out is None else chain.out, *head.sources)
+    return _integer_call(out, operands, head.attributes, places, chain)
+
+
+def _integer_call(
+    out: TensorType,
+    operands: Types,
+    attributes: Attributes,
+    places: Sequence[int],
+    chain: Chain | None,
+) -> KernelCall | None:
+    """`places` are the parameters that the result and the operands are; -1 for a product that only
+    the chain reads."""
+    x, y = operands[:2]
+    n, groups, windows = out.shape[-1], 1, y.ndim == 4
+    integers = dict(zip(("out", "x", "y", "x_zero", "y_zero"), places, strict=False))
+    integers |= {"x_signed": x.dtype is i8, "y_signed": y.dtype is i8}
+    if windows:
+        groups, ((top, _), (left, _)) = attributes["groups"], attributes["padding"]
+        (down, across), (apart_y, apart_x) = attributes["stride"], attributes["dilation"]
+        _, height, width, channels = x.shape
+        integers |= {"height": height, "width": width, "channels": channels}
+        integers |= {"down": out.shape[1], "across": out.shape[2], "top": top, "left": left}
+        integers |= {"tall": y.shape[1], "wide": y.shape[2], "stride_y": down}
+        integers |= {"stride_x": across, "apart_y": apart_y, "apart_x": apart_x}
+        plain = (
+            {*y.shape[1:3], down, across} == {1} and groups == 1 and x.shape[:3] == out.shape[:3]
+        )
+        if groups == channels == n > 1:
+            return _depthwise(out, y, integers, chain)
+        windows = not plain
+    m, k = math.prod(out.shape[:-1]), math.prod(y.shape[1:])
+    many, row = m >= _MANY or groups > 1, -(-k // 64) * 64 + 4
+    if chain and not many:
+        return None
+    width = 4 * _COLUMNS * (-(-k // 4) + 1)  # bytes of panels
+    panels = groups * -(-n // groups // _COLUMNS) if n else 1
+    if panels * width > _MOST_PANELS:
+        if chain:
+            return None
+        panels = max(1, _MOST_PANELS // width)
+    at_once = _CACHE // (2 * row) // 8 * 8 if many else _CACHE // row // 4 * 4
+    if chain:
+        at_once = min(at_once, _CACHE // (4 * n))
+    at_once = max(8, min(at_once, -(-m // 8) * 8))
+    # Scratch: panels, then rows of x; or both as 16 bits; then for a chain what its child wants,
+    # and the product.
+    scratch = max(many * panels * width + at_once * (row + 8) + 64, 2 * (at_once + 8) * row)
+    child_scratch = -(-scratch // 64) * 64
+    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    unit = _rows_of_unit(m) if many else _COLUMNS
+    integers |= {"m": m, "n": n, "k": k, "groups": groups, "windows": windows, "many": many}
+    integers |= {"unit": unit, "at_once": at_once, "panels_at_once": panels}
+    integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
+    k_work = n // groups * k * (0.002 if many else 0.004)
+    work = 50 + groups * m * k_work + m * k * 0.05 * windows + n * k * (0.1 if many else 0.02)
     return kernel_call(
-        "integer_matmul", 3, -(-n // _COLUMNS), work, {**integers, **signs}, scratch=scratch
+        "integer_chain" if chain else "integer_matmul",
+        chain.nparams if chain else len(operands) + 1,
+        -(-(m if many else n) // unit),
+        work + (chain.child.work if chain else 0),
+        integers,
+        scratch=product_scratch + (at_once * n * 4 if chain else 0),
+        children=[chain.child] if chain else [],
+    )
+
+
+def _rows_of_unit(m: int) -> int:
+    """So many that there are some units for each of several threads, which copy all panels."""
+    return max(16, -(-m // 16) // 8 * 8)
+
+
+def _depthwise(
+    out: TensorType, y: TensorType, integers: dict[str, int], chain: Chain | None
+) -> KernelCall | None:
+    """A unit is a row of the result."""
+    images, down, across, channels = out.shape
+    window = math.prod(y.shape[1:])
+    child_scratch = 4 * window * -(-channels // 32) * 32
+    product_scratch = child_scratch + (-(-chain.child.scratch // 64) * 64 if chain else 0)
+    integers |= {"n": channels, "groups": channels}
+    integers |= {"child_scratch": child_scratch, "product_scratch": product_scratch}
+    return kernel_call(
+        "integer_depthwise_chain" if chain else "integer_depthwise",
+        chain.nparams if chain else 5,
+        images * down,
+        50 + out.size * window * 0.03 + (chain.child.work if chain else 0),
+        integers,
+        scratch=product_scratch + (across * channels * 4 if chain else 0),
+        children=[chain.child] if chain else [],
     )

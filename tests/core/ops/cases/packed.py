@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
-from tests.core.ops.cases import quantized, windows
+from tests.core.ops.cases import windows
 from tests.core.ops.cases.case import Case
 
 _rng = np.random.default_rng(8)
@@ -42,13 +42,6 @@ def _of_windows(case: Case) -> Case:
     return Case((x, _panels(kernel)), lambda *_, **__: expected, how)
 
 
-def _of_bytes(case: Case) -> Case:
-    x, y = case.inputs
-    expected = case.expected(x, y)
-    packed = _panels(y, transpose_y=True)
-    return Case((x, packed), lambda *_, **__: expected, {"columns": len(y)})
-
-
 CASES: dict[str, list[Case]] = {
     "pack_panels": [
         Case((_noise(dtype, *shape),), _panels, {"transpose_y": turned})
@@ -68,5 +61,4 @@ CASES: dict[str, list[Case]] = {
         for case in windows.CASES["conv2d"]
         if case.attributes.get("groups", 1) == 1
     ],
-    "packed_integer_matmul": [_of_bytes(case) for case in quantized.CASES["integer_matmul"]],
 }

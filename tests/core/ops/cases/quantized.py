@@ -77,6 +77,41 @@ def _integers(x: Array, y: Array) -> Any:
     return np.asarray(x.astype(np.int64) @ y.astype(np.int64).T).astype(np.int32)
 
 
+def _convolved(x: Array, kernel: Array, x_zero: Array, kernel_zero: Array, **how: Any) -> Any:
+    """Place by place of the window, on a frame of zeros."""
+    (top, bottom), (left, right) = how["padding"]
+    wide = np.pad(x.astype(int) - int(x_zero), ((0, 0), (top, bottom), (left, right), (0, 0)))
+    weights, groups = kernel.astype(int) - int(kernel_zero), how.get("groups", 1)
+    outputs, tall, across, inputs = kernel.shape
+    (down, right), (apart, beside) = how.get("stride", (1, 1)), how.get("dilation", (1, 1))
+    high = (wide.shape[1] - (tall - 1) * apart - 1) // down + 1
+    broad = (wide.shape[2] - (across - 1) * beside - 1) // right + 1
+    total = np.zeros((len(x), high, broad, outputs), int)
+    for i, j in np.ndindex(tall, across):
+        part = wide[:, i * apart :: down, j * beside :: right][:, :high, :broad]
+        part = part.reshape(*part.shape[:3], groups, inputs)
+        by = weights[:, i, j].reshape(groups, outputs // groups, inputs)
+        total += np.einsum("nhwgi,goi->nhwgo", part, by).reshape(total.shape)
+    return total.astype(np.int32)
+
+
+def _image_case(x: Any, kernel: Any, shape: Any, outputs: int, window: Any, **how: Any) -> Case:
+    of_x = _rng.integers(0, 256, shape).astype(np.uint8).view(x)
+    each = shape[-1] // how.get("groups", 1)
+    weights = _rng.integers(0, 256, (outputs, *window, each)).astype(np.uint8).view(kernel)
+    zeros = np.array(100, x), np.array(77, kernel)
+    return Case((of_x, weights, *zeros), _convolved, {"padding": ((1, 1), (0, 2)), **how})
+
+
+def _quantised(x: Array, scale: Array, zero: Array) -> Any:
+    limits = np.iinfo(zero.dtype)
+    exact = np.round(x.astype(float) / scale.astype(float)) + zero
+    return np.clip(np.nan_to_num(exact, nan=0.0), limits.min, limits.max).astype(zero.dtype)
+
+
+_SPECIAL = np.array([[np.nan, np.inf, -np.inf, 0.5, 1.5, -2.5, 1e9, -300.0]], np.float32)
+
+
 def _unpacked(x: Array) -> Any:
     kinds = {"i": np.int8, "u": np.uint8, "f": np.float32}
     return _values(x).astype(kinds[DType.of(x.dtype).name[0]])
@@ -129,5 +164,31 @@ CASES: dict[str, list[Case]] = {
         for x in (np.int8, np.uint8)
         for y in (np.int8, np.uint8)
         for m, n, k in (((3,), 5, 7), ((2, 3), 17, 130), ((), 3, 64), ((41,), 35, 70))
+    ],
+    "integer_conv2d": [
+        _image_case(x, kernel, *rest, **how)
+        for x in (np.int8, np.uint8)
+        for kernel in (np.int8, np.uint8)
+        for rest, how in (
+            (((1, 6, 5, 4), 6, (3, 3)), {}),
+            (((2, 9, 8, 5), 35, (3, 2)), {"stride": (2, 1), "dilation": (1, 2)}),
+            (((1, 7, 7, 3), 17, (1, 1)), {"padding": ((0, 0), (0, 0))}),
+            (((1, 8, 8, 6), 4, (3, 3)), {"groups": 2}),
+            (((1, 8, 9, 83), 83, (5, 3)), {"groups": 83, "stride": (2, 1), "dilation": (1, 2)}),
+            (((1, 5, 4, 7), 7, (3, 3)), {"groups": 7}),
+        )
+    ],
+    "quantize_linear": [
+        Case((x, np.array(0.5, np.float32), np.array(3, dtype)), _quantised)
+        for x in (_SPECIAL, 100 * _f32(3, 70))
+        for dtype in (np.int8, np.uint8)
+    ]
+    + [Case((_exact(2, 5), np.full((5,), 0.25, np.float32), np.zeros((5,), np.int8)), _quantised)],
+    "dequantize_linear": [
+        Case(
+            (_rng.integers(0, 99, (3, 5)).astype(dtype), _exact(5), np.array(40, dtype)),
+            lambda x, scale, zero: ((x.astype(float) - zero) * scale).astype(np.float32),
+        )
+        for dtype in (np.int8, np.uint8, np.int32)
     ],
 }

@@ -9,11 +9,16 @@
 
 #define NAME(name) name,
 
-/* M rows of x by N of y, of K bytes each, SIGNED or not. UNIT: rows of y. AT_ONCE: rows of x that are laid
- * out. MANY: whether y is copied as panels. Y_PANEL: words of a panel of y that lies in panels; or 0. */
+/* M rows of x by N of y, of K bytes each, SIGNED or not. X, Y, X_ZERO, Y_ZERO, OUT: which parameters they
+ * are; a zero of 0 is none. MANY: whether y is copied as panels, PANELS_AT_ONCE; then UNIT rows of x
+ * are a unit, else UNIT rows of y. AT_ONCE: rows of x that are laid out. In bytes: CHILD_SCRATCH and
+ * PRODUCT_SCRATCH. GROUPS of channels have N / GROUPS rows of y each. With WINDOWS, rows of x are windows over
+ * images, which have the integers of windows. */
 #define bytes_integers(EACH)                                                             \
-    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED) EACH(MANY) \
-    EACH(Y_PANEL)
+    EACH(M) EACH(N) EACH(K) EACH(UNIT) EACH(AT_ONCE) EACH(X_SIGNED) EACH(Y_SIGNED)       \
+    EACH(MANY) EACH(PANELS_AT_ONCE) EACH(X) EACH(Y) EACH(OUT) EACH(X_ZERO) EACH(Y_ZERO)  \
+    EACH(CHILD_SCRATCH) EACH(PRODUCT_SCRATCH) EACH(GROUPS) EACH(WINDOWS)                 \
+    windows_integers(EACH)
 /* UNIT: elements a unit. Of a single row, bytes of an element of each parameter follow; a chain is PIECE
  * and on. */
 #define chain_integers(EACH)                                                             \

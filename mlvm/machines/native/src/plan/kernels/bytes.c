@@ -1,14 +1,18 @@
-/* Products of bytes by bytes, exact, in 32 bits that wrap around.
+/* Products of bytes by bytes, less their zeros, exact, in 32 bits that wrap around: of rows, or of windows over
+ * images, which are gathered row by row. What lies outside of an image counts as x's zero.
  *
  * Where the processor multiplies unsigned bytes by signed ones and adds up four products at once, bytes of x
  * are made unsigned and those of y signed: what is of the other kind has its highest bit turned, so that it
- * is 128 more or less than it should. That makes a multiple of the other's sum, which is put right. Many rows
- * of x go through panels of y, PANEL columns with four of their elements side by side, which are copied first
- * unless y lies so; few go by y as it lies. Elsewhere both are made 16 bits wide, whose products never overflow a sum of two. */
+ * is 128 more or less than it should, and so is its zero. A zero makes a multiple of the other's sum, which is
+ * put right. Many rows of x go through panels of y that are copied first, PANELS times PANEL columns with four
+ * of their elements side by side, [chunks][k / 4][32][4], and a multiple of their sums behind each chunk;
+ * few go by y as it lies. Elsewhere both are made 16 bits wide, less their zeros, whose products never overflow
+ * a sum of two; so is what `integer_depthwise` multiplies channel by channel, 32 bits wide. */
 #include "../plan.h"
 #include "../processor.h"
 
 #include "elements.h"
+#include "next.h"
 
 #include <string.h>
 
@@ -19,15 +23,46 @@
 enum { bytes_integers(NAME) };
 enum { STEP = 64, PANEL = 16, PANELS = 2, ROWS = 8, FEW = 4 };
 
-/* Where a column of y begins that lies in panels, in words. */
-static inline int64_t packed_at(const int64_t *n, int64_t column)
-{
-    return column / (PANELS * PANEL) * n[Y_PANEL] + column % (PANELS * PANEL);
-}
-
 static inline int64_t padded(int64_t count, int64_t to)
 {
     return (count + to - 1) / to * to;
+}
+
+/* --- operands --- */
+
+static inline int zero_of(char *const *p, int64_t parameter, int64_t is_signed)
+{
+    if (!parameter)
+        return 0;
+    return is_signed ? *(const int8_t *)p[parameter] : *(const uint8_t *)p[parameter];
+}
+
+/* Window m over the images, of a group of their channels. */
+static void gather(uint8_t *to, const int64_t *n, const uint8_t *x, int64_t m, int64_t group, int zero)
+{
+    const int64_t channels = n[CHANNELS], each = channels / n[GROUPS], line = n[WIDE] * each;
+    const int64_t places = n[DOWN] * n[ACROSS], image = m / places, place = m % places;
+    const int64_t top = place / n[ACROSS] * n[STRIDE_Y] - n[TOP];
+    const int64_t left = place % n[ACROSS] * n[STRIDE_X] - n[LEFT];
+    const int inside = left >= 0 && left + (n[WIDE] - 1) * n[APART_X] < n[WIDTH];
+    x += image * n[HEIGHT] * n[WIDTH] * channels + group * each;
+    for (int64_t i = 0; i < n[TALL]; i++, to += line) {
+        const int64_t row = top + i * n[APART_Y];
+        const uint8_t *from = x + (row * n[WIDTH] + left) * channels;
+        if (row < 0 || row >= n[HEIGHT])
+            memset(to, zero, (size_t)line);
+        else if (inside && n[APART_X] == 1 && each == channels)
+            copy_run((char *)to, (const char *)from, line);
+        else
+            for (int64_t j = 0; j < n[WIDE]; j++) {
+                const int64_t column = left + j * n[APART_X];
+                if (column < 0 || column >= n[WIDTH])
+                    memset(to + j * each, zero, (size_t)each);
+                else
+                    copy_run((char *)to + j * each, (const char *)from + j * n[APART_X] * channels,
+                             each);
+            }
+    }
 }
 
 /* --- 16 bits --- */
@@ -67,24 +102,15 @@ static inline uint32_t TOTAL(Sums sum)
 enum { PAIRS = sizeof(Sums) / 2 };
 #define UNROLL _Pragma("GCC unroll 16")
 
-/* The same of y in panels. */
-static void widen_packed(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed)
-{
-    for (int64_t j = 0; j < k; j++) {
-        const uint8_t byte = from[j / 4 * PANELS * PANEL * 4 + j % 4];
-        to[j] = is_signed ? (int8_t)byte : byte;
-    }
-    memset(to + k, 0, (size_t)(row - k) * sizeof *to);
-}
-
-static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed)
+/* Less the zero. */
+static void widen(int16_t *to, const uint8_t *from, int64_t k, int64_t row, int64_t is_signed, int zero)
 {
     if (is_signed)
         for (int64_t j = 0; j < k; j++)
-            to[j] = (int8_t)from[j];
+            to[j] = (int16_t)((int8_t)from[j] - zero);
     else
         for (int64_t j = 0; j < k; j++)
-            to[j] = from[j];
+            to[j] = (int16_t)(from[j] - zero);
     memset(to + k, 0, (size_t)(row - k) * sizeof *to);
 }
 
@@ -104,23 +130,36 @@ SPECIALIZED void wide_tile(uint32_t *out, int64_t out_row, const int16_t *x, con
             out[i * out_row + c] = TOTAL(sums[i][c]);
 }
 
-static void wide(const int64_t *n, char *const *p, int64_t first, int64_t last, char *scratch)
+/* Which part of the result: rows, and columns. */
+typedef struct {
+    int64_t row, end_row, column, end_column;
+} Part;
+
+static int wide(const int64_t *n, char *const *p, Part part, char *scratch, Next *next)
 {
-    const uint8_t *x = (const uint8_t *)p[1], *y = (const uint8_t *)p[2];
-    const int64_t k = n[K], row = padded(k, STEP / 2);
+    const uint8_t *x = (const uint8_t *)p[n[X]], *y = (const uint8_t *)p[n[Y]];
+    const int64_t k = n[K], row = padded(k, STEP / 2), each = n[N] / n[GROUPS];
+    const int x_zero = zero_of(p, n[X_ZERO], n[X_SIGNED]);
+    const int y_zero = zero_of(p, n[Y_ZERO], n[Y_SIGNED]);
     int16_t *of_x = (int16_t *)scratch, *of_y = of_x + n[AT_ONCE] * row;
-    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
-        const int64_t count = least(n[AT_ONCE], n[M] - m);
-        for (int64_t i = 0; i < count; i++)
-            widen(of_x + i * row, x + (m + i) * k, k, row, n[X_SIGNED]);
-        for (int64_t r = first, columns; r < last; r += columns) {
-            columns = last - r >= FEW ? FEW : 1;
+    uint8_t *window = (uint8_t *)(of_y + FEW * row);
+    for (int64_t m = part.row; m < part.end_row; m += n[AT_ONCE]) {
+        const int64_t count = least(n[AT_ONCE], part.end_row - m);
+        uint32_t *all = next ? begin_rows(next, p[n[OUT]], m) : (uint32_t *)p[n[OUT]];
+        int64_t laid = -1;
+        for (int64_t r = part.column, columns; r < part.end_column; r += columns) {
+            const int64_t group = r / each;
+            for (int64_t i = 0; i < count && group != laid; i++) {
+                const uint8_t *from = x + (m + i) * k;
+                if (n[WINDOWS])
+                    gather(window, n, x, m + i, group, x_zero), from = window;
+                widen(of_x + i * row, from, k, row, n[X_SIGNED], x_zero);
+            }
+            laid = group;
+            columns = least(part.end_column, (group + 1) * each) - r >= FEW ? FEW : 1;
             for (int64_t c = 0; c < columns; c++)
-                if (n[Y_PANEL])
-                    widen_packed(of_y + c * row, y + 4 * packed_at(n, r + c), k, row, n[Y_SIGNED]);
-                else
-                    widen(of_y + c * row, y + (r + c) * k, k, row, n[Y_SIGNED]);
-            uint32_t *out = (uint32_t *)p[0] + m * n[N] + r;
+                widen(of_y + c * row, y + (r + c) * k, k, row, n[Y_SIGNED], y_zero);
+            uint32_t *out = all + m * n[N] + r;
             int64_t i = 0;
             if (columns == FEW)
                 for (; i + 2 <= count; i += 2)
@@ -131,7 +170,10 @@ static void wide(const int64_t *n, char *const *p, int64_t first, int64_t last, 
                 else
                     wide_tile(out + i * n[N], n[N], of_x + i * row, of_y, row, 1, 1);
         }
+        if (next && end_rows(next, m, count))
+            return 1;
     }
+    return 0;
 }
 
 /* --- four products at once --- */
@@ -141,9 +183,10 @@ static void wide(const int64_t *n, char *const *p, int64_t first, int64_t last, 
 
 typedef struct {
     const uint8_t *x; /* rows of x, unsigned, `row` bytes apart, with zeros behind */
-    const uint32_t *of_x; /* 128 times their sums, if those of y are turned */
+    const uint32_t *of_x; /* what y's zero makes of their sums */
     int64_t row, k;
     uint8_t turn_x, turn_y;
+    uint32_t x_zero, y_zero; /* as turned */
 } Side;
 
 /* The sums of four vectors each. */
@@ -184,14 +227,14 @@ VNNI SPECIALIZED void few_tile(uint32_t *out, int64_t out_row, const Side *side,
     }
     const int b = columns > 1, c = 2 * b, d = 3 * b;
     __m128i less = _mm_setzero_si128();
-    if (turns) { /* 128 times the sums of y, which are 128 k too small if they are turned */
+    if (turns) { /* the sums of y less its zeros, times the zero of x */
         less = totals(of_y[0], of_y[b], of_y[c], of_y[d]);
-        less = _mm_add_epi32(less, _mm_set1_epi32(side->turn_y ? (int)(128 * (uint32_t)k) : 0));
-        less = _mm_slli_epi32(less, 7);
+        less = _mm_sub_epi32(less, _mm_set1_epi32((int)(side->y_zero * (uint32_t)k)));
+        less = _mm_mullo_epi32(less, _mm_set1_epi32((int)side->x_zero));
     }
     UNROLL for (int r = 0; r < many; r++) {
         __m128i found = totals(sums[r][0], sums[r][b], sums[r][c], sums[r][d]);
-        found = _mm_add_epi32(found, _mm_set1_epi32((int)side->of_x[i + r]));
+        found = _mm_sub_epi32(found, _mm_set1_epi32((int)side->of_x[i + r]));
         found = _mm_sub_epi32(found, less);
         _mm_mask_storeu_epi32(out + r * out_row, columns > 1 ? 15 : 1, found);
     }
@@ -207,44 +250,90 @@ VNNI SPECIALIZED void few_rows(uint32_t *out, int64_t out_row, const Side *side,
         few_tile(out + i * out_row, out_row, side, i, y, 1, columns, turns);
 }
 
-/* Columns of y as panels, whose elements behind k are zeros. */
-static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns)
+/* Rows and columns of 16 x 16 numbers of 32 bits change places. */
+static inline void turn_square(__m512i r[PANEL])
 {
-    const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL;
-    if (columns < width)
-        memset(to, 0, (size_t)(quads * width) * sizeof *to);
-    for (int64_t j = 0; j < k / 4; j++)
-        for (int64_t c = 0; c < columns; c++)
-            memcpy(to + j * width + c, y + c * k + 4 * j, 4);
-    for (int64_t c = 0; c < columns && k % 4; c++) {
-        uint32_t last = 0;
-        memcpy(&last, y + c * k + k / 4 * 4, (size_t)(k % 4));
-        to[(quads - 1) * width + c] = last;
+    __m512i t[PANEL];
+    UNROLL for (int i = 0; i < PANEL; i += 2) {
+        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+    }
+    UNROLL for (int i = 0; i < PANEL; i += 4)
+        UNROLL for (int j = 0; j < 2; j++) {
+            r[i + 2 * j] = _mm512_unpacklo_epi64(t[i + j], t[i + j + 2]);
+            r[i + 2 * j + 1] = _mm512_unpackhi_epi64(t[i + j], t[i + j + 2]);
+        }
+    UNROLL for (int j = 0; j < 4; j++) {
+        t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
+        t[4 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xDD);
+        t[8 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
+        t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xDD);
+    }
+    UNROLL for (int j = 0; j < 8; j++) {
+        r[j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0x88);
+        r[8 + j] = _mm512_shuffle_i32x4(t[j], t[8 + j], 0xDD);
     }
 }
 
-/* 128 times the sums of a panel's columns, if x is turned. */
-VNNI static void sum_panels(__m512i less[PANELS], const uint32_t *panels, const Side *side)
+/* Columns of y as panels, whose elements behind k are zeros. Behind them comes what x's zero makes of their
+ * sums. */
+VNNI static void copy_panels(uint32_t *to, const uint8_t *y, int64_t k, int64_t columns,
+                             const Side *side)
 {
-    const int64_t quads = padded(side->k, 4) / 4;
-    const __m512i ones = _mm512_set1_epi8(1);
+    const int64_t quads = padded(k, 4) / 4, width = PANELS * PANEL, whole = k / 4;
+    const uint32_t turn = side->turn_y * 0x01010101u;
+    const __m512i turns = _mm512_set1_epi32((int)turn), ones = _mm512_set1_epi8(1);
+    const __m512i lanes = _mm512_mullo_epi32(
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
+        _mm512_set1_epi32((int)k));
     for (int v = 0; v < PANELS; v++) {
+        const int64_t left = columns - v * PANEL;
+        const __mmask16 mask = left >= PANEL ? 0xFFFF
+                               : left > 0    ? (__mmask16)((1u << left) - 1)
+                                             : 0;
+        const uint8_t *from = y + v * PANEL * k;
+        uint32_t *panel = to + v * PANEL;
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t j = 0; j < quads && side->turn_x; j++) {
-            __m512i b = _mm512_loadu_si512(panels + j * PANELS * PANEL + v * PANEL);
-            sum = side->turn_y ? _mm512_dpbusd_epi32(sum, b, ones) : _mm512_dpbusd_epi32(sum, ones, b);
+        int64_t j = 0;
+        for (; j + PANEL <= whole; j += PANEL) {
+            __m512i square[PANEL];
+            UNROLL for (int c = 0; c < PANEL; c++)
+                square[c] = c < left ? _mm512_xor_si512(_mm512_loadu_si512(from + c * k + 4 * j), turns)
+                                     : _mm512_setzero_si512();
+            turn_square(square);
+            UNROLL for (int i = 0; i < PANEL; i++) {
+                _mm512_storeu_si512(panel + (j + i) * width, square[i]);
+                sum = _mm512_dpbusd_epi32(sum, ones, square[i]);
+            }
         }
-        less[v] = _mm512_slli_epi32(sum, 7);
+        for (; j < quads; j++) {
+            __m512i quad = _mm512_setzero_si512();
+            if (j < whole) {
+                quad = _mm512_mask_i32gather_epi32(quad, mask, lanes, from + 4 * j, 1);
+                quad = _mm512_maskz_xor_epi32(mask, quad, turns);
+            } else {
+                uint32_t last[PANEL] = {0};
+                for (int64_t c = 0; c < PANEL && c < left; c++) {
+                    memcpy(last + c, from + c * k + 4 * j, (size_t)(k % 4));
+                    last[c] ^= turn & (0xFFFFFFFFu >> (32 - 8 * (k % 4)));
+                }
+                quad = _mm512_loadu_si512(last);
+            }
+            _mm512_storeu_si512(panel + j * width, quad);
+            sum = _mm512_dpbusd_epi32(sum, ones, quad);
+        }
+        sum = _mm512_sub_epi32(sum, _mm512_set1_epi32((int)(side->y_zero * (uint32_t)k)));
+        sum = _mm512_mullo_epi32(sum, _mm512_set1_epi32((int)side->x_zero));
+        _mm512_storeu_si512(to + quads * width + v * PANEL, sum);
     }
 }
 
 VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *side, int64_t i,
-                                 const uint32_t *panels, const __m512i less[PANELS],
-                                 int64_t columns, const int rows, const int vectors)
+                                 const uint32_t *panels, int64_t columns, const int rows,
+                                 const int vectors)
 {
     const int64_t quads = padded(side->k, 4) / 4, row = side->row;
     const uint8_t *x = side->x + i * row;
-    const __m512i turn = _mm512_set1_epi8((char)side->turn_y);
     __m512i sums[ROWS][PANELS];
     UNROLL for (int r = 0; r < rows; r++)
         UNROLL for (int v = 0; v < vectors; v++)
@@ -252,7 +341,7 @@ VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *sid
     for (int64_t j = 0; j < quads; j++, panels += PANELS * PANEL, x += 4) {
         __m512i b[PANELS];
         UNROLL for (int v = 0; v < vectors; v++)
-            b[v] = _mm512_xor_si512(_mm512_loadu_si512(panels + v * PANEL), turn);
+            b[v] = _mm512_loadu_si512(panels + v * PANEL);
         UNROLL for (int r = 0; r < rows; r++) {
             int32_t quad;
             memcpy(&quad, x + r * row, 4);
@@ -265,106 +354,290 @@ VNNI SPECIALIZED void panel_tile(uint32_t *out, int64_t out_row, const Side *sid
         const int64_t left = columns - v * PANEL;
         const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);
         UNROLL for (int r = 0; r < rows; r++) {
-            __m512i more = _mm512_set1_epi32((int)side->of_x[i + r]);
-            __m512i found = _mm512_sub_epi32(_mm512_add_epi32(sums[r][v], more), less[v]);
+            __m512i found = _mm512_sub_epi32(sums[r][v], _mm512_set1_epi32((int)side->of_x[i + r]));
+            found = _mm512_sub_epi32(found, _mm512_loadu_si512(panels + v * PANEL));
             _mm512_mask_storeu_epi32(out + r * out_row + v * PANEL, mask, found);
         }
     }
 }
 
 VNNI SPECIALIZED void panel_rows(uint32_t *out, int64_t out_row, const Side *side, int64_t count,
-                                 const uint32_t *panels, const __m512i less[PANELS],
-                                 int64_t columns, const int vectors)
+                                 const uint32_t *panels, int64_t columns, const int vectors)
 {
     int64_t i = 0;
     for (; i + ROWS <= count; i += ROWS)
-        panel_tile(out + i * out_row, out_row, side, i, panels, less, columns, ROWS, vectors);
+        panel_tile(out + i * out_row, out_row, side, i, panels, columns, ROWS, vectors);
     for (; i < count; i++)
-        panel_tile(out + i * out_row, out_row, side, i, panels, less, columns, 1, vectors);
+        panel_tile(out + i * out_row, out_row, side, i, panels, columns, 1, vectors);
 }
 
-/* Lays rows of x out, where they do not lie so, and takes their sums. */
-VNNI static void lay(Side *side, const int64_t *n, const uint8_t *x, int64_t count, char *scratch)
+/* Lays rows of x out, or windows, where they do not lie so, and takes their sums. */
+VNNI static void lay(Side *side, const int64_t *n, const uint8_t *x, int64_t m, int64_t count,
+                     int64_t group, char *scratch)
 {
     const int64_t k = n[K], row = padded(k, n[MANY] ? 4 : STEP);
     uint32_t *of_x = (uint32_t *)scratch;
     uint8_t *laid = (uint8_t *)(of_x + padded(n[AT_ONCE], STEP / 4));
     const __m512i turn = _mm512_set1_epi8((char)side->turn_x), ones = _mm512_set1_epi8(1);
-    const int copied = side->turn_x || row != k;
-    for (int64_t i = 0; i < count && (copied || side->turn_y); i++) {
+    const int copied = side->turn_x || row != k, outside = (int)side->x_zero ^ side->turn_x;
+    memset(of_x, 0, (size_t)count * sizeof *of_x);
+    for (int64_t i = 0; i < count && (n[WINDOWS] || copied || side->y_zero); i++) {
+        const uint8_t *from = n[WINDOWS] ? laid + i * row : x + (m + i) * k;
         __m512i sum = _mm512_setzero_si512();
-        for (int64_t j = 0; j < row; j += STEP) {
+        if (n[WINDOWS])
+            gather(laid + i * row, n, x, m + i, group, outside);
+        for (int64_t j = 0; j < row && (copied || side->y_zero); j += STEP) {
             const __mmask64 mask = k - j >= STEP ? ~(__mmask64)0 : ((__mmask64)1 << (k - j)) - 1;
             const __mmask64 all = row - j >= STEP ? ~(__mmask64)0 : ((__mmask64)1 << (row - j)) - 1;
-            __m512i a = _mm512_maskz_loadu_epi8(mask, x + i * k + j);
+            __m512i a = _mm512_maskz_loadu_epi8(mask, from + j);
             a = _mm512_maskz_mov_epi8(mask, _mm512_xor_si512(a, turn));
             sum = _mm512_dpbusd_epi32(sum, a, ones);
             if (copied)
                 _mm512_mask_storeu_epi8(laid + i * row + j, all, a);
         }
-        of_x[i] = side->turn_y ? 128 * (uint32_t)_mm512_reduce_add_epi32(sum) : 0;
+        of_x[i] = side->y_zero * (uint32_t)_mm512_reduce_add_epi32(sum);
     }
-    if (!copied && !side->turn_y)
-        memset(of_x, 0, (size_t)count * sizeof *of_x);
-    side->x = copied ? laid : x;
+    side->x = copied || n[WINDOWS] ? laid : x + m * k;
     side->of_x = of_x;
     side->row = row;
 }
 
-VNNI static void by_fours(const int64_t *n, char *const *p, int64_t first, int64_t last, char *scratch)
+VNNI static int by_panels(Side *side, const int64_t *n, char *const *p, Part part, char *scratch, Next *next)
 {
-    const uint8_t *y = (const uint8_t *)p[2];
-    const int64_t k = n[K], width = PANELS * PANEL;
-    uint32_t *copied = (uint32_t *)scratch;
-    Side side = {.k = k, .turn_x = n[X_SIGNED] ? 0x80 : 0, .turn_y = n[Y_SIGNED] ? 0 : 0x80};
-    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
-        const int64_t count = least(n[AT_ONCE], n[M] - m);
-        char *rest = n[MANY] ? scratch + padded(k, 4) * width : scratch;
-        lay(&side, n, (const uint8_t *)p[1] + m * k, count, rest);
-        uint32_t *out = (uint32_t *)p[0] + m * n[N];
-        if (n[MANY])
-            for (int64_t r = first; r < last; r += width) {
-                __m512i less[PANELS];
-                const int64_t columns = least(width, last - r);
-                const uint32_t *panels = n[Y_PANEL] ? (const uint32_t *)p[2] + packed_at(n, r) : copied;
-                if (!n[Y_PANEL])
-                    copy_panels(copied, y + r * k, k, columns);
-                sum_panels(less, panels, &side);
+    const uint8_t *x = (const uint8_t *)p[n[X]], *y = (const uint8_t *)p[n[Y]];
+    const int64_t k = n[K], width = PANELS * PANEL, each = n[N] / n[GROUPS];
+    const int64_t size = (padded(k, 4) / 4 + 1) * width, of_group = padded(each, width) / width;
+    const int64_t chunks = of_group * n[GROUPS];
+    uint32_t *panels = (uint32_t *)scratch;
+    char *rest = (char *)(panels + n[PANELS_AT_ONCE] * size);
+    for (int64_t first = 0; first < chunks; first += n[PANELS_AT_ONCE]) {
+        const int64_t last = least(chunks, first + n[PANELS_AT_ONCE]);
+        for (int64_t c = first; c < last; c++) {
+            const int64_t r = c % of_group * width, from = c / of_group * each + r;
+            copy_panels(panels + (c - first) * size, y + from * k, k, least(width, each - r), side);
+        }
+        for (int64_t m = part.row; m < part.end_row; m += n[AT_ONCE]) {
+            const int64_t count = least(n[AT_ONCE], part.end_row - m);
+            uint32_t *out = next ? begin_rows(next, p[n[OUT]], m) : (uint32_t *)p[n[OUT]];
+            for (int64_t c = first; c < last; c++) {
+                const int64_t r = c % of_group * width, columns = least(width, each - r);
+                const uint32_t *panel = panels + (c - first) * size;
+                uint32_t *to = out + m * n[N] + c / of_group * each + r;
+                if (c == first || c % of_group == 0)
+                    lay(side, n, x, m, count, c / of_group, rest);
                 if (columns > PANEL)
-                    panel_rows(out + r, n[N], &side, count, panels, less, columns, 2);
+                    panel_rows(to, n[N], side, count, panel, columns, 2);
                 else
-                    panel_rows(out + r, n[N], &side, count, panels, less, columns, 1);
+                    panel_rows(to, n[N], side, count, panel, columns, 1);
             }
-        else
-            for (int64_t r = first, columns; r < last; r += columns) {
-                columns = last - r >= FEW ? FEW : 1;
-                if (columns > 1 && side.turn_x)
-                    few_rows(out + r, n[N], &side, count, y + r * k, FEW, 1);
-                else if (columns > 1)
-                    few_rows(out + r, n[N], &side, count, y + r * k, FEW, 0);
-                else if (side.turn_x)
-                    few_rows(out + r, n[N], &side, count, y + r * k, 1, 1);
-                else
-                    few_rows(out + r, n[N], &side, count, y + r * k, 1, 0);
-            }
+            if (next && end_rows(next, m, count))
+                return 1;
+        }
     }
+    return 0;
+}
+
+VNNI static int by_fours(const int64_t *n, char *const *p, Part part, char *scratch, Next *next)
+{
+    const uint8_t *y = (const uint8_t *)p[n[Y]];
+    const int64_t k = n[K];
+    Side side = {.k = k, .turn_x = n[X_SIGNED] ? 0x80 : 0, .turn_y = n[Y_SIGNED] ? 0 : 0x80};
+    side.x_zero = (uint32_t)(zero_of(p, n[X_ZERO], n[X_SIGNED]) + side.turn_x);
+    side.y_zero = (uint32_t)(zero_of(p, n[Y_ZERO], n[Y_SIGNED]) - side.turn_y);
+    if (n[MANY])
+        return by_panels(&side, n, p, part, scratch, next);
+    for (int64_t m = part.row; m < part.end_row; m += n[AT_ONCE]) {
+        const int64_t count = least(n[AT_ONCE], part.end_row - m);
+        uint32_t *out = (uint32_t *)p[n[OUT]] + m * n[N];
+        lay(&side, n, (const uint8_t *)p[n[X]], m, count, 0, scratch);
+        for (int64_t r = part.column, columns; r < part.end_column; r += columns) {
+            columns = part.end_column - r >= FEW ? FEW : 1;
+            if (columns > 1 && side.x_zero)
+                few_rows(out + r, n[N], &side, count, y + r * k, FEW, 1);
+            else if (columns > 1)
+                few_rows(out + r, n[N], &side, count, y + r * k, FEW, 0);
+            else if (side.x_zero)
+                few_rows(out + r, n[N], &side, count, y + r * k, 1, 1);
+            else
+                few_rows(out + r, n[N], &side, count, y + r * k, 1, 0);
+        }
+    }
+    return 0;
 }
 #endif
+
+static int products(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
+                    Next *next)
+{
+    const int64_t *n = call->n;
+    Part part = {0, n[M], 0, n[N]};
+    if (n[MANY])
+        part.row = begin * n[UNIT], part.end_row = least(end * n[UNIT], n[M]);
+    else
+        part.column = begin * n[UNIT], part.end_column = least(end * n[UNIT], n[N]);
+#if defined(__AVX512F__)
+    if (processor_has("avx512_vnni"))
+        return by_fours(n, p, part, scratch, next);
+#endif
+    return wide(n, p, part, scratch, next);
+}
 
 static int integer_matmul(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
                           char *scratch)
 {
+    return products(call, p, begin, end, scratch, NULL);
+}
+
+/* What follows for rows of the result, in parameters of its own. */
+static Next chained(const KernelCall *call, char *const *p, char **q, char *scratch)
+{
     const int64_t *n = call->n;
-    const int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
+    memcpy(q, p, (size_t)(call->nparams + 1) * sizeof *q);
+    return (Next){
+        .child = call->children[0],
+        .p = q,
+        .product = &q[call->nparams],
+        .row_bytes = n[N] * (int64_t)sizeof(int32_t),
+        .scratch = scratch + n[CHILD_SCRATCH],
+        .strip = n[OUT] < 0 ? scratch + n[PRODUCT_SCRATCH] : NULL,
+    };
+}
+
+static int integer_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                         char *scratch)
+{
+    char *q[MOST_PARAMETERS + 2];
+    Next next = chained(call, p, q, scratch);
+    return products(call, p, begin, end, scratch, &next);
+}
+
+/* --- each channel by itself --- */
+
+/* Bytes as numbers of 32 bits. Compilers convert vectors one by one. */
 #if defined(__AVX512F__)
-    if (processor_has("avx512_vnni")) {
-        by_fours(n, p, first, last, scratch);
-        return 0;
-    }
+typedef int32_t Wide __attribute__((vector_size(64)));
+#define LOAD_BYTES(x) _mm_loadu_si128((const __m128i *)(x))
+#define WIDE_UNSIGNED(x) (Wide) _mm512_cvtepu8_epi32(LOAD_BYTES(x))
+#define WIDE_SIGNED(x) (Wide) _mm512_cvtepi8_epi32(LOAD_BYTES(x))
+#elif defined(__AVX2__)
+typedef int32_t Wide __attribute__((vector_size(32)));
+#define LOAD_BYTES(x) _mm_loadl_epi64((const __m128i *)(x))
+#define WIDE_UNSIGNED(x) (Wide) _mm256_cvtepu8_epi32(LOAD_BYTES(x))
+#define WIDE_SIGNED(x) (Wide) _mm256_cvtepi8_epi32(LOAD_BYTES(x))
+#else
+typedef int32_t Wide __attribute__((vector_size(16)));
+#define WIDE_UNSIGNED(x) ((Wide){(x)[0], (x)[1], (x)[2], (x)[3]})
+#define WIDE_SIGNED(x) ((Wide){(int8_t)(x)[0], (int8_t)(x)[1], (int8_t)(x)[2], (int8_t)(x)[3]})
 #endif
-    wide(n, p, first, last, scratch);
+enum { WIDE_LANES = sizeof(Wide) / 4 };
+
+/* A pixel of the result, `vectors` from a channel on: of the places of the window from `begin` to `end`. */
+SPECIALIZED void pixel(int32_t *out, const int64_t *n, const uint8_t *x, const int32_t *y, int64_t row,
+                       const int64_t begin[2], const int64_t end[2], int zero, const int vectors,
+                       const int is_signed)
+{
+    Wide sums[4];
+    UNROLL for (int v = 0; v < vectors; v++)
+        sums[v] = (Wide){0};
+    for (int64_t i = begin[0]; i < end[0]; i++) {
+        const uint8_t *line = x + (i * n[APART_Y] * n[WIDTH] + begin[1] * n[APART_X]) * n[CHANNELS];
+        const int32_t *by = y + (i * n[WIDE] + begin[1]) * row;
+        for (int64_t j = begin[1]; j < end[1]; j++, by += row, line += n[APART_X] * n[CHANNELS])
+            UNROLL for (int v = 0; v < vectors; v++) {
+                const uint8_t *from = line + v * WIDE_LANES;
+                Wide w;
+                memcpy(&w, by + v * WIDE_LANES, sizeof w);
+                sums[v] += ((is_signed ? WIDE_SIGNED(from) : WIDE_UNSIGNED(from)) - zero) * w;
+            }
+    }
+    UNROLL for (int v = 0; v < vectors; v++)
+        memcpy(out + v * WIDE_LANES, &sums[v], sizeof sums[v]);
+}
+
+SPECIALIZED void line_of_pixels(int32_t *out, const int64_t *n, const uint8_t *x, const int32_t *y,
+                                int64_t row, int64_t top, int zero, const int is_signed)
+{
+    const int64_t channels = n[CHANNELS];
+    int64_t begin[2] = {0, 0}, end[2] = {n[TALL], n[WIDE]};
+    while (begin[0] < end[0] && top + begin[0] * n[APART_Y] < 0)
+        begin[0]++;
+    while (end[0] > begin[0] && top + (end[0] - 1) * n[APART_Y] >= n[HEIGHT])
+        end[0]--;
+    for (int64_t a = 0; a < n[ACROSS]; a++, out += channels) {
+        const int64_t left = a * n[STRIDE_X] - n[LEFT];
+        begin[1] = 0, end[1] = n[WIDE];
+        while (begin[1] < end[1] && left + begin[1] * n[APART_X] < 0)
+            begin[1]++;
+        while (end[1] > begin[1] && left + (end[1] - 1) * n[APART_X] >= n[WIDTH])
+            end[1]--;
+        const uint8_t *from = x + (top * n[WIDTH] + left) * channels;
+        int64_t c = 0;
+        for (; c + 4 * WIDE_LANES <= channels; c += 4 * WIDE_LANES)
+            pixel(out + c, n, from + c, y + c, row, begin, end, zero, 4, is_signed);
+        for (; c < channels; c += WIDE_LANES) {
+            if (c + WIDE_LANES > channels && channels >= WIDE_LANES)
+                c = channels - WIDE_LANES; /* the last ones again */
+            if (channels >= WIDE_LANES) {
+                pixel(out + c, n, from + c, y + c, row, begin, end, zero, 1, is_signed);
+                continue;
+            }
+            for (int64_t one = 0; one < channels; one++) {
+                int32_t sum = 0;
+                for (int64_t i = begin[0]; i < end[0]; i++)
+                    for (int64_t j = begin[1]; j < end[1]; j++) {
+                        const uint8_t each =
+                            from[(i * n[APART_Y] * n[WIDTH] + j * n[APART_X]) * channels + one];
+                        sum += ((is_signed ? (int8_t)each : each) - zero) *
+                               y[(i * n[WIDE] + j) * row + one];
+                    }
+                out[one] = sum;
+            }
+        }
+    }
+}
+
+static int depthwise_lines(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                           char *scratch, Next *next)
+{
+    const int64_t *n = call->n, channels = n[CHANNELS], row = padded(channels, 32);
+    const int64_t window = n[TALL] * n[WIDE], image = n[HEIGHT] * n[WIDTH] * channels;
+    const uint8_t *y = (const uint8_t *)p[n[Y]];
+    const int x_zero = zero_of(p, n[X_ZERO], n[X_SIGNED]);
+    const int y_zero = zero_of(p, n[Y_ZERO], n[Y_SIGNED]);
+    int32_t *turned = (int32_t *)scratch; /* channels side by side */
+    for (int64_t c = 0; c < channels; c++)
+        for (int64_t i = 0; i < window; i++) {
+            const uint8_t each = y[c * window + i];
+            turned[i * row + c] = (n[Y_SIGNED] ? (int8_t)each : each) - y_zero;
+        }
+    for (int64_t u = begin; u < end; u++) {
+        const int64_t m = u * n[ACROSS], top = u % n[DOWN] * n[STRIDE_Y] - n[TOP];
+        const uint8_t *x = (const uint8_t *)p[n[X]] + u / n[DOWN] * image;
+        int32_t *out = next ? begin_rows(next, p[n[OUT]], m) : (int32_t *)p[n[OUT]];
+        if (n[X_SIGNED])
+            line_of_pixels(out + m * channels, n, x, turned, row, top, x_zero, 1);
+        else
+            line_of_pixels(out + m * channels, n, x, turned, row, top, x_zero, 0);
+        if (next && end_rows(next, m, n[ACROSS]))
+            return 1;
+    }
     return 0;
 }
 
+static int integer_depthwise(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                             char *scratch)
+{
+    return depthwise_lines(call, p, begin, end, scratch, NULL);
+}
+
+static int integer_depthwise_chain(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                   char *scratch)
+{
+    char *q[MOST_PARAMETERS + 2];
+    Next next = chained(call, p, q, scratch);
+    return depthwise_lines(call, p, begin, end, scratch, &next);
+}
+
 #define ENTRY(name) KERNEL(name, name, NULL)
-KERNEL_TABLE(bytes, ENTRY(integer_matmul))
+KERNEL_TABLE(bytes, ENTRY(integer_matmul) ENTRY(integer_chain) ENTRY(integer_depthwise)
+                        ENTRY(integer_depthwise_chain))

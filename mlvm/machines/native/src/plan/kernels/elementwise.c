@@ -55,17 +55,20 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
-#define TERNARY_ROW(name, R, X, Y, expression)                                           \
+#define TERNARY_ROW(name, R, X, Y, expression) MIXED_ROW(name, R, X, Y, Y, expression)
+#define MIXED_ROW(name, R, X, Y, Z, expression)                                          \
     static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
     {                                                                                    \
         (void)a;                                                                         \
         R *out = (R *)p[0];                                                              \
         const X *xs = (const X *)p[1];                                                   \
-        const Y *ys = (const Y *)p[2], *zs = (const Y *)p[3];                            \
+        const Y *ys = (const Y *)p[2];                                                   \
+        const Z *zs = (const Z *)p[3];                                                   \
         INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
         {                                                                                \
             X x = xs[i];                                                                 \
-            Y y = ys[i], z = zs[i];                                                      \
+            Y y = ys[i];                                                                 \
+            Z z = zs[i];                                                                 \
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
@@ -297,6 +300,25 @@ FLOATS(CONVERSIONS)
 #define TRUNCATIONS(from, A, W) TO_INTEGERS(TRUNCATION, from, A)
 FLOATS(TRUNCATIONS)
 
+/* --- between floats and quantised integers --- */
+
+#define QUANTIZED(t, T, least, most)                                                     \
+    static inline T quantized_##t(float x, float scale, T zero)                          \
+    {                                                                                    \
+        const float y = __builtin_rintf(x / scale) + (float)zero;                        \
+        const float inside = y < (most) ? y : (most), all = y > (least) ? inside : (least); \
+        return (T)(int32_t)(y != y ? 0 : all);                                           \
+    }                                                                                    \
+    MIXED_ROW(quantize_linear_##t, T, float, float, T, quantized_##t(x, y, z))
+QUANTIZED(u8, uint8_t, 0.0f, 255.0f)
+QUANTIZED(i8, int8_t, -128.0f, 127.0f)
+#define DEQUANTIZED(t, T)                                                                \
+    MIXED_ROW(dequantize_linear_##t, float, T, float, T,                                 \
+              (float)(int32_t)((uint32_t)x - (uint32_t)z) * y)
+DEQUANTIZED(u8, uint8_t)
+DEQUANTIZED(i8, int8_t)
+DEQUANTIZED(i32, int32_t)
+
 /* --- halves: f16 is IEEE 754's binary16; half.h has bf16 --- */
 
 /* The product moves the exponent from where f16 has it, subnormal numbers too; it is exact. */
@@ -450,6 +472,9 @@ const RowEntry TARGETED(elementwise_rows)[] = {
     EACH_BOOL(ENTRIES_OF_ALL) INTEGERS(ENTRIES_OF_ALL) FLOATS(ENTRIES_OF_ALL)
     HALVES(ENTRIES_OF_HALF) SIZES(ENTRIES_OF_SIZE)
     ENTRY(add_bf16) ENTRY(subtract_bf16) ENTRY(multiply_bf16)
+    ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
+    ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)
+    ENTRY(dequantize_linear_u8) ENTRY(dequantize_linear_i8) ENTRY(dequantize_linear_i32)
     ENTRY_(gelu_tanh_bf16, gelu_tanh_bf16, 0.15)
     ENTRY_(gelu_tanh_slope_bf16, gelu_tanh_slope_bf16, 0.15)
     ENTRY_(gelu_tanh_and_slope_bf16, gelu_tanh_and_slope_bf16, 0.2)
