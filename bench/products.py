@@ -96,24 +96,11 @@ def error_of(shape: Shape, product: Array) -> float:
 def in_mlvm(shape: Shape) -> tuple[Multiply, Callable[[Any], Array]]:
     import mlvm.eager as ml
 
-    vm = ml.VM("bench")
-    lasting, passing = ml.Arena(vm, "operands"), ml.Arena(vm, "product")
-    with lasting.allocating():
-        x, y = map(ml.asarray, shape.operands)
+    x, y = map(ml.asarray, shape.operands)
     turns: dict[str, Any] = {
         f"transpose_{name}": t == "T" for name, t in zip("xy", shape.transposed, strict=True)
     }
-    multiply: Callable[[], ml.Tensor] = partial(ml.matmul, x, y, **turns)
-
-    def once() -> object:
-        with passing:
-            return multiply()
-
-    def array(_: object) -> Array:
-        with passing:
-            return multiply().numpy()
-
-    return once, array
+    return partial(ml.matmul, x, y, **turns), lambda product: product.numpy()
 
 
 def in_numpy(shape: Shape) -> tuple[Multiply, Callable[[Any], Array]]:

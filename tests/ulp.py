@@ -51,7 +51,7 @@ def _gelu(approximate: bool, x: Array) -> Array:
 
 
 def _slope(approximate: bool, x: Array) -> Array:
-    return native("gelu_vjp", np.ones_like(x), x, approximate=approximate)
+    return native("gelu_slope", x, approximate=approximate)
 
 
 def _larger_term(approximate: bool, x: Array, slope: Array) -> Array:
@@ -69,7 +69,7 @@ FUNCTIONS: Final[dict[str, Function]] = {
     **{name: partial(native, name) for name in _OPS},
     **{
         f"{name}_{form}": partial(function, form == "tanh")
-        for name, function in (("gelu", _gelu), ("gelu_vjp", _slope))
+        for name, function in (("gelu", _gelu), ("gelu_slope", _slope))
         for form in ("tanh", "erf")
     },
 }
@@ -84,7 +84,7 @@ def largest_error(name: str, x: Array) -> tuple[float, float]:
     others = np.flatnonzero(y.view(np.uint32) != true.astype(np.float32).view(np.uint32))
     x, y, true = x[others], y[others], true[others]
     size = np.abs(true)
-    if "vjp" in name:
+    if "slope" in name:
         size = np.fmax(size, _larger_term("tanh" in name, wide[others], true))
     size = np.clip(size, 2.0**-126, float(np.finfo(np.float32).max))
     power = (size.view(np.uint64) & np.uint64(0x7FF << 52)).view(np.float64)
@@ -120,7 +120,7 @@ def all_errors(names: Sequence[str], step: int) -> list[tuple[float, float]]:
 
 def limit(name: str) -> float:
     """How large an error may be."""
-    return 5.0 if "vjp" in name else 4.0
+    return 5.0 if "slope" in name else 4.0
 
 
 def main() -> int:

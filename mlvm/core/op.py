@@ -77,6 +77,7 @@ class Op:
     make several passes. `reduces`: it makes one element of many, along axes. `in_place`: how many
     of its first operands `out` may be. `copies_only`: elements of the result are such of operands,
     or 0, whatever they mean. `takes_storage`: it knows dtypes of few bits, which all others refuse.
+    `slope`: the op of the same operands and attributes that is its derivative, and shares its work.
     `precision`: what mixed precision computes it in, if not in what it is given: products in a
     half, and in f32 what would lose by one. `public`: users have a function of that name, with
     these operands and attributes or with others."""
@@ -90,6 +91,7 @@ class Op:
     in_place: int = 0
     copies_only: bool = False
     takes_storage: bool = False
+    slope: str | None = None
     precision: Literal["half", "f32"] | None = None
     public: bool = True
 

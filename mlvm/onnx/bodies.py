@@ -428,10 +428,10 @@ def _floor_divide(b: Body) -> str:
     return b("Round", found) if b.out.dtype.is_inexact else found
 
 
-@body("gelu_vjp")
-def _gelu_vjp(b: Body) -> str:
+@body("gelu_slope")
+def _gelu_slope(b: Body) -> str:
     half, one = b.number(0.5), b.number(1.0)
-    x = b("Clip", "x1", b.number(-1e4), b.number(1e4))
+    x = b("Clip", "x0", b.number(-1e4), b.number(1e4))
     square = b("Mul", x, x)
     if b.approximate:
         root = math.sqrt(2 / math.pi)
@@ -439,13 +439,11 @@ def _gelu_vjp(b: Body) -> str:
         t = b("Tanh", b("Mul", x, cubic))
         slope = b("Add", b.number(root), b("Mul", square, b.number(3 * root * 0.044715)))
         rest = b("Mul", b("Mul", b("Mul", x, slope), b("Sub", one, b("Mul", t, t))), half)
-        found = b("Add", b("Mul", b("Add", one, t), half), rest)
-    else:
-        phi = b("Exp", b("Mul", square, b.number(-0.5)))
-        phi = b("Mul", b("Mul", phi, x), b.number(1 / math.sqrt(2 * math.pi)))
-        erf = b("Erf", b("Mul", x, b.number(math.sqrt(0.5))))
-        found = b("Add", b("Mul", b("Add", one, erf), half), phi)
-    return b("Mul", "x0", found)
+        return b("Add", b("Mul", b("Add", one, t), half), rest)
+    phi = b("Exp", b("Mul", square, b.number(-0.5)))
+    phi = b("Mul", b("Mul", phi, x), b.number(1 / math.sqrt(2 * math.pi)))
+    erf = b("Erf", b("Mul", x, b.number(math.sqrt(0.5))))
+    return b("Add", b("Mul", b("Add", one, erf), half), phi)
 
 
 # --- shapes -------------------------------------------------------------------------------

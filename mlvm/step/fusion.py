@@ -71,7 +71,7 @@ def fused(
     No chain is made that has more than `most` bytes alive at once, unless the units around it have
     as many alive without it.
     """
-    row = _Row(calls)
+    row = _Row(_units(calls, policy))
     maker: dict[Value, Unit] = {}
     for each in row.in_order():
         unit = each
@@ -103,6 +103,43 @@ def fused(
     return found
 
 
+def with_slopes(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with each slope (see `Op.slope`) right behind the nearest call that makes the
+    value of the same operand: one pass makes both. From there on it is kept, instead of that."""
+    values: dict[tuple[str, *tuple[Use, ...]], Call] = {}
+    slopes: dict[Call, Call] = {}
+    for call in calls:
+        if call.op is None:
+            continue
+        if call.op.slope is not None:
+            values[call.op.slope, *call.ins] = call
+        value = values.get((call.op.name, *call.ins))
+        if value is None or value.attributes != call.attributes or value in slopes:
+            continue
+        if call.outs[0].value.home is None:
+            slopes[value] = call
+    found: list[Call] = []
+    moved = set(slopes.values())
+    for call in calls:
+        if call not in moved:
+            found += [call, slopes[call]] if call in slopes else [call]
+    return found
+
+
+def _units(calls: Sequence[Call], policy: FusionPolicy) -> Iterable[Unit]:
+    """A unit for each call; for one and the slope that follows it."""
+    left = list(reversed(calls))
+    while left:
+        call = left.pop()
+        op, after = call.op, left[-1] if left else None
+        if op is None or op.slope is None or after is None or after.op is None:
+            yield Unit([call])
+        elif after.op.name == op.slope and after.ins == call.ins and policy.links(op):
+            yield Unit([call, left.pop()])
+        else:
+            yield Unit([call])
+
+
 class _Row:
     """Calls in units, each in its place.
 
@@ -110,11 +147,11 @@ class _Row:
     it. What is alive where, follows from that; it changes only near two units that merge.
     """
 
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self.place = {Unit([call]): i for i, call in enumerate(calls)}
+    def __init__(self, units: Iterable[Unit]) -> None:
+        self.place = {unit: i for i, unit in enumerate(units)}
         self._groups: list[Unit | None] = list(self.place)
         self._touched = {unit: _touched(unit) for unit in self.place}
-        self._where = {call: i for i, call in enumerate(calls)}
+        self._where = {call: i for unit, i in self.place.items() for call in unit.calls}
         self._users: dict[Placed, list[Call]] = {}
         for unit, touched in self._touched.items():
             for each in touched:
@@ -127,7 +164,7 @@ class _Row:
             each: rounded(each.nbytes if isinstance(each, Value) else each.type.nbytes)
             for each in self._users
         }
-        change = [0] * (len(calls) + 1)
+        change = [0] * (len(self.place) + 1)
         for each, (first, last) in self._life.items():
             change[first + 1] += self._nbytes[each]
             change[last + 1] -= self._nbytes[each]
@@ -239,11 +276,12 @@ def _touched(unit: Unit) -> set[Placed]:
 
 def _partners(call: Call, maker: dict[Value, Unit], place: dict[Unit, int]) -> list[Unit]:
     """The units that make an operand of the call, the nearest first: it may join them, unless it
-    is there to run no earlier than it does."""
+    is there to run no earlier than it does. Those that run again come last: a product that their
+    result is multiplied with is then no operand of theirs, which would have to be there before."""
     if call.again:
         return []
     found = {maker[use.value] for use in call.ins if use.value in maker}
-    return sorted(found, key=place.__getitem__, reverse=True)
+    return sorted(found, key=lambda unit: (not unit.calls[0].again, place[unit]), reverse=True)
 
 
 def _takes(unit: Unit, call: Call, policy: FusionPolicy) -> bool:

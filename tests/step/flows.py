@@ -20,7 +20,7 @@ OPERATIONS: list[tuple[str, dict[str, Any]]] = [
     ("add", {}), ("multiply", {}), ("subtract", {}), ("maximum", {}), ("multiply_add", {}),
     ("tanh", {}), ("negative", {}), ("abs", {}), ("copy", {}), ("relu", {}), ("relu", {}),
     ("less", {}), ("where", {}), ("astype", {"dtype": "f32"}), ("logical_not", {}),
-    ("gelu", {"approximate": True}),
+    ("gelu", {"approximate": True}), ("gelu_slope", {"approximate": True}),
     ("sum", {"axis": 0, "keepdims": True}), ("sum", {"axis": None}), ("max", {"axis": -1}),
     ("mean", {"axis": 1, "keepdims": True}), ("softmax", {"axis": -1}),
     ("permute_dims", {"axes": (1, 0)}), ("matmul", {}),

@@ -13,7 +13,7 @@ from mlvm.core.machine.fused import parse
 from mlvm.step import fusion
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Unit
-from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused
+from mlvm.step.fusion import NATIVE, REFERENCE, FusionPolicy, chain_of, fused, with_slopes
 from mlvm.step.schedule import Run, Schedule
 from tests.step.flows import Step, floats, in_turn, steps
 
@@ -192,3 +192,16 @@ def test_short_chains_are_calls_again(length: int) -> None:
     for _ in range(length):
         apply(step, "tanh", len(step.cells) - 1)
     assert len(fused(step.calls)) == (1 if length >= REFERENCE.shortest else length)
+
+
+def test_a_slope_stands_behind_the_value_of_the_same_operand() -> None:
+    """A captured gradient makes both at once, also where the value is made again."""
+    step = step_of(4, 6)
+    apply(step, "gelu", 0, approximate=True)
+    apply(step, "gelu", 0, approximate=False)
+    apply(step, "negative", 1)
+    apply(step, "gelu_slope", 0, approximate=True)
+    apply(step, "multiply", 3, 4)
+    calls = with_slopes(step.calls)
+    assert [names(Unit([call])) for call in calls[:2]] == [["gelu"], ["gelu"]]
+    assert with_slopes(step.calls[1:]) == step.calls[1:]  # that of another formula

@@ -52,7 +52,7 @@ def relu(out: Array, x: Array) -> None:
     np.maximum(x, 0, out=out)
 
 
-@op(infer=_activation, links=True)
+@op(infer=_activation, links=True, slope="gelu_slope")
 def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
     """x Phi(x), with Phi the standard normal distribution function (Hendrycks and Gimpel,
     arXiv 1606.08415).
@@ -77,12 +77,12 @@ def gelu(out: Array, x: Array, *, approximate: bool = True) -> None:
         y *= part
 
 
-@op(infer=_activation_vjp, links=True, public=False)
-def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
-    """g (Phi(x) + x Phi'(x)), with the Phi of `gelu`."""
+@op(infer=_activation, links=True, in_place=1, public=False)
+def gelu_slope(out: Array, x: Array, *, approximate: bool) -> None:
+    """The derivative of `gelu`, Phi(x) + x Phi'(x)."""
     number = _numbers(x.dtype)
     work = memory_of(3, block_length(out.size), dtype=x.dtype)
-    for y, cotangent, given in _pieces(out, g, x):
+    for y, given in _pieces(out, x):
         slope, other, part = work[:, : y.size].reshape(3, *y.shape)
         np.clip(given, -number.far, number.far, part)  # powers of what lies beyond overflow
         np.square(part, slope)
@@ -104,7 +104,6 @@ def gelu_vjp(out: Array, g: Array, x: Array, *, approximate: bool) -> None:
             y += number.one
             y += slope
             y *= number.half
-        y *= cotangent
 
 
 def _pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:

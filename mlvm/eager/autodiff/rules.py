@@ -768,11 +768,8 @@ VJPS: Final[dict[str, Rules]] = {
     **_none("one_hot nonzero_indices"),
     # --- neural ---
     "relu": {"x": lambda g, out: _masked(g, op.greater(out, 0.0))},
-    "gelu": symmetric(x=lambda g, x, approximate: op.gelu_vjp(g, x, approximate=approximate)),
-    "gelu_vjp": symmetric(
-        g=lambda c, x, approximate: op.gelu_vjp(c, x, approximate=approximate),
-        x=lambda c, g, x, approximate: c * g * _gelu_second(x, approximate),
-    ),
+    "gelu": symmetric(x=lambda g, x, approximate: g * op.gelu_slope(x, approximate=approximate)),
+    "gelu_slope": symmetric(x=lambda c, x, approximate: c * _gelu_second(x, approximate)),
     "dropout": linear(x=lambda g, key, rate: op.dropout(g, key, rate=rate)),
     "softmax": symmetric(x=_softmax),
     "log_softmax": forward(

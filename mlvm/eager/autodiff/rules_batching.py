@@ -468,7 +468,7 @@ BATCHING: Final[dict[str, Rule]] = {
     "mask_scatter": _mask_scatter,
     "mask_set": _mask_set,
     # --- neural ---
-    **_each("gelu gelu_vjp polygamma softmax_cross_entropy softmax_cross_entropy_vjp", _rows),
+    **_each("gelu gelu_slope polygamma softmax_cross_entropy softmax_cross_entropy_vjp", _rows),
     **_each("layer_norm_normalize softmax log_softmax", _rows),
     "dropout": _dropout,
     "layer_norm": _layer_norm,

@@ -125,7 +125,7 @@ _IS: Final = ("isnan", "isinf", "isfinite")
 _MOVES: Final = frozenset({"copy", "broadcast_to", "where"})
 
 LANES: Final = 16
-_VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_vjp"})
+_VECTORS: Final = frozenset({"exp", "log", "tanh", "sigmoid", "gelu", "gelu_slope"})
 """Ops that a processor always computes with vectors, in f32: drivers' functions of vectors are
 faster, and are others than those of one value. So an op has the same bits in each chain."""
 _BY_LANES: Final = _VECTORS | {
@@ -191,9 +191,9 @@ def expression(
         return f"({name}({values[0]}) != 0)"
     if name == "signbit":
         return f"(signbit({values[0]}) != 0)"
-    if name in ("gelu", "gelu_vjp"):
+    if name in ("gelu", "gelu_slope"):
         kind = "tanh" if attributes["approximate"] else "erf"
-        suffix = "_vjp" if name == "gelu_vjp" else ""
+        suffix = "_slope" if name == "gelu_slope" else ""
         of = _computed(out) if lanes == 1 else "lanes"
         return _rounded(f"gelu_{kind}{suffix}_{of}({', '.join(values)})", out)
     worked = out
@@ -500,7 +500,7 @@ def _pow(device: Facts, types: Types) -> Calls:
 ELEMENTWISE: Final = frozenset(
     {
         *(_NUMBERS | _REALS | _INTEGERS | _FLOATS | _BOOLS | _PREDICATES),
-        *("astype", "signbit", "gelu", "gelu_vjp", *_IS, *_MOVES),
+        *("astype", "signbit", "gelu", "gelu_slope", *_IS, *_MOVES),
     }
 )
 """Ops that have an expression, for some dtypes at least."""

@@ -23,7 +23,7 @@ from mlvm.machines.native._native import KernelCall, Pool
 from mlvm.machines.native.planner import PLANNERS, Planner, Types
 from mlvm.machines.native.planners.chain import chain_call
 from mlvm.machines.native.planners.elementwise import row_of
-from mlvm.machines.native.planners.halves import ROWS, SUMS, halves_call
+from mlvm.machines.native.planners.halves import PRODUCTS, ROWS, SUMS, halves_call
 from mlvm.machines.native.planners.linalg import headed_call
 from mlvm.machines.native.planners.quantized import integer_headed_call
 
@@ -44,9 +44,7 @@ _HEADED: Final = {
 }
 """What prepares a chain that begins with such a product."""
 
-_OF_HALVES: Final = (
-    frozenset(["batch_contract", "matmul", "packed_matmul", "recurrence"]) | ROWS | SUMS
-)
+_OF_HALVES: Final = frozenset(["packed_matmul", "recurrence"]) | PRODUCTS | ROWS | SUMS
 """What kernels read halves for, beside what they move and what they do with each element."""
 
 
@@ -83,7 +81,10 @@ class NativeKernel:
             return None
         if self.op.name in ROWS | SUMS and any(map(is_half, types)):
             return halves_call(self.op.name, types, attributes)
-        return self._planner(types, attributes)
+        call = self._planner(types, attributes)
+        if call is None and self.op.name in PRODUCTS and any(map(is_half, types)):
+            call = halves_call(self.op.name, types, attributes)
+        return call
 
     def _fit(self, types: Types, attributes: Attributes) -> bool:
         """Whether the types suit the op. On a raw VM nobody has asked. A kernel would take a

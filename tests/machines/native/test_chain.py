@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS
+from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, TensorType, aligned_array, aligned_copy
-from mlvm.machines.native.planners.chain import PIECE, chain_call
+from mlvm.machines.native.planners.chain import PIECE, _Steps, chain_call
 from tests.core.machine.test_fused import Example, examples
 from tests.machines.native.planners import KERNELS, POOLS, native, planned, reference
 
@@ -175,6 +176,28 @@ def test_units_cover_as_many_elements_as_asked(unit: int) -> None:
     call = chain_call(chain, [matrix, matrix, bias], unit=unit)
     assert call is not None
     assert call.units == rows
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f64", "bf16", "f16"])
+@pytest.mark.parametrize("approximate", [True, False])
+def test_a_value_and_its_slope_are_made_in_one_pass(dtype: str, *, approximate: bool) -> None:
+    """Where there is such a row function; the bits are those of the two."""
+    how = OPS["gelu"].bind({"approximate": approximate})
+    names = ("gelu", "gelu_slope")
+    chain = [Link(OPS[name], i, (2,), how) for i, name in enumerate(names)]
+    x = np.linspace(-12, 12, 3001, dtype="f4")
+    x[:3] = np.nan, np.inf, -np.inf
+    type = TensorType(dtype, x.shape)
+    given = cast(x, type.dtype)
+    outs = [aligned_array(type), aligned_array(type)]
+    call = chain_call(chain, [type] * 3)
+    assert call is not None
+    call.run(POOLS[1], *outs, given)
+    for name, out in zip(names, outs, strict=True):
+        assert native(name, given, approximate=approximate).tobytes() == out.tobytes(), name
+    steps = _Steps(chain, [type] * 3).steps
+    in_one = dtype in ("f32", "f64") or (dtype == "bf16" and approximate)
+    assert (len(steps) == 1 and "_and_slope_" in steps[0].row) == in_one
 
 
 def test_unknown_functions_leave_a_chain_to_its_parts() -> None:

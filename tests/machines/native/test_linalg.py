@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS
 from mlvm.core.ops import half
-from mlvm.core.types import Array, TensorType, aligned_array, bf16
+from mlvm.core.types import Array, TensorType, aligned_array, bf16, f16
 from mlvm.machines.native._native import KernelCall
 from mlvm.machines.native.planner import kernel_call
 from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
@@ -310,6 +310,23 @@ def test_a_batch_of_bf16() -> None:
             result = half.widened(native(name, x, y, **attributes))
             expected = native(name, half.widened(x), half.widened(y), **attributes)
             np.testing.assert_allclose(result, expected, 2**-8, 1e-3)
+
+
+@pytest.mark.parametrize(("m", "k", "n"), [(20, 30, 50), (1, 17, 33), (33, 17, 1), (5, 0, 3)])
+def test_a_small_product_of_f16_is_that_of_f32_rounded_once(m: int, k: int, n: int) -> None:
+    """One of f16 by f32 is f32."""
+    for tx, ty in TRANSPOSITIONS:
+        x, y, attributes = _operands(m, k, n, tx, ty, "float32", (3,))
+        x, narrow = half.cast(x, f16), half.cast(y, f16)
+        for name, z in (("matmul", narrow), ("batch_contract", narrow), ("matmul", y)):
+            assert planned(name, x, z, **attributes)
+            wide = native(
+                name, half.widened(x), half.widened(z) if z is narrow else z, **attributes
+            )
+            expected = half.cast(wide, f16) if z is narrow else wide
+            for threads in (1, 3):
+                result = native(name, x, z, threads=threads, **attributes)
+                assert result.tobytes() == expected.tobytes()
 
 
 def test_a_chain_on_a_product_of_bf16_has_the_bits_of_its_links() -> None:

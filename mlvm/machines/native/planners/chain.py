@@ -21,10 +21,11 @@ _APART: Final = 192  # bytes between the pieces of two values, so that they do n
 
 
 class _Step(NamedTuple):
-    """A call of a row function: the values that it writes and reads."""
+    """A call of a row function: the values that it writes, `made` of them, then those it reads."""
 
     row: str
     values: tuple[int, ...]
+    made: int = 1
 
 
 class _Steps:
@@ -36,10 +37,11 @@ class _Steps:
         self.steps: list[_Step] = []
         self.cost = 0.0
         self._number: dict[int, int] = {}
-        self.complete = all(self._add(link) for link in links)
+        before = (None, *links)
+        self.complete = all(self._add(*pair) for pair in zip(links, before, strict=False))
 
-    def _add(self, link: Link) -> bool:
-        """Add a link; return False if it has no row function."""
+    def _add(self, link: Link, before: Link | None) -> bool:
+        """Add a link behind the one `before`; return False if it has no row function."""
         sources = [self._number.get(source, source) for source in link.sources]
         operands = [self.types[source] for source in sources]
         out = link.op.infer(operands, link.attributes)
@@ -55,7 +57,11 @@ class _Steps:
         sources = [self._converted(*pair) for pair in zip(sources, row.dtypes, strict=True)]
         target = link.target if link.target >= 0 else self._temporary(out)
         self._number[link.target] = target
-        if row.result is out.dtype:
+        if before is not None and self._is_slope(link, before, sources):
+            value = self.steps.pop()
+            made = (value.values[0], target)
+            self.steps.append(_Step(_with_slope(value.row), (*made, *sources), 2))
+        elif row.result is out.dtype:
             self.steps.append(_Step(row.name, (target, *sources)))
         else:
             exact = self._temporary(out.with_dtype(row.result))
@@ -63,6 +69,14 @@ class _Steps:
             self.steps.append(_Step(conversion(row.result, out.dtype), (target, exact)))
         self.cost += row.cost
         return True
+
+    def _is_slope(self, link: Link, before: Link, sources: Sequence[int]) -> bool:
+        """Whether one row function makes the result of the link and the value that it is the slope
+        of, which the link before it has made."""
+        if before.op.slope != link.op.name or before.attributes != link.attributes:
+            return False
+        value = self.steps[-1]
+        return value.values[1:] == tuple(sources) and _with_slope(value.row) in ROWS
 
     def _converted(self, source: int, dtype: DType) -> int:
         type = self.types[source]
@@ -78,6 +92,12 @@ class _Steps:
     def _temporary(self, type: TensorType) -> int:
         self.types.append(type)
         return len(self.types) - 1
+
+
+def _with_slope(row: str) -> str:
+    """The name of the row function that makes the slope beside the value that this one makes."""
+    op, _, dtype = row.rpartition("_")
+    return f"{op}_and_slope_{dtype}"
 
 
 def _converts(x: DType, y: DType) -> bool:
@@ -188,11 +208,11 @@ def _places(
         else:
             places[value] = _native.SPREAD if any(steps[:-1]) else _native.REPEATED, place(value)
     for i, step in enumerate(chain.steps):
-        target, *sources = step.values
+        targets, sources = step.values[: step.made], step.values[step.made :]
         for value in {*sources}:
             if value >= nparams and last[value] == i:
                 free.setdefault(chain.types[value].dtype.itemsize, []).append(places[value][1])
-        if target not in places:
+        for target in [each for each in targets if each not in places]:
             places[target] = _native.TEMPORARY, place(target)
             if last[target] == i:  # nothing reads it
                 free.setdefault(chain.types[target].dtype.itemsize, []).append(places[target][1])

@@ -43,7 +43,7 @@ def row_of(
     if name in ("quantize_linear", "dequantize_linear"):
         whole = dtypes[2]
         return _row(f"{name}_{whole}", (dtypes[0], f32, whole), out)
-    if name in ("gelu", "gelu_vjp"):
+    if name in ("gelu", "gelu_slope"):
         form = "gelu_tanh" if attributes["approximate"] else "gelu_erf"
         name = name.replace("gelu", form)
     own = f"{name}_{out.dtype}"

@@ -22,7 +22,10 @@ ROWS: Final = frozenset(
     ]
 )
 """A unit of theirs is a row."""
+PRODUCTS: Final = frozenset(["batch_contract", "matmul"])
+"""All of their operands is widened: of large ones better by itself."""
 _WHOLE: Final = frozenset(["scale", "bias"])
+_MOST_WIDENED: Final = 1 << 16  # elements, for a product
 _PIECE: Final = 4096  # elements of an operand, roughly, that are widened before they are used
 
 
@@ -41,20 +44,23 @@ def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | N
     child = PLANNERS[op](wide, attributes)
     if child is None or "_of_columns" in child.kernel:
         return None
-    part, later = 1, op in SUMS
+    product = op in PRODUCTS
+    if product and (not child.units or sum(type.size for type in types) > _MOST_WIDENED):
+        return None
+    part, later = 1, product or op in SUMS
     if op == "layer_norm_scale_vjp":
         part, later = part_of_rows(types[2]), True
     lengths = [type.size // child.units for type in types]
     if part > 1:
         lengths = [part * type.shape[-1] for type in types]
-    together = max(1, _PIECE // max(1, *lengths))
+    together = child.units if product else max(1, _PIECE // max(1, *lengths))
     end, rest = 0, []
     for i, (name, type, own) in enumerate(zip(("", *OPS[op].inputs), types, wide, strict=True)):
         kind, size = _native.AS_IT_IS, 0
         if type is not own:
             if i == 0 and later:
                 kind = _native.LATER
-            elif name in _WHOLE:
+            elif product or name in _WHOLE:
                 kind, size = _native.ENTIRE, type.size
             else:
                 kind, size = _native.PIECES, together * lengths[i]

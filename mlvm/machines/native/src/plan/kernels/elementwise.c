@@ -72,6 +72,20 @@
             out[i] = (R)(expression);                                                    \
         }                                                                                \
     }
+/* Two results of one operand, in one pass. */
+#define PAIR_ROW(name, T, first, second)                                                 \
+    static void PASTE(name, _row)(char *const *p, int64_t n, const double *a)            \
+    {                                                                                    \
+        (void)a;                                                                         \
+        T *out = (T *)p[0], *other = (T *)p[1];                                          \
+        const T *xs = (const T *)p[2];                                                   \
+        INDEPENDENT for (int64_t i = 0; i < n; i++)                                      \
+        {                                                                                \
+            T x = xs[i], y = (T)(first), z = (T)(second);                                \
+            out[i] = y;                                                                  \
+            other[i] = z;                                                                \
+        }                                                                                \
+    }
 /* --- arithmetic --- */
 
 #define INTEGER_ORDER(t, T, W)                                                           \
@@ -350,20 +364,37 @@ HALVES(HALF)
  * the true value, but for those of x below -10, which become 0 where less than 1e-36 is meant. */
 #define SHORT_C1 1.5957691216057308f /* 2 sqrt(2 / pi), and 0.044715 times that */
 #define SHORT_C3 0.07135481282553068f
+#define LOG2_E 1.44269504f
+
+/* 2^x for |x| <= 126, within 2^-18: 2^r by a Taylor series, where r is what x is beyond an integer. */
+static inline float short_exp2(float x)
+{
+    float shifted = x + 0x1.8p23f, r = x - (shifted - 0x1.8p23f);
+    float p = MAD_F32(MAD_F32(0.00133335581f, r, 0.00961812911f), r, 0.0555041087f);
+    p = MAD_F32(MAD_F32(MAD_F32(p, r, 0.240226507f), r, 0.693147181f), r, 1);
+    return float_of_bits(bits_of_float(p) + (bits_of_float(shifted) << 23));
+}
+
+/* y = 1 / (1 + e^-v) for v = x (c1 + c3 x^2); also (1 - y) x v'. */
+static inline float short_logistic(float x, float *bend)
+{
+    float within = at_most_f32(10, at_least_f32(-10, x)), square = within * within;
+    float power = within * MAD_F32(-SHORT_C3 * LOG2_E, square, -SHORT_C1 * LOG2_E);
+    float e = short_exp2(power), y = 1 / (1 + e);
+    *bend = e * y * (within * MAD_F32(3 * SHORT_C3, square, SHORT_C1));
+    return x < -10 ? 0 : y;
+}
 
 static inline float short_gelu_tanh(float x)
 {
-    float within = at_least_f32(-30, x);
-    float y = within / (1 + exp_f32(-within * (SHORT_C1 + SHORT_C3 * (within * within))));
-    return x == -INFINITY ? NAN : y;
+    float bend;
+    return x * short_logistic(x, &bend);
 }
 
-static inline float short_gelu_tanh_vjp(float g, float x)
+static inline float short_gelu_tanh_slope(float x)
 {
-    float within = at_least_f32(-30, at_most_f32(30, x)), square = within * within;
-    float e = exp_f32(-within * (SHORT_C1 + SHORT_C3 * square)), y = 1 / (1 + e);
-    float rest = e > 1e30f ? 1 : e * y, slope = within * (SHORT_C1 + 3 * SHORT_C3 * square);
-    return g * (y * (1 + rest * slope));
+    float bend, y = short_logistic(x, &bend);
+    return y * (1 + bend);
 }
 
 #define BF16_UNARY(op, result)                                                           \
@@ -377,7 +408,9 @@ BF16_BINARY(add, SUM_OF)
 BF16_BINARY(subtract, DIFFERENCE)
 BF16_BINARY(multiply, PRODUCT)
 BF16_UNARY(gelu_tanh, short_gelu_tanh)
-BF16_BINARY(gelu_tanh_vjp, short_gelu_tanh_vjp)
+BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
+PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_bf16(short_gelu_tanh(widen_bf16(x))),
+         narrow_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
 /* --- the ops --- */
 
@@ -391,6 +424,7 @@ BF16_BINARY(gelu_tanh_vjp, short_gelu_tanh_vjp)
 #define UNARY(op, cost, result) UNARY_ROW(OF(op), T, T, result)
 #define BINARY(op, cost, result) BINARY_ROW(OF(op), T, T, result)
 #define TERNARY(op, cost, result) TERNARY_ROW(OF(op), T, T, T, result)
+#define PAIR(op, cost, first, second) PAIR_ROW(OF(PASTE(op, _and_slope)), T, first, second)
 #define PREDICATE(op, cost, result) UNARY_ROW(OF(op), uint8_t, T, result)
 #define COMPARISON(op, cost, result) BINARY_ROW(OF(op), uint8_t, T, result)
 #define OWN_LOOP(op, cost)
@@ -416,6 +450,7 @@ BF16_BINARY(gelu_tanh_vjp, short_gelu_tanh_vjp)
 #undef UNARY
 #undef BINARY
 #undef TERNARY
+#undef PAIR
 #undef PREDICATE
 #undef COMPARISON
 #undef OWN_LOOP
@@ -423,6 +458,8 @@ BF16_BINARY(gelu_tanh_vjp, short_gelu_tanh_vjp)
 #define UNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define BINARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define TERNARY(op, cost, result) ENTRY_(OF(op), OF(op), cost)
+#define PAIR(op, cost, first, second)                                                    \
+    ENTRY_(OF(PASTE(op, _and_slope)), OF(PASTE(op, _and_slope)), cost)
 #define PREDICATE(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define COMPARISON(op, cost, result) ENTRY_(OF(op), OF(op), cost)
 #define OWN_LOOP(op, cost) ENTRY_(OF(op), OF(op), cost)
@@ -438,7 +475,9 @@ const RowEntry TARGETED(elementwise_rows)[] = {
     ENTRY_(quantize_linear_u8, quantize_linear_u8, 0.2)
     ENTRY_(quantize_linear_i8, quantize_linear_i8, 0.2)
     ENTRY(dequantize_linear_u8) ENTRY(dequantize_linear_i8) ENTRY(dequantize_linear_i32)
-    ENTRY_(gelu_tanh_bf16, gelu_tanh_bf16, 0.15) ENTRY_(gelu_tanh_vjp_bf16, gelu_tanh_vjp_bf16, 0.2)
+    ENTRY_(gelu_tanh_bf16, gelu_tanh_bf16, 0.15)
+    ENTRY_(gelu_tanh_slope_bf16, gelu_tanh_slope_bf16, 0.15)
+    ENTRY_(gelu_tanh_and_slope_bf16, gelu_tanh_and_slope_bf16, 0.2)
 #include "elementwise_dtypes.h"
 #ifndef WANTED
     {NULL, NULL, 0}

@@ -266,16 +266,17 @@ static inline F FN(gelu_erf)(F x)
     return x == -(F)INFINITY ? (F)NAN : y;
 }
 
-/* g (Phi(x) + x Phi'(x)). For x < 0 the sum is e^(-x^2 / 2) (erfcx(-x / sqrt(2)) / 2 + k x), with
- * k = 1 / sqrt(2 pi); for x > 0 it is 1 less that of -x. */
-static inline F FN(gelu_erf_vjp)(F g, F x)
+/* Phi(x) + x Phi'(x). For x < 0 that is e^(-x^2 / 2) (erfcx(-x / sqrt(2)) / 2 + k x), with
+ * k = 1 / sqrt(2 pi); for x > 0 it is 1 less that of -x. It begins as gelu_erf does: a loop over both
+ * does so once. */
+static inline F FN(gelu_erf_slope)(F x)
 {
-    F shifted, low, a = FN(at_most)(GELU_ERF_MOST, FN(magnitude)(x));
-    F high = FN(half_square)(a, &low);
+    F shifted, low, within = FN(at_least)(-GELU_ERF_MOST, FN(at_most)(GELU_ERF_MOST, x));
+    F high = FN(half_square)(within, &low), a = FN(magnitude)(within);
     F p = FN(reduced_expm1)(-high, -low, &shifted);
     F sum = (F)0.5 * FN(erfcx)(a) - a * INVERSE_SQRT_TWO_PI;
     F slope = FN(scaled)(sum + sum * p, shifted);
-    return g * (x < 0 ? slope : 1 - slope);
+    return x < 0 ? slope : 1 - slope;
 }
 
 /* v = x (c1 + c3 x^2) as a number and a rest, where tanh's argument in gelu is v / 2; and v'. All
@@ -314,12 +315,12 @@ static inline F FN(gelu_tanh)(F x)
     return x == -(F)INFINITY ? (F)NAN : y;
 }
 
-/* With y = 1 / (1 + e^-v): g y (1 + (1 - y) x v'). */
-static inline F FN(gelu_tanh_vjp)(F g, F x)
+/* With y = 1 / (1 + e^-v): y (1 + (1 - y) x v'). It begins as gelu_tanh does. */
+static inline F FN(gelu_tanh_slope)(F x)
 {
-    F s, t, low, slope, within = FN(at_least)(-GELU_TANH_MOST, FN(at_most)(LINEAR_FROM, x));
+    F s, t, low, slope, within = FN(at_most)(LINEAR_FROM, FN(at_least)(-GELU_TANH_MOST, x));
     F high = FN(cubic)(within, &low, &slope);
     F sum = FN(logistic)(-high, -low, &s, &t);
     F bend = t / sum * (within * slope);
-    return g * ((1 + bend) / sum * s);
+    return (1 + bend) / sum * s;
 }
