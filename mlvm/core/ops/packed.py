@@ -90,7 +90,7 @@ def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
     out[...] = padded.reshape(rows, side, panels, PANEL).transpose(2, 0, 3, 1)
 
 
-@internal(infer=_packed_matmul, flops=_flops, precision="half")
+@internal(infer=_packed_matmul, flops=_flops)
 def packed_matmul(
     out: Array, x: Array, panels: Array, *, columns: int, transpose_x: bool = False
 ) -> None:
@@ -99,7 +99,7 @@ def packed_matmul(
     matmul.kernel(out, x, y, transpose_x=transpose_x)
 
 
-@internal(infer=_packed_conv2d, flops=_conv2d_flops, precision="half")
+@internal(infer=_packed_conv2d, flops=_conv2d_flops)
 def packed_conv2d(
     out: Array,
     x: Array,

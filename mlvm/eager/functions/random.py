@@ -482,6 +482,8 @@ def truncated_normal(
     ):
         raise AttributeRefused(f"lower = {brief(lower)} must be less than upper = {brief(upper)}")
     wanted = DType.of(dtype)
+    if not wanted.is_float:
+        raise DTypeError(f"dtype {wanted} is not one of floats")
     low, high = [_bound(x, wanted) for x in bounds]
     given = broadcast_shapes(low.shape, high.shape)
     drawn = _drawn_shape(given, shape)
