@@ -17,6 +17,10 @@ _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
 """Bytes of x that are laid out at once, roughly."""
 _UNIT: Final = 16
+_FEW_BITS_MANY: Final = 8
+"""So many rows of x are worth panels of weights of few bits."""
+_FEW_BITS_CACHE: Final = 1 << 20
+"""Bytes of x that are laid out for these, roughly."""
 _COLUMNS: Final = 32
 """Rows of y, of bytes, that are a unit."""
 _MANY: Final = 32
@@ -33,17 +37,27 @@ def quantized_matmul(op: str, types: Types, attributes: Attributes) -> KernelCal
     words = k // groups / per_word
     if groups > 1 and words not in (2, 4, 8) and words % _WORDS:
         return None
-    row = -(-k // (_WORDS * per_word)) * _WORDS * (per_word + 1) * 4
+    chunks = -(-k // (_WORDS * per_word))
+    row = chunks * _WORDS * (per_word + 1) * 4
     m = math.prod(x.shape[:-1])
-    at_once = max(4, min(m, _CACHE // (row + 1) // 4 * 4))
+    many = m >= _FEW_BITS_MANY
+    at_once = max(4, min(m, (_FEW_BITS_CACHE if many else _CACHE) // (row + 1) // 4 * 4))
+    unit, scratch, work = _UNIT, at_once * row, 0.02 * m
+    if many:
+        unit = _COLUMNS
+        work = 0.1 + 0.006 * m
+        # Elements of one place, sums, words and scales of a panel.
+        scales = max(groups, chunks * _WORDS // 2 if groups > 1 else 0) * math.prod(scale.shape[2:])
+        panel = chunks * (per_word + _WORDS) + _WORDS * (at_once + 8) + scales
+        scratch += panel * _COLUMNS * 4
     integers = {"m": m, "n": n, "k": k, "groups": groups, "pairs": scale.ndim == 3}
     return kernel_call(
         f"quantized_matmul_{y.dtype}",
         4,
-        -(-n // _UNIT),
-        50 + n * k * max(0.02 * m, 0.025),
-        {**integers, "unit": _UNIT, "at_once": at_once},
-        scratch=at_once * row,
+        -(-n // unit),
+        50 + n * k * max(work, 0.025),
+        {**integers, "unit": unit, "at_once": at_once, "many": many},
+        scratch=scratch,
     )
 
 

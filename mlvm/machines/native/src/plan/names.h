@@ -85,9 +85,9 @@
 #define amx_integers(EACH) linalg_integers(EACH)
 
 /* M rows of x by N of weights, of K elements each, which have GROUPS scales, or PAIRS of these and offsets.
- * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. */
+ * UNIT: rows of weights. AT_ONCE: rows of x that are laid out. MANY: whether weights become panels for them. */
 #define quantized_integers(EACH)                                                         \
-    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE)
+    EACH(M) EACH(N) EACH(K) EACH(GROUPS) EACH(PAIRS) EACH(UNIT) EACH(AT_ONCE) EACH(MANY)
 
 /* COUNT: elements. CHANCES: probabilities, which repeat. PURPOSE: what a stream is for. KIND: of the
  * integer that chooses a stream, 0 without one. An integer is LOW + at most MOST, from words of WORD bytes.

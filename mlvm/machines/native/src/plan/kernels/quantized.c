@@ -234,6 +234,170 @@ tile(float *out, int64_t out_row, const float *x, int64_t x_row, const Row *row,
             out[i * out_row + r] = total(sums[r][i]);
 }
 
+/* --- many rows of x by panels of weights --- */
+
+/* A panel is COLUMNS rows of weights side by side, so that lanes are these. The sixteen running sums of one
+ * row by one row are made one after the other: numbers of one place of words, modulo WORDS, are made floats
+ * once for all rows of x. */
+#if defined(__AVX512F__)
+enum { ACROSS = 2, TILE_ROWS = 6 };
+#else
+enum { ACROSS = 1, TILE_ROWS = 3 };
+#endif
+enum { COLUMNS = ACROSS * WORDS };
+#define EACH_ACROSS UNROLL for (int across = 0; across < ACROSS * PARTS; across++)
+
+/* A row of x as panels meet it: for each place the elements that meet its words, each time with their sum. */
+static void lay_out_by_place(float *to, const float *x, int64_t k, int per_word, int64_t chunks)
+{
+    for (int64_t chunk = 0; chunk < chunks; chunk++)
+        for (int place = 0; place < WORDS; place++) {
+            float *number = to + (place * chunks + chunk) * (per_word + 1), sum = 0;
+            int64_t at = (chunk * WORDS + place) * per_word;
+            for (int j = 0; j < per_word; j++) {
+                number[j] = at + j < k ? x[at + j] : 0;
+                sum += number[j];
+            }
+            number[per_word] = sum;
+        }
+}
+
+/* Words of a panel, [chunks, WORDS, COLUMNS]; the last of `rows` rows stands for those behind. */
+static void lay_out_words(int32_t *to, const char *weights, int64_t rows, const Weights *w)
+{
+    for (int64_t chunk = 0; chunk < w->chunks; chunk++, to += WORDS * COLUMNS)
+        for (int64_t r = 0; r < COLUMNS; r++) {
+            W words[PARTS];
+            int64_t byte = chunk * 4 * WORDS;
+            load_words(words, weights + (r < rows ? r : rows - 1) * w->bytes + byte, w->bytes - byte);
+            const int32_t *each = (const int32_t *)words;
+            for (int place = 0; place < WORDS; place++) to[place * COLUMNS + r] = each[place];
+        }
+}
+
+/* Their scales, [groups, 1 or 2, COLUMNS]; zeros for groups behind the end of a row. */
+static void lay_out_scales(float *to, const float *scale, int64_t rows, const Weights *w)
+{
+    int64_t numbers = w->groups * (1 + w->pairs);
+    int64_t wanted = w->words < WORDS ? w->chunks * WORDS / w->words * (1 + w->pairs) : numbers;
+    for (int64_t i = 0; i < wanted; i++)
+        for (int64_t r = 0; r < COLUMNS; r++)
+            *to++ = i < numbers ? scale[(r < rows ? r : rows - 1) * numbers + i] : 0;
+}
+
+/* What words of one place hold, [chunks, per_word, COLUMNS]. */
+SPECIALIZED void unfold(float *to, const int32_t *words, int64_t chunks, Element of)
+{
+    for (int64_t chunk = 0; chunk < chunks; chunk++, words += WORDS * COLUMNS)
+        UNROLL for (int j = 0; j < 32 / of.bits; j++, to += COLUMNS)
+            EACH_ACROSS
+            {
+                W some = *(const LooseW *)(words + across * LANES);
+                *(LooseV *)(to + across * LANES) = element(some, of, j);
+            }
+}
+
+/* One of the sixteen sums, of `rows` rows of x by a panel. */
+SPECIALIZED void
+panel_tile(float *out, const float *const *x, const float *weights, const float *scale, int64_t group,
+           const Weights *w, int rows, int per_word)
+{
+    V sums[TILE_ROWS][ACROSS * PARTS];
+    UNROLL for (int i = 0; i < rows; i++) EACH_ACROSS sums[i][across] = (V){0};
+    int64_t together = w->words < WORDS ? 1 : w->words / WORDS;
+    int64_t step = w->words < WORDS ? WORDS / w->words : 1;
+    for (int64_t chunk = 0; chunk < w->chunks; group += step) {
+        const float *by = scale + group * (1 + w->pairs) * COLUMNS;
+        for (int64_t end = least(w->chunks, chunk + together); chunk < end; chunk++) {
+            V some[TILE_ROWS][ACROSS * PARTS];
+            int64_t at = chunk * (per_word + 1);
+            UNROLL for (int i = 0; i < rows; i++) EACH_ACROSS some[i][across] = (V){0};
+            UNROLL for (int j = 0; j < per_word; j++, weights += COLUMNS)
+            {
+                V weight[ACROSS * PARTS];
+                EACH_ACROSS weight[across] = *(const LooseV *)(weights + across * LANES);
+                UNROLL for (int i = 0; i < rows; i++)
+                {
+                    V number = x[i][at + j] - (V){0};
+                    EACH_ACROSS some[i][across] = fma_v(weight[across], number, some[i][across]);
+                }
+            }
+            EACH_ACROSS
+            {
+                V scales = *(const LooseV *)(by + across * LANES);
+                UNROLL for (int i = 0; i < rows; i++)
+                    sums[i][across] = fma_v(some[i][across], scales, sums[i][across]);
+            }
+            if (!w->pairs)
+                continue;
+            EACH_ACROSS
+            {
+                V offsets = *(const LooseV *)(by + COLUMNS + across * LANES);
+                UNROLL for (int i = 0; i < rows; i++)
+                    sums[i][across] = fma_v(x[i][at + per_word] - (V){0}, offsets, sums[i][across]);
+            }
+        }
+    }
+    UNROLL for (int i = 0; i < rows; i++)
+        EACH_ACROSS *(LooseV *)(out + i * COLUMNS + across * LANES) = sums[i][across];
+}
+
+/* Sums, [WORDS, COLUMNS] of which each is `apart` from the next, as `total` adds them. */
+static void total_columns(float *out, const float *sums, int64_t apart, int64_t columns)
+{
+    float found[COLUMNS];
+    EACH_ACROSS
+    {
+        V s[WORDS];
+        UNROLL for (int i = 0; i < WORDS; i++) s[i] = *(const LooseV *)(sums + i * apart + across * LANES);
+        UNROLL for (int i = 0; i < 8; i++) s[i] += s[i + 8];
+        UNROLL for (int i = 0; i < 4; i++) s[i] += s[i + 4];
+        *(LooseV *)(found + across * LANES) = (s[0] + s[2]) + (s[1] + s[3]);
+    }
+    memcpy(out, found, (size_t)columns * sizeof(float));
+}
+
+SPECIALIZED void
+many_rows(const KernelCall *call, char *const *p, int64_t first, int64_t last, float *scratch,
+          const Weights *w, Element of)
+{
+    const int64_t *n = call->n;
+    const float *x = (const float *)p[1], *scale = (const float *)p[3];
+    int per_word = 32 / of.bits, step = 1 + w->pairs;
+    int64_t place_row = w->chunks * (per_word + 1), sums_apart = (n[AT_ONCE] + TILE_ROWS) * COLUMNS;
+    float *laid = scratch, *unfolded = laid + n[AT_ONCE] * WORDS * place_row;
+    float *sums = unfolded + w->chunks * per_word * COLUMNS;
+    int32_t *words = (int32_t *)(sums + WORDS * sums_apart);
+    float *scales = (float *)(words + w->chunks * WORDS * COLUMNS);
+    for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
+        int64_t count = least(n[AT_ONCE], n[M] - m);
+        for (int64_t i = 0; i < count; i++)
+            lay_out_by_place(laid + i * WORDS * place_row, x + (m + i) * n[K], n[K], per_word, w->chunks);
+        for (int64_t r = first; r < last; r += COLUMNS) {
+            int64_t columns = least(COLUMNS, last - r);
+            lay_out_words(words, p[2] + r * w->bytes, columns, w);
+            lay_out_scales(scales, scale + r * w->groups * step, columns, w);
+            for (int place = 0; place < WORDS; place++) {
+                unfold(unfolded, words + place * COLUMNS, w->chunks, of);
+                int64_t group = place / w->words;
+                for (int64_t i = 0, rows; i < count; i += rows) {
+                    const float *row[TILE_ROWS];
+                    for (int64_t each = 0; each < TILE_ROWS; each++)
+                        row[each] = laid + least(i + each, count - 1) * WORDS * place_row + place * place_row;
+                    float *to = sums + place * sums_apart + i * COLUMNS;
+                    rows = count - i > 3 ? TILE_ROWS : 3;
+                    if (rows == TILE_ROWS)
+                        panel_tile(to, row, unfolded, scales, group, w, TILE_ROWS, per_word);
+                    else
+                        panel_tile(to, row, unfolded, scales, group, w, 3, per_word);
+                }
+            }
+            for (int64_t i = 0; i < count; i++)
+                total_columns((float *)p[0] + (m + i) * n[N] + r, sums + i * COLUMNS, sums_apart, columns);
+        }
+    }
+}
+
 SPECIALIZED int
 product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, Element of)
 {
@@ -247,6 +411,10 @@ product(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char
                  .chunks = (n[K] + per_chunk - 1) / per_chunk};
     int64_t x_row = w.chunks * (per_chunk + WORDS);
     int64_t first = begin * n[UNIT], last = least(end * n[UNIT], n[N]);
+    if (n[MANY]) {
+        many_rows(call, p, first, last, laid, &w, of);
+        return 0;
+    }
     for (int64_t m = 0; m < n[M]; m += n[AT_ONCE]) {
         int64_t count = least(n[AT_ONCE], n[M] - m);
         for (int64_t i = 0; i < count; i++)
