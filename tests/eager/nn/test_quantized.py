@@ -103,6 +103,19 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("dtype", "k", "group"), [("i4", 64, 32), ("u8", 200, 200), ("u2", 4096, 256)]
+)
+def test_a_row_has_the_same_bits_among_many(dtype: str, k: int, group: int) -> None:
+    """Whether weights are laid out for all rows, or read by each."""
+    keys = ml.random.split(ml.random.key(4), 2)
+    x, w = (ml.random.normal((n, k), key=key) for n, key in zip((70, 37), keys, strict=True))
+    q, scale = ml.quantize_groups(w, dtype, group=group)
+    among = ml.quantized_matmul(x, q, scale).numpy()
+    for rows in (slice(1), slice(2, 7), slice(40, 58), slice(69, 70)):
+        assert (ml.quantized_matmul(x[rows], q, scale).numpy() == among[rows]).all()
+
+
 def test_layers_of_few_bits_stand_beside_others_in_a_half(
     model: ml.nn.Sequential, x: ml.Tensor
 ) -> None:

@@ -17,7 +17,7 @@ _WORDS: Final = 16  # of 32 bits, of weights, that the kernel uses at once
 _CACHE: Final = 1 << 18
 """Bytes of x that are laid out at once, roughly."""
 _UNIT: Final = 16
-_FEW_BITS_MANY: Final = 8
+_FEW_BITS_MANY: Final = 16
 """So many rows of x are worth panels of weights of few bits."""
 _FEW_BITS_CACHE: Final = 1 << 20
 """Bytes of x that are laid out for these, roughly."""
