@@ -261,17 +261,19 @@ def lstm(at: Call, x: Value, w: Value, r: Value, b: Value = None, lengths: Value
     return _run(at, x, w, r, b, lengths, [h, c], cell, p)
 
 
+def _zeros_of(zero: Value, direction: int) -> Value:
+    """Known where the file has it: products by zeros of 0 are shorter."""
+    return np.asarray(zero[direction]) if isinstance(zero, np.ndarray) else tensor(zero)[direction]
+
+
 @op("com.microsoft.DynamicQuantizeLSTM", "raw")
 def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, lengths: Value,
                           h: Value, c: Value, p: Value, ws: Value, wz: Value, rs: Value,
                           rz: Value) -> Value:  # fmt: skip
     from mlvm.onnx.ops.quantized import dynamic_matmul, rows_of
 
-    def quantized(v: Value, zero: Value, scale: Value) -> tuple[Any, Any, Any]:
-        return tensor(v), tensor(zero), tensor(scale)
-
     cut = _clipped(at)
-    (wq, wzero, wscale), (rq, rzero, rscale) = quantized(w, wz, ws), quantized(r, rz, rs)
+    wq, wscale, rq, rscale = (tensor(each) for each in (w, ws, r, rs))
     x, hidden = tensor(x), at["hidden_size"]
     count, n, _ = x.shape
     outs, lasts = [], []
@@ -281,8 +283,9 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
         inner = [  # once, and not in each step
-            rows_of(ml.matrix_transpose(q[d]), zero[d]) for q, zero in ((wq, wzero), (rq, rzero))
+            rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d)) for q, zero in ((wq, wz), (rq, rz))
         ]
+        sums = ml.expand_dims(inner[1].sums, axis=0)  # as a row beside a row: one chain
         rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), inner[0], wscale[d])
         bias = tensor(b)[d] if b is not None else None
         if bias is not None:
@@ -292,7 +295,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         def step(
             state: Any,
             row: Any,
-            r: Any = inner[1],
+            r: Any = inner[1]._replace(sums=sums),
             by: Any = rscale[d],
             f: Any = f,
             g: Any = g,
