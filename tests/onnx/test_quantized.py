@@ -183,3 +183,35 @@ def test_ops_of_quantised_tensors() -> None:
     total = (rows.astype(int) - za) @ w.T.astype(int) + bias
     expected = quantised(floats(total, np.float32(sa) * np.float32(0.1), 0), sy, zy)
     assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_recurrences_of_quantised_weights(zero: int) -> None:
+    """DynamicQuantizeLSTM: its state is quantised in each step, by its own least and largest."""
+    steps, n, width, hidden = 6, 2, 5, 3
+    w, r = (RNG.integers(-99, 99, (1, k, 4 * hidden)).astype("i1") for k in (width, hidden))
+    bias = RNG.standard_normal((1, 8 * hidden)).astype("f4")
+    arrays = [w, r, bias, *[np.array([0.01], "f4"), np.array([zero], "i1")] * 2]
+    names = ["w", "r", "b", "ws", "wz", "rs", "rz"]
+    made = node("DynamicQuantizeLSTM", "x w r b - - - - ws wz rs rz", "y", domain="com.microsoft",
+                hidden_size=hidden)  # fmt: skip
+    x = RNG.standard_normal((steps, n, width)).astype("f4")
+    data = model(graph([made], [value("x", 1, x.shape)], "y", [*map(constant, names, arrays)]))
+
+    def product(x: Array, w: Array) -> Array:
+        low, high = min(x.min(), 0), max(x.max(), 0)
+        scale = (high - low) / 255 or 1
+        q = np.clip(np.round(x / scale) + np.round(-low / scale), 0, 255) - np.round(-low / scale)
+        found: Array = q * scale @ ((w[0].astype("f8") - zero) * 0.01)
+        return found
+
+    rows = product(x.reshape(-1, width), w).reshape(steps, n, -1) + bias.reshape(2, -1).sum(0)
+    h = c = np.zeros((n, hidden))
+    expected = []
+    for row in rows:
+        i, o, forget, new = np.split(row + product(h, r), 4, -1)
+        i, o, forget = (1 / (1 + np.exp(-each)) for each in (i, o, forget))
+        c = forget * c + i * np.tanh(new)
+        h = o * np.tanh(c)
+        expected.append(h)
+    np.testing.assert_allclose(called(data, x)[:, 0], expected, atol=0.01)

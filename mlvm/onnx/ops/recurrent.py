@@ -282,11 +282,13 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         start = tuple(
             ml.zeros((n, hidden), dtype=x.dtype) if s is None else tensor(s)[d] for s in (h, c)
         )
-        inner = [  # once, and not in each step
-            rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d)) for q, zero in ((wq, wz), (rq, rz))
-        ]
-        sums = ml.expand_dims(inner[1].sums, axis=0)  # as a row beside a row: one chain
-        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), inner[0], wscale[d])
+        outer, inner = (  # once, and not in each step
+            rows_of(ml.matrix_transpose(q[d]), _zeros_of(zero, d))
+            for q, zero in ((wq, wz), (rq, rz))
+        )
+        # Their sums are a row beside a row: one chain.
+        inner = inner._replace(sums=ml.expand_dims(inner.sums, axis=0))
+        rows = dynamic_matmul(ml.reshape(x, (count * n, -1)), outer, wscale[d])
         bias = tensor(b)[d] if b is not None else None
         if bias is not None:
             rows = rows + bias[: 4 * hidden] + bias[4 * hidden :]
@@ -295,7 +297,7 @@ def dynamic_quantize_lstm(at: Call, x: Value, w: Value, r: Value, b: Value, leng
         def step(
             state: Any,
             row: Any,
-            r: Any = inner[1]._replace(sums=sums),
+            r: Any = inner,
             by: Any = rscale[d],
             f: Any = f,
             g: Any = g,

@@ -116,6 +116,8 @@ def _complex(of: Callable[..., Any], dtype: Any = None) -> list[Case]:
 CASES: dict[str, list[Case]] = {
     "sum": [
         *_sums(math.fsum),
+        Case((_BYTES,), _lists(sum, np.int32), {"axis": 1, "dtype": "i32"}),
+        Case((_BYTES.view(np.int8),), _lists(sum, np.int32), {"axis": 0, "dtype": "i32"}),
         Case((_BOOLS,), _lists(sum, np.int64), {"axis": 0}),
         *_complex(sum),
         Case((_F32,), _lists(sum), {"dtype": "c128", "axis": 0}),

@@ -7,6 +7,7 @@
  *   IDENTITY       COMBINE(a, IDENTITY) is a
  *   DECIDED(a)     optional: whether no other element can change the result a
  *   ANY_ORDER      optional: the compiler may choose the order of the combinations
+ *   UNLESS_NAN(a, b) optional: COMBINE(a, b), which is nan if one of both is, where neither is
  *   ROUNDED        optional: results are rounded, and the less so the fewer follow one another
  *
  * Without ANY_ORDER the order is given by the lengths alone. A row is dealt out to LANES results
@@ -99,11 +100,40 @@ static inline A REDUCE(short_row)(const X *x, int64_t n, A c)
     return IDENTITY;
 }
 
+#ifdef UNLESS_NAN
+/* A long row, in the same order; whether the result counts, since there is no nan. It takes a third of the
+ * time: whether an element is nan is not asked of one result after the other. */
+OUT_OF_LINE int REDUCE(row_unless_nan)(A *out, const X *x, int64_t n)
+{
+    A s[LANES], nan[LANES];
+    int found = 0;
+    for (int j = 0; j < LANES; j++)
+        s[j] = IDENTITY, nan[j] = 0;
+    for (int64_t k = 0; k < n - n % LANES; k += LANES)
+        for (int j = 0; j < LANES; j++) {
+            const A r = LIFT(x[k + j], c);
+            s[j] = UNLESS_NAN(s[j], r);
+            nan[j] = r != r ? r : nan[j];
+        }
+    for (int j = 0; j < LANES; j++)
+        found |= nan[j] != nan[j];
+    REDUCE_REST(s, x, n)
+    FOLD_LANES(s, LANES)
+    *out = s[0];
+    return !found;
+}
+#endif
+
 /* A row of n elements. */
 OUT_OF_LINE A REDUCE(row)(const X *x, int64_t n, A c)
 {
     if (n <= 2 * LANES)
         return REDUCE(short_row)(x, n, c);
+#ifdef UNLESS_NAN
+    A found;
+    if (REDUCE(row_unless_nan)(&found, x, n))
+        return found;
+#endif
     A s[LANES];
     const int64_t whole = n - n % LANES;
     if (n <= BLOCK) {

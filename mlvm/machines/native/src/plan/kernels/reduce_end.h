@@ -5,6 +5,7 @@
 #undef COMBINE
 #undef IDENTITY
 #undef DECIDED
+#undef UNLESS_NAN
 #undef ANY_ORDER
 #undef ROUNDED
 #undef FINISH

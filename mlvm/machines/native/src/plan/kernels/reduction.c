@@ -100,6 +100,21 @@ static inline int64_t elements_of(const int64_t *n, int64_t unit)
 #define NO_PRODUCTS
 #include "reductions.h"
 
+/* What products of bytes take from their sums. */
+#define TYPE i8_i32
+#define X int8_t
+#define SUM uint32_t
+#define SUMS_ONLY
+#define NO_PRODUCTS
+#include "reductions.h"
+
+#define TYPE u8_i32
+#define X uint8_t
+#define SUM uint32_t
+#define SUMS_ONLY
+#define NO_PRODUCTS
+#include "reductions.h"
+
 #define TYPE i16
 #define X int16_t
 #define SUM uint64_t
@@ -170,6 +185,7 @@ static int each(const KernelCall *call, char *const *p, int64_t begin, int64_t e
 #define INTEGERS(signed, unsigned)                                                       \
     SUMS(signed) EXTREMES(signed) SUMS(unsigned) EXTREMES(unsigned) DECISIONS(unsigned)
 #define FLOATS(type) SUMS(type) EXTREMES(type) DECISIONS(type) ENTRY(prod, type) ENTRY(var, type)
-KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) ENTRY(prod, i32)
+KERNEL_TABLE(reduction, FLOATS(f32) FLOATS(f64) SUMS(f32_f64) SUMS(bf16_f32) SUMS(i8_i32)
+                            SUMS(u8_i32) ENTRY(prod, i32)
                             ENTRY(prod, i64) INTEGERS(i8, u8) INTEGERS(i16, u16)
                                 INTEGERS(i32, u32) INTEGERS(i64, u64) KERNEL(each, each, NULL))

@@ -95,7 +95,9 @@ static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, in
 #define LIFT(x, c) (x)
 #define COMBINE(a, b) ((b) > (a) || IS_NAN(b) ? (b) : (a))
 #define IDENTITY LOWEST
-#ifndef FLOAT
+#ifdef FLOAT
+#define UNLESS_NAN(a, b) ((b) > (a) ? (b) : (a))
+#else
 #define ANY_ORDER
 #endif
 #include "reduce.h"
@@ -106,7 +108,9 @@ static int NAMED(run, cumulative_sum)(const KernelCall *call, char *const *p, in
 #define LIFT(x, c) (x)
 #define COMBINE(a, b) ((b) < (a) || IS_NAN(b) ? (b) : (a))
 #define IDENTITY HIGHEST
-#ifndef FLOAT
+#ifdef FLOAT
+#define UNLESS_NAN(a, b) ((b) < (a) ? (b) : (a))
+#else
 #define ANY_ORDER
 #endif
 #include "reduce.h"

@@ -27,11 +27,13 @@
 #define REDUCE(name) FN(name##_max)
 #define LIFT(x, c) (x)
 #define COMBINE(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
+#define UNLESS_NAN(a, b) ((b) > (a) ? (b) : (a))
 #define IDENTITY -INFINITY
 #include "reduce.h"
 #undef REDUCE
 #undef LIFT
 #undef COMBINE
+#undef UNLESS_NAN
 #undef IDENTITY
 #undef DECIDED
 #undef X
