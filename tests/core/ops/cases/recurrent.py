@@ -134,12 +134,12 @@ CASES: dict[str, list[Case]] = {
         ],
         Case(_operands("lstm", "f", [4], 32), _recurrence, {"cell": "lstm", "keep": True}),
         Case(_operands("gru", "f", [2, 4]), _recurrence, {"cell": "gru", "keep": True}),
-        Case(_operands("lstm", "f", _MANY, 64), _recurrence, {"cell": "lstm", "keep": True}),
+        Case(_operands("lstm", "d", _MANY, 64), _recurrence, {"cell": "lstm", "keep": True}),
     ],
     "recurrence_vjp": [
         *[_back(cell, "d", [3, 9, 0], reverse) for cell in _GATES for reverse in (False, True)],
         _back("lstm", "f", [4], False, 32),
         _back("gru", "f", [2, 4], True),
-        _back("lstm", "f", _MANY, True, 64),
+        _back("lstm", "d", _MANY, True, 64),
     ],
 }
