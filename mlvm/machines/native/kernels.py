@@ -115,8 +115,8 @@ class NativeKernel:
     def _run_converted(self, types: Types, arrays: Sequence[Array], attributes: Attributes) -> bool:
         """Run the call for operands of one dtype on some of others, which are converted before: f32
         beside f64, and factors to the product's dtype. False if there is none."""
-        out = types[0].dtype
-        if self.op.name == "matmul" and out in (f32, f64):
+        out = types[0].dtype if types else None  # a raw VM may give none
+        if out is not None and self.op.name == "matmul" and out in (f32, f64):
             wide = [type.with_dtype(out) for type in types[1:]]
         elif any(type.dtype is f64 for type in types[1:]):
             wide = [type.with_dtype(f64) if type.dtype is f32 else type for type in types[1:]]
