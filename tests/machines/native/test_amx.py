@@ -16,7 +16,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16
 from mlvm.machines.native import extension
 from tests.brief import cases, refuses
-from tests.machines.native.planners import POOLS, prepared
+from tests.machines.native.planners import POOLS, native, prepared
 
 if not extension.simd_sets().get("amx_emulated"):
     pytest.skip("this build or processor does not emulate AMX", allow_module_level=True)
@@ -154,6 +154,11 @@ def test_not_a_number_and_infinities_go_through() -> None:
     assert np.isinf(result[3]).all()
     assert np.isnan(result[4]).all()
     assert np.isfinite(np.delete(result, [3, 4], axis=0)).all()
+
+
+def test_a_sum_of_nothing_is_zero() -> None:
+    result = native("matmul", _noise(33, 0), _noise(0, 40))
+    assert not half.widened(result).any()
 
 
 def test_a_system_that_refuses_the_registers_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

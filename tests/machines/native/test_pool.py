@@ -52,6 +52,7 @@ def in_child(work: Callable[[], bool]) -> int:
     too_long.start()
     status = os.waitpid(child, 0)[1]
     too_long.cancel()
+    too_long.join()  # it would be counted among the threads
     return status
 
 

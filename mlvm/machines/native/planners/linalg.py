@@ -320,6 +320,8 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     """Blocks of 32 x 32 sums in the tiles of AMX: `kernels/amx.c`."""
     (m, k, _, x_k), n = product.x, product.y.columns
     groups = product.groups[0]
+    if not k:
+        return None
     block = _even(k, 1024)
     panels = groups * _whole(k) * 2  # bytes for a column
     rows, columns = _even(m, 256), _whole(n)

@@ -31,9 +31,9 @@ def recurrence(op: str, types: Types, attributes: Attributes) -> KernelCall | No
     cell = attributes["cell"]
     scratch = (PARTS[cell] * rows * hidden + (rows + 2) * width) * size
     kept = KEPT[cell] if attributes["keep"] else 0
-    shared = 8 * rows * hidden if out.dtype is bf16 else 0
+    kept_states = 4 * (PARTS[cell] + 1) * rows * hidden if out.dtype is bf16 else 0
     halves = [out.dtype is bf16, kernel.dtype is bf16]
-    return _call(op, types, product, attributes, hidden, [kept, *halves], scratch, shared)
+    return _call(op, types, product, attributes, hidden, [kept, *halves], scratch, kept_states)
 
 
 @planner("recurrence_vjp")
@@ -45,12 +45,12 @@ def recurrence_vjp(op: str, types: Types, attributes: Attributes) -> KernelCall 
     width, made = turned.shape[0], MADE[attributes["cell"]]
     x = Matrix(rows, width, made * hidden, 1)
     product = Product(str(states.dtype), x, Matrix(width, hidden, hidden, 1))
-    scratch = last.nbytes + g.dtype.itemsize * rows * hidden
-    return _call(op, types, product, attributes, hidden, [made], scratch, 0)
+    scratch = g.dtype.itemsize * rows * hidden
+    return _call(op, types, product, attributes, hidden, [made], scratch, last.nbytes)
 
 
 def _call(op: str, types: Types, product: Product, attributes: Attributes, hidden: int,
-          more: list[int], scratch: int, shared: int) -> KernelCall | None:  # fmt: skip
+          more: list[int], scratch: int, states: int) -> KernelCall | None:  # fmt: skip
     rows, time, lengths = product.x.rows, types[1].shape[0], types[-1]
     if not rows * hidden or lengths.dtype is u64:
         return None
@@ -61,16 +61,17 @@ def _call(op: str, types: Types, product: Product, attributes: Attributes, hidde
     step = 100 + size * max(1.0 / 16, rows / 40) + 2.0 * rows * GATES[cell] * hidden
     alone = hidden % _UNIT or step < _WORTH_MEETING
     unit = hidden if alone else _UNIT
+    units = hidden // unit
     rest = [time, integer_kind(lengths.dtype), attributes["reverse"]]
     rest += [PARTS[cell], more[0], _CELLS.index(cell), *more[1:]]
     return kernel_call(
         f"{op}_{product.dtype}",
         len(types),
-        hidden // unit,
+        units,
         time * step,
         {"m": rows, "k": product.x.columns, "n": product.y.columns, "unit": unit},
         scratch=scratch + 64 + max(child.scratch, 4 * product.y.columns),
-        shared=64 + shared,
+        shared=64 + -(-units // 8) * 64 + states,
         children=[child],
         rest=rest,
     )

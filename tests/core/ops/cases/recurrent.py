@@ -12,6 +12,7 @@ from tests.core.ops.cases.case import Case
 _rng = np.random.default_rng(11)
 _GATES = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 3}
 _KEPT = {"tanh": 0, "relu": 0, "lstm": 4, "gru": 3}
+_MANY = [4, 0, 2, 4, 3, 1, 4, 4]  # rows of 64 elements, which two threads share
 _MADE = {"tanh": 1, "relu": 1, "lstm": 4, "gru": 4}
 
 
@@ -133,10 +134,12 @@ CASES: dict[str, list[Case]] = {
         ],
         Case(_operands("lstm", "f", [4], 32), _recurrence, {"cell": "lstm", "keep": True}),
         Case(_operands("gru", "f", [2, 4]), _recurrence, {"cell": "gru", "keep": True}),
+        Case(_operands("lstm", "d", _MANY, 64), _recurrence, {"cell": "lstm", "keep": True}),
     ],
     "recurrence_vjp": [
         *[_back(cell, "d", [3, 9, 0], reverse) for cell in _GATES for reverse in (False, True)],
         _back("lstm", "f", [4], False, 32),
         _back("gru", "f", [2, 4], True),
+        _back("lstm", "d", _MANY, True, 64),
     ],
 }

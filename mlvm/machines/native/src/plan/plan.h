@@ -44,7 +44,8 @@ struct KernelCall {
     double work;       /* what the whole takes on one thread, roughly, in nanoseconds */
     int64_t scratch;   /* bytes that each thread wants for itself */
     int64_t shared;    /* bytes that `run` leaves for `finish`; without one, units wait for each other
-                        * there: each thread has its own at once, or one has all. They begin with zeros */
+                        * there, and threads do those of others, too: they begin with the number of
+                        * threads and zeros, unless one thread has all */
     int nparams;
     const int64_t *n;  /* lengths, strides, choices: see names.h */
     const double *a;   /* floating-point attributes */

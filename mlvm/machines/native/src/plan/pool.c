@@ -1,5 +1,6 @@
 /* A pool waits by spinning for a while, since the next call mostly follows within microseconds,
- * and then sleeps. A call is divided evenly; whoever is done first waits. */
+ * and then sleeps. A call is divided evenly. The caller, when it is done, does the shares that nobody has
+ * begun: a thread that has no processor then delays nobody. */
 #define _GNU_SOURCE
 #include "pool.h"
 
@@ -23,7 +24,8 @@ enum {
 };
 
 typedef struct {
-    _Alignas(64) atomic_uint done; /* the number of the job it has done last */
+    _Alignas(64) atomic_uint begun; /* the number of the job whose share somebody has begun last */
+    atomic_uint done;               /* and has done */
     char *scratch;
     int result;
     pthread_t thread;
@@ -131,13 +133,20 @@ int pool_reserve(Pool *pool, int64_t scratch, int64_t shared)
     return 0;
 }
 
-static void do_share(Member *member)
+static void do_share(Member *member, char *scratch)
 {
     const Pool *pool = member->pool;
     const KernelCall *call = pool->call;
     int64_t begin = call->units * member->index / pool->threads;
     int64_t end = call->units * (member->index + 1) / pool->threads;
-    member->result = begin < end ? call->kernel->run(call, pool->p, begin, end, member->scratch) : 0;
+    member->result = begin < end ? call->kernel->run(call, pool->p, begin, end, scratch) : 0;
+}
+
+/* Whether the member's share of this job is the asker's. There is no next job before all are done. */
+static int begin_share(Member *member, unsigned number)
+{
+    unsigned before = number - 1;
+    return atomic_compare_exchange_strong(&member->begun, &before, number);
 }
 
 static void stay_on_processor(int index)
@@ -185,7 +194,9 @@ static void *serve(void *argument)
             spins = 0;
         }
         seen = number;
-        do_share(member);
+        if (!begin_share(member, number))
+            continue;
+        do_share(member, member->scratch);
         atomic_store_explicit(&member->done, seen, memory_order_release);
     }
 }
@@ -212,6 +223,7 @@ static int start(Pool *pool)
     pthread_cond_init(&pool->wake, NULL);
     atomic_store(&pool->sleeping, 0);
     for (int i = 1; i < pool->threads; i++) {
+        atomic_store(&pool->members[i].begun, number);
         atomic_store(&pool->members[i].done, number);
         if (pthread_create(&pool->members[i].thread, NULL, serve, &pool->members[i])) {
             for (int left = i; left < pool->threads; left++)
@@ -250,8 +262,10 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
     } else {
         pool->call = call;
         pool->p = p;
-        if (call->shared && !call->kernel->finish)
-            memset(pool->shared_bytes, 0, ALIGNMENT);
+        if (call->shared && !call->kernel->finish) { /* units wait for each other */
+            memset(pool->shared_bytes, 0, (size_t)call->shared);
+            *(int64_t *)pool->shared_bytes = pool->threads;
+        }
         unsigned number = atomic_load_explicit(&pool->number, memory_order_relaxed) + 1;
         atomic_store(&pool->number, number);
         if (atomic_load(&pool->sleeping)) {
@@ -259,11 +273,16 @@ int pool_run(Pool *pool, const KernelCall *call, char **p)
             pthread_cond_broadcast(&pool->wake);
             pthread_mutex_unlock(&pool->mutex);
         }
-        do_share(caller);
+        do_share(caller, caller->scratch);
         result = caller->result;
         for (int i = 1; i < pool->threads; i++) {
             Member *member = &pool->members[i];
             int spins = 0;
+            if (begin_share(member, number)) {
+                do_share(member, caller->scratch);
+                result |= member->result;
+                continue;
+            }
             while (atomic_load_explicit(&member->done, memory_order_acquire) != number) {
                 PAUSE();
                 if (++spins >= SPINS) { /* it may wait for this processor */

@@ -1,11 +1,8 @@
 /* What recurrences of all dtypes have in common. */
 #include "functions.h"
 
-#ifdef WANTED /* a step without Python has one thread make such a call */
-#define YIELD() ((void)0)
-#else
+#ifndef WANTED
 #include <sched.h>
-#define YIELD() sched_yield()
 #endif
 
 /* Behind the integers of a product of all rows of the state: how many steps there are, of which kind the
@@ -17,21 +14,55 @@ enum { TANH, RELU, LSTM, GRU };
 #define SIGMOID(x) _Generic((x), float: sigmoid_f32, double: sigmoid_f64)(x)
 #define TANH_(x) _Generic((x), float: tanh_f32, double: tanh_f64)(x)
 
-/* How many units have come here, in all; each comes as often. A call that is divided has all its units
- * running at once. */
-static inline void meet(int64_t *count, int64_t units, int64_t all, int64_t *target)
+/* The shared bytes: how many shares the units are divided into, how many units are done, in all turns; for
+ * each share, at its first unit, how many turns somebody has taken; then what the states are kept in. */
+enum { SHARES, DONE, TAKEN = 8 };
+
+static inline char *kept_in(const KernelCall *call, char *const *p)
 {
-    if (units == all)
+    return p[call->nparams] + 8 * (TAKEN + (call->units + 7) / 8 * 8);
+}
+
+typedef void Turn(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch, int64_t turn);
+
+/* Take turns of some units, of which none begins before the last is over for all. A thread takes its own
+ * share, whose part of the kernel lies in its cache, and then those that others have not begun: who has no
+ * processor delays nobody. */
+static inline void take_turns(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                              char *scratch, int64_t turns, Turn *take)
+{
+    const int64_t all = call->units;
+    if (end - begin == all) {
+        for (int64_t turn = 0; turn < turns; turn++)
+            take(call, p, begin, end, scratch, turn);
         return;
-    *target += all;
-    __atomic_add_fetch(count, units, __ATOMIC_ACQ_REL);
-    for (int64_t spins = 0; __atomic_load_n(count, __ATOMIC_ACQUIRE) < *target; spins++) {
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-        if (spins > 2000)
-            YIELD(); /* one may wait for this processor */
     }
+#ifndef WANTED /* a step without Python has one thread make such a call */
+    int64_t *shared = (int64_t *)(void *)p[call->nparams], shares = shared[SHARES], own = 0, done;
+    while (all * own / shares < begin || all * (own + 1) / shares < end)
+        own++;
+    while ((done = __atomic_load_n(shared + DONE, __ATOMIC_ACQUIRE)) < turns * all) {
+        const int64_t turn = done / all;
+        for (int64_t i = own; i < own + shares; i++) {
+            int64_t share = i % shares, first = all * share / shares, last = all * (share + 1) / shares;
+            int64_t taken = turn;
+            if (first == last || !__atomic_compare_exchange_n(shared + TAKEN + first, &taken, turn + 1, 0,
+                                                              __ATOMIC_ACQ_REL, __ATOMIC_RELAXED))
+                continue;
+            take(call, p, first, last, scratch, turn);
+            __atomic_add_fetch(shared + DONE, last - first, __ATOMIC_ACQ_REL);
+        }
+        for (int spins = 0; __atomic_load_n(shared + DONE, __ATOMIC_ACQUIRE) < (turn + 1) * all; spins++) {
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+            if (spins > 2000) { /* who has begun may wait for this processor */
+                sched_yield();
+                spins -= 100;
+            }
+        }
+    }
+#endif
 }
 
 static inline int64_t longest_of(const char *lengths, int64_t kind, int64_t count, int64_t most)

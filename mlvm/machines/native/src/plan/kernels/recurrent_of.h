@@ -1,7 +1,7 @@
 /* Recurrences: a sequence in one call, in f32 or f64; included after the products.
  *
- * A unit is UNIT elements of the hidden state, with the columns of all its gates: a thread makes the same
- * ones in each step, so that its part of the kernel stays in its own cache. All meet after each step. */
+ * A unit is UNIT elements of the hidden state, with the columns of all its gates. A turn is a step: see
+ * `take_turns`. */
 
 /* A row times rows of bf16, in the order of `add_rows`. */
 static void OF(add_halves)(T *sum, const T *x, const uint16_t *y, int64_t y_k, int64_t columns, int64_t k)
@@ -127,68 +127,79 @@ static void OF(give)(char *to, const T *from, int64_t at, int64_t count, int64_t
     memcpy((T *)to + at, from, (size_t)count * sizeof(T));
 }
 
-/* Scratch: the state [PARTS][rows][hidden], sums of a step [rows][columns], those of what is projected in a
- * row, the bias; then the product's. Shared: 64 bytes for those who meet, then h, twice, where
- * the state is bf16. */
-static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+/* A step, or first the state before it. Scratch: the state [PARTS][rows][hidden], sums of a step
+ * [rows][columns], those of what is projected in a row, the bias; then the product's. States that are bf16
+ * are kept as they were: h twice, since the others still read the one before, and c. */
+static void OF(recurrence_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                char *scratch, int64_t number)
 {
     const int64_t *n = call->n, *of = call->children[0]->n;
     const int64_t rows = n[M], hidden = n[K], width = n[N], steps = n[STEPS], all = rows * hidden;
-    const int64_t half = n[HALF_STATES], gates = width / hidden, parts = n[PARTS];
+    const int64_t half = n[HALF_STATES], gates = width / hidden, parts = n[PARTS], turn = number - 1;
     const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
     const int64_t longest = longest_of(p[5], n[LENGTHS], rows, steps);
+    const int64_t t = n[BACKWARD] ? steps - 1 - turn : turn;
+    const int64_t from = n[BACKWARD] ? t + 1 : t, to = n[BACKWARD] ? t : t + 1;
     T *state = (T *)scratch, *sums = state + parts * all, *row = sums + rows * width;
     T *bias = row + width, *rest = (T *)(((uintptr_t)(bias + width) + 63) & ~(uintptr_t)63);
-    char *shared = p[call->nparams];
-    int64_t target = 0;
-    T *wide = (T *)(shared + 64);
-    OF(get)(bias, p[4], 0, width, half);
-    for (int64_t i = 0; i < parts * rows; i++)
-        OF(get)(state + i * hidden + first, p[2], i * hidden + first, count, half);
-    for (int64_t turn = -1; turn < steps; turn++) {
-        const int64_t t = n[BACKWARD] ? steps - 1 - turn : turn;
-        const int64_t from = n[BACKWARD] ? t + 1 : t, to = n[BACKWARD] ? t : t + 1;
-        if (turn >= 0 && t < longest) {
-            const T *x = half ? wide + (turn & 1) * all : (const T *)p[0] + from * all;
-            for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
-                OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first,
-                          count == hidden ? width : count);
-            for (int64_t i = 0; i < rows; i++) {
-                if (t >= integer_at(p[5], n[LENGTHS], i)) {
-                    for (int64_t g = 0; g < gates; g++)
-                        memset(sums + i * width + g * hidden + first, 0, (size_t)count * sizeof(T));
-                    continue;
-                }
-                T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
-                const T *in = row + first;
+    T *wide = (T *)(void *)kept_in(call, p);
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t i = 0; i < rows; i++) {
+            const int64_t at = i * hidden + first;
+            T *now = state + part * all + at;
+            if (turn < 0)
+                OF(get)(now, p[2], part * all + at, count, half);
+            else if (half)
+                memcpy(now, wide + (part ? 2 : turn & 1) * all + at, (size_t)count * sizeof(T));
+            else
+                OF(get)(now, p[0], (part * (steps + 1) + from) * all + at, count, 0);
+        }
+    if (turn >= 0 && t < longest) {
+        for (int64_t g = 0; g < gates; g++)
+            OF(get)(bias + g * hidden + first, p[4], g * hidden + first, count, half);
+        const T *x = half ? wide + (turn & 1) * all : (const T *)p[0] + from * all;
+        for (int64_t g = 0; g < (count == hidden ? 1 : gates); g++)
+            OF(recur)(of, x, p[3], (int)n[HALF_KERNEL], sums, rest, g * hidden + first,
+                      count == hidden ? width : count);
+        for (int64_t i = 0; i < rows; i++) {
+            if (t >= integer_at(p[5], n[LENGTHS], i)) {
                 for (int64_t g = 0; g < gates; g++)
-                    OF(get)(row + g * hidden + first, p[1],
-                            (t * rows + i) * width + g * hidden + first, count, half);
-                switch (n[CELL]) {
-                case TANH: OF(step_tanh)(h, in, q, b, count); break;
-                case RELU: OF(step_relu)(h, in, q, b, count); break;
-                case LSTM: OF(step_lstm)(h, h + all, in, q, b, hidden, count); break;
-                default: OF(step_gru)(h, in, q, b, hidden, count);
-                }
+                    memset(sums + i * width + g * hidden + first, 0, (size_t)count * sizeof(T));
+                continue;
+            }
+            T *h = state + i * hidden + first, *q = sums + i * width + first, *b = bias + first;
+            const T *in = row + first;
+            for (int64_t g = 0; g < gates; g++)
+                OF(get)(row + g * hidden + first, p[1],
+                        (t * rows + i) * width + g * hidden + first, count, half);
+            switch (n[CELL]) {
+            case TANH: OF(step_tanh)(h, in, q, b, count); break;
+            case RELU: OF(step_relu)(h, in, q, b, count); break;
+            case LSTM: OF(step_lstm)(h, h + all, in, q, b, hidden, count); break;
+            default: OF(step_gru)(h, in, q, b, hidden, count);
             }
         }
-        for (int64_t part = 0; part < parts; part++)
-            for (int64_t i = 0; i < rows; i++) {
-                const T *now = state + part * all + i * hidden + first;
-                OF(give)(p[0], now, (part * (steps + 1) + to) * all + i * hidden + first, count, half);
-                if (half && !part)
-                    memcpy(wide + ((turn + 1) & 1) * all + i * hidden + first, now,
-                           (size_t)count * sizeof(T));
-            }
-        if (turn < 0 || t >= longest)
-            memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
-        for (int64_t g = 0; g < n[KEPT]; g++)
-            for (int64_t i = 0; i < rows; i++)
-                OF(give)(p[0], sums + i * width + g * hidden + first,
-                         ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden + first,
-                         count, half);
-        meet((int64_t *)shared, end - begin, call->units, &target);
     }
+    for (int64_t part = 0; part < parts; part++)
+        for (int64_t i = 0; i < rows; i++) {
+            const T *now = state + part * all + i * hidden + first;
+            OF(give)(p[0], now, (part * (steps + 1) + to) * all + i * hidden + first, count, half);
+            if (half)
+                memcpy(wide + (part ? 2 : number & 1) * all + i * hidden + first, now,
+                       (size_t)count * sizeof(T));
+        }
+    if (turn < 0 || t >= longest)
+        memset(sums, 0, n[KEPT] ? (size_t)(rows * width) * sizeof(T) : 0);
+    for (int64_t g = 0; g < n[KEPT]; g++)
+        for (int64_t i = 0; i < rows; i++)
+            OF(give)(p[0], sums + i * width + g * hidden + first,
+                     ((parts + g) * (steps + 1) + (turn < 0 ? steps : t)) * all + i * hidden + first,
+                     count, half);
+}
+
+static int OF(recurrence)(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch)
+{
+    take_turns(call, p, begin, end, scratch, call->n[STEPS] + 1, OF(recurrence_turn));
     return 0;
 }
 
@@ -235,55 +246,58 @@ static void OF(pull_one)(T *made, T *h, const T *after, int64_t count, int relu)
     }
 }
 
-/* Scratch: the state's cotangent [PARTS][rows][hidden], the product [rows][hidden]; then the product's. */
-static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
-                              char *scratch)
+/* The product of the step before, then this step, of which there is none at last. The state's cotangent
+ * [PARTS][rows][hidden] is kept. Scratch: the product [rows][hidden]; then the product's own. */
+static void OF(recurrence_vjp_turn)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                                    char *scratch, int64_t turn)
 {
     const int64_t *n = call->n, *of = call->children[0]->n;
     const int64_t rows = n[M], hidden = n[N], steps = n[STEPS], all = rows * hidden;
     const int64_t width = n[MADE] * hidden, parts = n[PARTS], apart = (steps + 1) * all;
     const int64_t first = begin * n[UNIT], count = least(end * n[UNIT], hidden) - first;
-    T *const out = (T *)p[0], *carried = (T *)scratch, *sums = carried + parts * all;
+    const int64_t t = n[BACKWARD] ? turn : steps - 1 - turn, done = n[BACKWARD] ? t - 1 : t + 1;
+    T *const out = (T *)p[0], *carried = (T *)(void *)kept_in(call, p), *sums = (T *)scratch;
     T *rest = (T *)(((uintptr_t)(sums + all) + 63) & ~(uintptr_t)63);
     const T *g = (const T *)p[1], *states = (const T *)p[4];
-    int64_t target = 0;
-    memcpy(carried, p[2], (size_t)(parts * all) * sizeof(T));
-    for (int64_t turn = 0; turn < steps; turn++) {
-        const int64_t t = n[BACKWARD] ? turn : steps - 1 - turn;
-        T *made = out + t * rows * width;
-        int64_t left = 0;
-        for (int64_t i = 0; i < rows; i++) {
-            const int64_t at = i * hidden + first;
-            T *h = carried + at, *to = made + i * width + first;
-            const T *x = states + (n[BACKWARD] ? t + 1 : t) * all + at;
-            const T *y = states + (n[BACKWARD] ? t : t + 1) * all + at;
-            const T *kept = states + parts * apart + t * all + at;
-            for (int64_t j = 0; j < count; j++)
-                h[j] += g[t * all + at + j];
-            if (t >= integer_at(p[6], n[LENGTHS], i)) {
-                for (int64_t gate = 0; gate < n[MADE]; gate++)
-                    memset(to + gate * hidden, 0, (size_t)count * sizeof(T));
-                continue;
-            }
-            left++;
-            const T *in = (const T *)p[3] + (t * rows + i) * of[K] + first;
-            switch (n[CELL]) {
-            case LSTM: OF(pull_lstm)(to, h, h + all, kept, apart, x + apart, y + apart, hidden, count); break;
-            case GRU: OF(pull_gru)(to, h, kept, apart, in + 2 * hidden, x, hidden, count); break;
-            default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
-            }
-        }
-        meet((int64_t *)p[call->nparams], end - begin, call->units, &target);
-        if (!left)
-            continue;
-        OF(recur)(of, made + width - of[K], p[5], 0, sums, rest, first, count);
+    if (turn && done < longest_of(p[6], n[LENGTHS], rows, steps)) {
+        OF(recur)(of, out + done * rows * width + width - of[K], p[5], 0, sums, rest, first, count);
         for (int64_t i = 0; i < rows; i++)
-            if (t < integer_at(p[6], n[LENGTHS], i))
+            if (done < integer_at(p[6], n[LENGTHS], i))
                 for (int64_t j = i * hidden + first; j < i * hidden + first + count; j++)
                     carried[j] += sums[j];
     }
-    for (int64_t i = 0; i < parts * rows; i++)
-        memcpy(out + steps * rows * width + i * hidden + first, carried + i * hidden + first,
-               (size_t)count * sizeof(T));
+    for (int64_t i = 0; i < parts * rows; i++) {
+        T *now = carried + i * hidden + first;
+        if (!turn)
+            OF(get)(now, p[2], i * hidden + first, count, 0);
+        if (turn == steps)
+            OF(give)((char *)(out + steps * rows * width), now, i * hidden + first, count, 0);
+    }
+    for (int64_t i = 0; i < rows && turn < steps; i++) {
+        const int64_t at = i * hidden + first;
+        T *h = carried + at, *to = out + (t * rows + i) * width + first;
+        const T *x = states + (n[BACKWARD] ? t + 1 : t) * all + at;
+        const T *y = states + (n[BACKWARD] ? t : t + 1) * all + at;
+        const T *kept = states + parts * apart + t * all + at;
+        for (int64_t j = 0; j < count; j++)
+            h[j] += g[t * all + at + j];
+        if (t >= integer_at(p[6], n[LENGTHS], i)) {
+            for (int64_t gate = 0; gate < n[MADE]; gate++)
+                memset(to + gate * hidden, 0, (size_t)count * sizeof(T));
+            continue;
+        }
+        const T *in = (const T *)p[3] + (t * rows + i) * of[K] + first;
+        switch (n[CELL]) {
+        case LSTM: OF(pull_lstm)(to, h, h + all, kept, apart, x + apart, y + apart, hidden, count); break;
+        case GRU: OF(pull_gru)(to, h, kept, apart, in + 2 * hidden, x, hidden, count); break;
+        default: OF(pull_one)(to, h, y, count, n[CELL] == RELU);
+        }
+    }
+}
+
+static int OF(recurrence_vjp)(const KernelCall *call, char *const *p, int64_t begin, int64_t end,
+                              char *scratch)
+{
+    take_turns(call, p, begin, end, scratch, call->n[STEPS] + 1, OF(recurrence_vjp_turn));
     return 0;
 }
