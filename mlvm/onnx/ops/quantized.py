@@ -123,6 +123,9 @@ def dynamic_quantize_linear(at: Call, x: Value) -> Value:
     return Lying(q, x.axes), scale, zero
 
 
+_ONE: Final = np.ones((), np.float32)
+
+
 class Rows(NamedTuple):
     """The second operand of a product of integers, [n, k], and what goes with it."""
 
@@ -216,26 +219,35 @@ def _floats(x: Any, scale: Value, zero: Value) -> Any:
                                         _along(zero, x, -1, own))  # fmt: skip
 
 
-def _meant(y: Any, bias: Value, sx: Value, sw: Value) -> Any:
-    """Sums of products of integers, and a bias in their unit, as floats; `sw` for each column."""
+def _singles(*values: Value) -> list[Any]:
+    """Scales and zeros as f32, by numpy where all are known; 0 for none."""
+    if are_known(values):
+        return [np.float32(0) if v is None else np.asarray(v, np.float32) for v in values]
+    return [0.0 if v is None else ml.astype(tensor(v), ml.float32) for v in values]
+
+
+def _meant(y: Any, bias: Value, sx: Value, sw: Value, sy: Value = None) -> Any:
+    """Sums of products of integers, and a bias in their unit, as floats, `sw` for each column; in
+    the unit of a result where that is given: onnxruntime multiplies by one quotient."""
     y = y if bias is None else y + tensor(bias)
-    by = ml.astype(tensor(sx), ml.float32) * ml.astype(tensor(sw), ml.float32)
-    by = ml.reshape(by, ()) if by.size == 1 else by
+    of_x, of_w, of_y = _singles(sx, sw, sy)
+    by = of_x * of_w if sy is None else of_x * of_w / of_y
+    by = ml.reshape(tensor(by), ()) if by.size == 1 else tensor(by)
     return primitives.dequantize_linear(y, by, ml.zeros((), dtype=ml.int32))
 
 
 @op("QuantizedMatMul", "raw", packed={3: _turned})
 def quantized_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
-                     bias: Value = None) -> Value:  # fmt: skip
+                     bias: Value = None, sy: Value = None) -> Value:  # fmt: skip
     """Quantised factors of a product, which is a float: what `fold` makes of exporters' pairs."""
     sa = ml.expand_dims(tensor(sa), axis=-1) if sa.ndim == 1 and sa.shape[0] > 1 else sa
-    return _meant(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb)
+    return _meant(product(tensor(a), za, _rows(at, 3, b, zb)), bias, sa, sb, sy)
 
 
 @op("QLinearMatMul", "raw", packed={3: _turned})
 def qlinear_matmul(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Value,
                    sy: Value, zy: Value) -> Value:  # fmt: skip
-    return _quantized(quantized_matmul(at, a, sa, za, b, sb, zb), sy, zy)
+    return _quantized(quantized_matmul(at, a, sa, za, b, sb, zb, sy=sy), _ONE, zy)
 
 
 def _turned_once(node: Any, w: Array) -> Array:
@@ -251,9 +263,9 @@ def qgemm(at: Call, a: Value, sa: Value, za: Value, b: Value, sb: Value, zb: Val
     if type(at.node.inputs[3]) is not Weight:
         b = tensor(b) if at.get("transB", 0) else ml.matrix_transpose(tensor(b))
     y = product(x, za, rows_of(b, zb))
-    sa = ml.astype(tensor(sa), ml.float32) * at.get("alpha", 1.0)
-    y = _meant(y, bias, sa, sb)
-    return y if sy is None else _quantized(y, sy, zy)
+    (sa,) = _singles(sa)
+    y = _meant(y, bias, sa * np.float32(at.get("alpha", 1.0)), sb, sy)
+    return y if sy is None else _quantized(y, _ONE, zy)
 
 
 def _filters(node: Any, w: Array) -> Array:
@@ -311,16 +323,28 @@ def quantized_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value
 @op("QLinearConv", "raw", packed={3: _filters})
 def qlinear_conv(at: Call, x: Value, sx: Value, zx: Value, w: Value, sw: Value, zw: Value,
                  sy: Value, zy: Value, b: Value = None) -> Value:  # fmt: skip
-    y = _meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw)
-    return channels_second(_quantized(y, sy, zy))
+    y = _meant(_integer_conv(at, x, zx, w, zw, 3), b, sx, sw, sy)
+    return channels_second(_quantized(y, _ONE, zy))
 
 
-@op("com.microsoft.QLinearAdd com.microsoft.QLinearMul", "elementwise")
-def qlinear_binary(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
-                   zy: Any = None) -> Any:  # fmt: skip
-    x, y = (_floats(tensor(q), s, z) for q, s, z in ((a, sa, za), (b, sb, zb)))
-    made = x + y if at.node.type.endswith("Add") else x * y
-    return _quantized(made, sy, zy, DType.of(a.dtype))
+@op("com.microsoft.QLinearAdd", "elementwise")
+def qlinear_add(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
+                zy: Any = None) -> Any:  # fmt: skip
+    """As onnxruntime does: what zeros make is one number, and a half is rounded with it."""
+    sa, za, sb, zb, sy, of_y = _singles(sa, za, sb, zb, sy, zy)
+    of_a, of_b = sa / sy, sb / sy
+    rest = ml.reshape(tensor(of_y - (of_a * za + of_b * zb)), ())
+    made = _floats(tensor(a), of_a, None) + (_floats(tensor(b), of_b, None) + rest)
+    return _quantized(made, _ONE, None, DType.of(a.dtype))
+
+
+@op("com.microsoft.QLinearMul", "elementwise")
+def qlinear_mul(at: Call, a: Any, sa: Any, za: Any, b: Any, sb: Any, zb: Any, sy: Any,
+                zy: Any = None) -> Any:  # fmt: skip
+    sa, sb, sy, of_y = _singles(sa, sb, sy, zy)
+    made = _floats(tensor(a), _ONE, za) * _floats(tensor(b), _ONE, zb)
+    by, add = (ml.reshape(tensor(v), ()) for v in (sa * sb / sy, of_y))
+    return _quantized(made * by + add, _ONE, None, DType.of(a.dtype))
 
 
 _UNARY: Final[dict[str, Callable[[Call, Any], Any]]] = {
@@ -357,9 +381,10 @@ def qlinear_pool(at: Call, x: Value, sx: Value, zx: Value, sy: Value, zy: Value 
     image = _floats(tensor(x) if last else channels_last(x), sx, zx)
     if at.node.type.endswith("GlobalAveragePool"):
         y = ml.mean(image, axis=tuple(range(1, image.ndim - 1)), keepdims=True)
+        y = _quantized(y, sy, zy, DType.of(x.dtype))
     else:
-        y = averaged(at, image)
-    y = _quantized(y, sy, zy, DType.of(x.dtype))
+        by, add = (ml.reshape(tensor(v), ()) for v in _singles(sy, zy))
+        y = _quantized(averaged(at, image) / by + add, _ONE, None, DType.of(x.dtype))
     return y if last else channels_second(y)
 
 

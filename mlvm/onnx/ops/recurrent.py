@@ -16,8 +16,6 @@ from mlvm.eager.nn.recurrent import recurrence
 from mlvm.onnx.table import Call, op
 from mlvm.onnx.values import Value, Weight, known, tensor
 
-_ROWS: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
-"""Where the gates of `recurrence` stand in a weight of ONNX."""
 _ORDER: dict[str, list[int]] = {"RNN": [0], "GRU": [1, 0, 2], "LSTM": [0, 2, 3, 1]}
 """The gates of ONNX in the order of `nn`: r, z, n and i, f, g, o."""
 _PLAIN: dict[str, tuple[list[str], Cell]] = {

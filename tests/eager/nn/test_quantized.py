@@ -178,3 +178,9 @@ def test_onnx_formulas() -> None:
     assert float(step) == pytest.approx(10 / 255)
     assert int(middle) == round(3 / (10 / 255))
     assert np.abs((codes.numpy() - float(middle)) * float(step) - x).max() <= float(step)
+
+
+def test_a_product_of_bytes_without_columns_begins_a_chain() -> None:
+    x, y = ml.zeros((40, 5), dtype="i8"), ml.zeros((0, 5), dtype="i8")
+    scaled = ml.capture(lambda x, y: ml.astype(ml.integer_matmul(x, y), ml.float32) * 2.0)
+    assert scaled(x, y).shape == (40, 0)

@@ -77,7 +77,7 @@ def integer_headed_call(links: Sequence[Link], types: Types) -> KernelCall | Non
     head, *rest = links
     operands = [types[source] for source in head.sources]
     out = head.op.infer(operands, head.attributes)
-    if out is None or not rest or not out.shape[-1:]:
+    if out is None or not rest or not out.shape[-1:] or not out.size:
         return None
     chain = after(head, rest, out, types)
     if chain is None:
