@@ -13,6 +13,7 @@ from inspect import Parameter, getattr_static, signature
 from typing import Any, Final, NoReturn, TypeAlias
 
 from mlvm.core.types import TensorType, u64
+from mlvm.eager.functions.indexing import Places
 from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -236,6 +237,17 @@ OF_DTYPES: Final = {
     "is_signed": 'use ml.isdtype(dtype, ("signed integer", "real floating"))',
 }
 """What to write for fields of other libraries' dtypes."""
+
+OF_PLACES: Final = {
+    "apply": "use x.at[i].set(fn(x[i])), where indices do not repeat",
+    "divide": "use x.at[i].multiply(1 / y)",
+    "maximum": "use x.at[i].max(y)",
+    "minimum": "use x.at[i].min(y)",
+    "mul": "use x.at[i].multiply(y)",
+    "power": "use x.at[i].set(x[i] ** y), where indices do not repeat",
+    "subtract": "use x.at[i].add(-y)",
+}
+"""What to write for methods of JAX's `x.at[i]`."""
 
 KEYWORDS: Final = {
     "T_0": "first_steps",
@@ -792,6 +804,9 @@ def existing(instance: object) -> list[str]:
     """The names that an instance has, without the hints."""
     names = object.__dir__(instance)
     return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
+
+
+hint_at(Places, OF_PLACES, existing)
 
 
 def of_users(instance: object) -> list[str]:
