@@ -31,7 +31,10 @@ def rounds(quick: bool, **calls: Callable[[], object]) -> Mapping[str, Round]:
             call()
 
         def timed() -> Mapping[str, float]:
-            return {"us_per_call": microseconds(lambda: deque((call() for _ in range(times)), maxlen=1)) / times}
+            return {
+                "us_per_call": microseconds(lambda: deque((call() for _ in range(times)), maxlen=1))
+                / times
+            }
 
         return timed
 
