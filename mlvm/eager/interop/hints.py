@@ -322,6 +322,7 @@ _NO_KEYWORDS: Final = {
     "as_tuple": "a tuple is what it gives",
     "bias": 'a layer has one, which begins at 0; layer.freeze("bias") keeps it there',
     "bits": 'a dtype says it: ml.quantize(model, "i4")',
+    "cache_enabled": "a captured function casts a weight that nothing updates once: leave it out",
     "ceil_mode": "windows lie inside: pad the far sides, padding=((0, 1), (0, 1))",
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "collate_fn": "samples of a shape are stacked; transform= changes the arrays of each batch",
@@ -774,6 +775,8 @@ def _of_places(
     bounds = ", low=..., high=..." if "low" in known else ""
     ints = [x for x in args if isinstance(x, int)]
     missing_bounds = function == "randint" and not keywords & {"low", "high"}
+    if function == "autocast" and ("device_type" in keywords or (args and "dtype" in keywords)):
+        return 'is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
     if function == "where" and len(args) == 1:
