@@ -1108,6 +1108,7 @@ CaptureError Captured.planned: ml.capture(ml.sum).planned
 CaptureError Captured.plot: ml.capture(ml.sum).plot("step.svg")
 CaptureError Captured.program: ml.capture(ml.sum).program
 CaptureError Captured.save: ml.capture(ml.sum).save("step.mlvm")
+AttributeRefused Captured.save: ml.capture(ml.sum).save("step.onnx")
 HandleError DryVM.borrow: dry.borrow(99)
 HandleError DryVM.launch: dry.launch(returning, [dry.alloc_tensor(v.type)])
 HandleError DryVM.read: dry.read(dry.alloc_tensor(v.type))

@@ -63,7 +63,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_750,
+    "mlvm/core": 6_760,
     "mlvm/machines": 1_710,
     "mlvm/machines/native": 2_730,
     "mlvm/machines/gpu": 3_270,
@@ -75,23 +75,23 @@ BUDGET = {
     "mlvm/step": 2_270,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 820,
-    "mlvm/eager/tensor": 1_680,
+    "mlvm/eager/tensor": 1_690,
     "mlvm/eager/functions": 4_660,
     "mlvm/eager/recording": 900,
     "mlvm/eager/autodiff": 2_230,
     "mlvm/eager/control": 1_400,
     "mlvm/eager/transform": 2_020,
-    "mlvm/eager/nn": 2_260,
-    "mlvm/eager/parallel": 630,
+    "mlvm/eager/nn": 2_270,
+    "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_240,
     "mlvm/eager/files": 860,
-    "mlvm/eager/interop": 1_070,
-    "mlvm/eager/capture": 2_010,
+    "mlvm/eager/interop": 1_080,
+    "mlvm/eager/capture": 2_020,
     "mlvm/onnx": 5_860,
     "mlvm": 500,
     "models": 3_440,
     "bench": 4_280,
-    "tests": 65_790,
+    "tests": 65_850,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

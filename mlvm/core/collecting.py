@@ -21,16 +21,18 @@ def uncollected() -> Iterator[None]:
     """Inside the block, nobody looks for garbage in cycles. Ten thousand objects that stay, such as
     those of a recording, would have all objects of the process looked through in vain."""
     global _was_on
-    with _lock:
-        if not _inside:
-            _was_on = gc.isenabled()
-            gc.disable()
-        _inside.append(get_ident())
-    try:
+    me, before = get_ident(), _inside.count(get_ident())
+    try:  # from here on: an interrupt leaves nothing behind
+        with _lock:
+            if not _inside:
+                _was_on = gc.isenabled()
+                gc.disable()
+            _inside.append(me)
         yield
     finally:
         with _lock:
-            _inside.remove(get_ident())
+            if _inside.count(me) > before:
+                _inside.remove(me)
             _collect_again()
 
 

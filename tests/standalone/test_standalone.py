@@ -153,9 +153,10 @@ def test_lanes(tmp_path: Path) -> None:
 @compiled
 def test_all_that_a_program_may_do(tmp_path: Path) -> None:
     """Training with dropout, gradients of a loop of unknown length, recursion, f64, draws, tensors
-    without elements, and products of halves: built where Python's set has kernels of its own for
-    these, they are those of C's set."""
+    without elements, an LSTM in halves, and products of halves: built where Python's set has
+    kernels of its own for these, they are those of C's set."""
     model = ml.nn.Sequential(ml.nn.Linear(4, 8, key=ml.random.key(0)), ml.gelu)
+    lstm = ml.nn.LSTM(4, 3, key=ml.random.key(1))
     optimizer = ml.optim.AdamW(model, 1e-2)
     key = ml.random.key(7)
 
@@ -185,7 +186,9 @@ def test_all_that_a_program_may_do(tmp_path: Path) -> None:
             x[:, :3] @ whole[:3],
             small @ ml.astype(whole, ml.int8),
         )
-        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn, mixed
+        with ml.autocast("float16"):
+            recurrent = ml.grad(lambda lstm: ml.sum(lstm(x[:, None])[0]))(lstm)
+        return loss, depth(n), ml.sort(x, axis=0), products, none, drawn, mixed, recurrent
 
     x = ml.asarray(np.linspace(-1, 1, 12, dtype=np.float32).reshape(3, 4))
     saved = written(tmp_path / "step.mlvm", step, x, ml.asarray(5))

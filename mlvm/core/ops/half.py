@@ -25,8 +25,10 @@ from mlvm.core.types import Array, DType, TensorType, bf16, f16, f32, f64
 
 Convert: TypeAlias = Callable[[Array, Array], None]
 
-_PLACES: Final = frozenset({"condition", "indices", "key", "labels", "mask", "start"})
-"""Operands that do not promote with the others: they say where elements are, or choose."""
+_PLACES: Final = frozenset(
+    {"condition", "indices", "key", "labels", "lengths", "mask", "n", "start"}
+)
+"""Operands that do not promote with the others: they say where elements are, choose, or count."""
 
 FILLS: Final = frozenset({"value", "pad_value"})
 """Attributes that are elements of the result."""

@@ -29,6 +29,7 @@ from mlvm.arena.arena import STALE, Allocation, Arena
 from mlvm.arena.planner import Plan
 from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
+    AttributeRefused,
     CaptureError,
     GradientError,
     HandleError,
@@ -528,7 +529,13 @@ class Captured(Generic[P, R]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
-        `python -m mlvm run` takes. Raises `CaptureError` before the first call, and `OSError`."""
+        `python -m mlvm run` takes. Raises `CaptureError` before the first call, `AttributeRefused`
+        for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        if Path(path).suffix in (".onnx", ".safetensors"):
+            raise AttributeRefused(
+                f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
+                "ONNX is written by ml.onnx.save, and a model's tensors by ml.save"
+            )
         known = self._last_program()
         planned = known.planned
         code = planned.program.main.code

@@ -13,6 +13,7 @@ from inspect import Parameter, getattr_static, signature
 from typing import Any, Final, NoReturn, TypeAlias
 
 from mlvm.core.types import TensorType, u64
+from mlvm.eager.functions.indexing import Places
 from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.tensor import Tensor
 
@@ -237,6 +238,17 @@ OF_DTYPES: Final = {
 }
 """What to write for fields of other libraries' dtypes."""
 
+OF_PLACES: Final = {
+    "apply": "use x.at[i].set(fn(x[i])), where indices do not repeat",
+    "divide": "use x.at[i].multiply(1 / y)",
+    "maximum": "use x.at[i].max(y)",
+    "minimum": "use x.at[i].min(y)",
+    "mul": "use x.at[i].multiply(y)",
+    "power": "use x.at[i].set(x[i] ** y), where indices do not repeat",
+    "subtract": "use x.at[i].add(-y)",
+}
+"""What to write for methods of JAX's `x.at[i]`."""
+
 KEYWORDS: Final = {
     "T_0": "first_steps",
     "T_max": "total_steps",
@@ -310,6 +322,7 @@ _NO_KEYWORDS: Final = {
     "as_tuple": "a tuple is what it gives",
     "bias": 'a layer has one, which begins at 0; layer.freeze("bias") keeps it there',
     "bits": 'a dtype says it: ml.quantize(model, "i4")',
+    "cache_enabled": "a captured function casts a weight that nothing updates once: leave it out",
     "ceil_mode": "windows lie inside: pad the far sides, padding=((0, 1), (0, 1))",
     "batch_first": "x is [time, batch, features]; give it ml.moveaxis(x, 0, 1)",
     "collate_fn": "samples of a shape are stacked; transform= changes the arrays of each batch",
@@ -762,6 +775,8 @@ def _of_places(
     bounds = ", low=..., high=..." if "low" in known else ""
     ints = [x for x in args if isinstance(x, int)]
     missing_bounds = function == "randint" and not keywords & {"low", "high"}
+    if function == "autocast" and ("device_type" in keywords or (args and "dtype" in keywords)):
+        return 'is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
     if function == "where" and len(args) == 1:
@@ -792,6 +807,9 @@ def existing(instance: object) -> list[str]:
     """The names that an instance has, without the hints."""
     names = object.__dir__(instance)
     return [n for n in names if not isinstance(getattr_static(instance, n, None), Elsewhere)]
+
+
+hint_at(Places, OF_PLACES, existing)
 
 
 def of_users(instance: object) -> list[str]:

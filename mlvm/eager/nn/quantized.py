@@ -134,6 +134,9 @@ def quantize(
 
     def quantized(layer: Linear) -> QuantizedLinear:
         weight = elements.astype(shapes.permute_dims(layer.kernel, (1, 0)), f32)
+        if group is not None and weight.shape[-1] % group:
+            path = chosen[id(layer)]
+            raise ShapeError(f"groups of {group} do not fill rows of {weight.shape[-1]}, of {path}")
         q, scale = quantization.quantize_groups(weight, dtype, group=group)
         return QuantizedLinear(q, scale, layer.bias, dynamic=dynamic)
 

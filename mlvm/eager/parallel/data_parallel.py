@@ -187,8 +187,9 @@ def data_parallel(
     how a step is written, and both give the bits of a step that is not sharded, but where a norm of
     all gradients adds in another order (Rajbhandari et al., ZeRO, arXiv 1910.02054).
 
-    Raises `AttributeRefused` for another `shard`, `ShapeError` unless all arguments are
-    arrays of one number of rows, a multiple of the group's size, and what `Group.run` raises.
+    Raises `AttributeRefused` for another `shard` and for what is no group, `ShapeError` unless all
+    arguments are arrays of one number of rows, a multiple of the group's size, and what `Group.run`
+    raises.
 
         >>> def make_step(vm): return lambda x: float(ml.sum(ml.asarray(x)))
         >>> with ml.parallel.Group(2) as group:
@@ -200,6 +201,10 @@ def data_parallel(
             f"data_parallel: shard is None, 'optimizer' or 'all', not {brief(shard)}"
         )
 
+    if not isinstance(group, AnyGroup):
+        raise AttributeRefused(
+            f"data_parallel: group is a Group, such as ml.parallel.Group(2), not {brief(group)}"
+        )
     kept = group.keep(_Maker(make_step, shard))
 
     def step(*batch: Any, **common: Any) -> R:

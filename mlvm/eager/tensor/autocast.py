@@ -18,6 +18,7 @@ from mlvm.core.op import Op
 from mlvm.core.types import DType, f32
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import require_arguments
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,6 +50,10 @@ class autocast(ContextDecorator):
         ...     y.dtype, ml.softmax(y).dtype, layer.kernel.dtype
         (bf16, f32, f32)
     """
+
+    def __new__(cls, *args: object, **given: object) -> autocast:
+        require_arguments(cls, args, given)
+        return super().__new__(cls)
 
     def __init__(self, dtype: object, enabled: bool = True) -> None:
         half = None

@@ -228,6 +228,21 @@ def test_an_op_computes_in_f32_and_rounds_once(name: str, case: Case) -> None:
             assert np.array_equal(bits(found), bits(exact)), vm.name
 
 
+def test_what_counts_stays_as_it_is_beside_halves() -> None:
+    """bf16 has neither 257 nor 1003: trials, and lengths of sequences."""
+    key, n, p = np.zeros(2, np.uint64), np.array([257, 1003]), np.ones((2, 1))
+    of_steps, of_states = np.zeros((258, 1, 1)), np.zeros((1, 259, 1, 1))
+    floats = [of_steps + 1, np.zeros((1, 1, 1)), of_steps, of_states, np.zeros((1, 1))]
+    for vm in MACHINES:
+        drawn = launched(vm, "binomial", [key, n, half.cast(p[:, 0], bf16)], shape=(2,))
+        assert drawn.tolist() == n.tolist()
+        drawn = launched(vm, "multinomial", [key, n, half.cast(p, bf16)], shape=(2,))
+        assert drawn[:, 0].tolist() == n.tolist()
+        operands = [*(half.cast(x, bf16) for x in floats), n[:1]]
+        made = launched(vm, "recurrence_vjp", operands, cell="tanh", reverse=False)
+        assert half.widened(made[255:258]).tolist() == [1, 2, 0]
+
+
 def test_the_walk_leaves_no_op_of_floats_out() -> None:
     walked = {param.values[0] for param in _cases()}
     left = set(OPS) - walked - {"pack_panels"}  # whose halves tests/eager/capture/test_hoist.py has

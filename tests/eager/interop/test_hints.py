@@ -24,6 +24,7 @@ from mlvm.eager.interop.hints import (
     OF_MODULES,
     OF_MULTI_STEPS,
     OF_OPTIMIZERS,
+    OF_PLACES,
 )
 from tests.brief import cases, refuses
 
@@ -84,6 +85,7 @@ def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
         (ml.optim.EMA(model), OF_AVERAGES, "an EMA"),
         (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
         (ml.float32, OF_DTYPES, "a DType"),
+        (ml.zeros(3).at[0], OF_PLACES, "a Places"),
     ):
         for name, hint in hints.items():
             with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):

@@ -297,6 +297,8 @@ def test_what_is_refused() -> None:
         pytest.raises(AttributeRefused, match="shard is None, 'optimizer' or 'all', not 'half'"),
     ):
         ml.parallel.data_parallel(lambda vm: lambda: None, group, shard="half")  # type: ignore[arg-type]
+    with pytest.raises(AttributeRefused, match=r"group is a Group, .*, not 2"):
+        ml.parallel.data_parallel(lambda vm: lambda: None, 2)  # type: ignore[arg-type]
 
     def step() -> None:
         x = {"x": ml.ones((3,))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
@@ -256,6 +257,13 @@ def test_a_state_that_autocast_makes_a_half_is_refused_with_what_to_write() -> N
         refuses(ml.errors.DTypeError, told, ml.while_loop, lambda c: c[0] < 9, lambda c: c @ W, x)
         branches = ml.capture(lambda p: ml.cond(p, lambda: x, lambda: x @ W))
         refuses(ml.errors.DTypeError, told, branches, ml.asarray(True))
+
+
+def test_a_device_is_none_of_its_arguments() -> None:
+    untyped: Any = ml.autocast
+    told = re.escape('autocast(): is for any device: ml.autocast("bfloat16")')
+    refuses(TypeError, told, lambda: untyped("cuda", dtype=ml.bfloat16))
+    refuses(TypeError, told, lambda: untyped(device_type="cuda", dtype=ml.bfloat16))
 
 
 def test_another_dtype_is_refused() -> None:
