@@ -65,7 +65,7 @@ Others (`__init__`, `stub`) import from all."""
 BUDGET = {
     "mlvm/core": 6_760,
     "mlvm/machines": 1_710,
-    "mlvm/machines/native": 2_730,
+    "mlvm/machines/native": 2_740,
     "mlvm/machines/gpu": 3_270,
     "mlvm/machines/standalone": 1_350,
     "mlvm/machines/remote": 3_900,
@@ -87,11 +87,11 @@ BUDGET = {
     "mlvm/eager/files": 860,
     "mlvm/eager/interop": 1_080,
     "mlvm/eager/capture": 2_020,
-    "mlvm/onnx": 5_860,
+    "mlvm/onnx": 5_870,
     "mlvm": 500,
     "models": 3_440,
     "bench": 4_280,
-    "tests": 65_850,
+    "tests": 65_890,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
