@@ -64,6 +64,8 @@ class Kernels:
     def build(self, saved: SavedStep, folder: Path) -> Path:
         """The step's program. Raises `CannotBuild`."""
         standalone.build(planned_of(saved), folder, simd=self.simd, records=1 << 26)
+        strict = ["-std=c11", "-I.", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
+        command([COMPILER, *strict, "-Werror", "-fsyntax-only", "tables.c"], folder)
         own = ["tables.c", "mlvm/standalone/src/command.c", "mlvm/standalone/src/step.c"]
         own += [f"mlvm/standalone/src/{name}.c" for name in ("records", "lanes")]
         own += [

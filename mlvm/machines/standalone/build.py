@@ -247,7 +247,7 @@ class _Layout:
             "State states": states,
         }
         declared = [
-            array(f"static const {name}[]", rows or ["{0}"]) for name, rows in named.items()
+            array(f"static const {name}[]", rows or ["0"]) for name, rows in named.items()
         ]
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]

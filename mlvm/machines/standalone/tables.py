@@ -217,7 +217,7 @@ class Tables:
         return f"&{name}"
 
     def _table(self, name: str, type: str, rows: Iterable[object]) -> str:
-        self._text.append(array(f"static const {type} {name}[]", [*map(str, rows)] or ["{0}"]))
+        self._text.append(array(f"static const {type} {name}[]", [*map(str, rows)] or ["0"]))
         return name
 
     def _segment(
