@@ -246,9 +246,7 @@ class _Layout:
             "Address outputs": outputs,
             "State states": states,
         }
-        declared = [
-            array(f"static const {name}[]", rows or ["0"]) for name, rows in named.items()
-        ]
+        declared = [array(f"static const {name}[]", rows or ["0"]) for name, rows in named.items()]
         depth, main = self.depth, functions[0]
         deepest = [function.height for function in functions[1:]]
         values = main.height + depth * max(deepest, default=0) + 1
