@@ -243,10 +243,11 @@ def test_members_of_a_group_are_in_the_block_of_their_caller() -> None:
 
     with ml.parallel.Group(2) as group:
         step = ml.parallel.data_parallel(lambda vm: lambda x: made(0, vm), group)
+        x = np.ones((2, 3), np.float32)
         with ml.autocast("bfloat16"):
-            found = *group.run(made), step(X)
+            found = *group.run(made), step(x)
         assert found == ("bf16", "bf16", "bf16")
-        assert (*group.run(made), step(X)) == ("f32", "f32", "f32")
+        assert (*group.run(made), step(x)) == ("f32", "f32", "f32")
 
 
 def test_a_state_that_autocast_makes_a_half_is_refused_with_what_to_write() -> None:
