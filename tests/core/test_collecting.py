@@ -12,8 +12,8 @@ import mlvm.eager as ml
 from mlvm.core.collecting import uncollected
 
 
-def test_the_collector_rests_until_the_last_block_has_ended() -> None:
-    assert gc.isenabled()
+def other_inside() -> tuple[Thread, Event]:
+    """A thread that is in a block, until the event is set."""
     inside, go_on = Event(), Event()
 
     def other() -> None:
@@ -22,9 +22,15 @@ def test_the_collector_rests_until_the_last_block_has_ended() -> None:
             go_on.wait()
 
     thread = Thread(target=other)
+    thread.start()
+    inside.wait()
+    return thread, go_on
+
+
+def test_the_collector_rests_until_the_last_block_has_ended() -> None:
+    assert gc.isenabled()
     with uncollected():
-        thread.start()
-        inside.wait()
+        thread, go_on = other_inside()
     assert not gc.isenabled()
     go_on.set()
     thread.join()
@@ -58,16 +64,7 @@ def test_a_function_is_recorded_without_collections_and_whatever_it_raises_they_
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_waits_for_no_block_of_another_thread() -> None:
-    inside, go_on = Event(), Event()
-
-    def other() -> None:
-        with uncollected():
-            inside.set()
-            go_on.wait()
-
-    thread = Thread(target=other)
-    thread.start()
-    inside.wait()
+    thread, go_on = other_inside()
     pid = os.fork()
     if not pid:
         os._exit(0 if gc.isenabled() else 1)
