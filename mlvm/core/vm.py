@@ -42,7 +42,7 @@ _MOST_LAUNCHES: Final = 50
 # Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
 _MOST_LINKED: Final = 1 << 13
 _MOST_BOUND: Final = 1 << 16
-_FEW: Final = 16  # tuples of types, for which the largest program is remembered
+_FEW: Final = 16  # tuples of either, for which the largest program is remembered
 _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
 
@@ -377,7 +377,7 @@ class VM(Identity):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
         code = bind(code, operands, self._workspace, checked=self.checked)
-        if len(linked.bound) * linked.size >= _MOST_BOUND:
+        if len(linked.bound) >= max(_MOST_BOUND // (linked.size + 1), _FEW):
             linked.bound.clear()
         linked.bound[args] = code, operands
         self._store.caches[id(program)] = linked.bound

@@ -571,3 +571,16 @@ def test_a_vm_is_free_for_other_threads_wherever_a_launch_is_interrupted() -> No
         assert vm.depth == 0
         n += 1
     assert n > 5
+
+
+def test_a_large_program_is_bound_once_for_each_of_some_arguments(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vm_module, "_MOST_BOUND", 1)  # any program is large
+    vm, program = VM(), Program.of_op("negative.out", 2, {}, 0)
+    pairs = [[put(vm, f32s(i)), put(vm, f32s(i))] for i in range(7)]
+    for pair in pairs:
+        vm.launch(program, pair)
+    monkeypatch.delattr(VM, "_bind")
+    for pair in pairs:
+        vm.launch(program, pair)

@@ -129,19 +129,22 @@ class Prepared:
 
     def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
         self.called: list[Code] = []
+        known = {id(x): TensorType.of(x) for x in operands}
         triples, loads = [], False
         for code in chain([main], self.called):  # which grows meanwhile
-            triples.append(([self._step(step) for step in code.steps], code.starts, code.ends))
+            triples.append(
+                ([self._step(step, known) for step in code.steps], code.starts, code.ends)
+            )
             loads = loads or any(step[0] == link.LOAD_ARG for step in code.steps)
         # The launch's arguments, if any step loads one: it has them by the program's types.
-        types = [native_type(TensorType.of(x)) for x in operands] if loads else []
+        types = [native_type(known[id(x)]) for x in operands] if loads else []
         self.program = Program(triples, tuple(types), functions.version)
 
-    def _step(self, step: Step) -> NativeStep:
+    def _step(self, step: Step, types: dict[int, TensorType]) -> NativeStep:
         code, value, number, rest = step
         if code == link.CALL_ON_ARGS:
             attributes = rest or NO_ATTRIBUTES
-            call = call_of(value.callee.kernel, [TensorType.of(x) for x in number], attributes)
+            call = call_of(value.callee.kernel, [types[id(x)] for x in number], attributes)
             if call is not None:
                 return _STEPS["RUN"], 0, call, number
             return _STEPS["BACK"], 0, partial(value.kernel, *number, **attributes), None
