@@ -203,6 +203,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             if message.graph is None or not message.opset_import:
                 raise ModelError("it is no ONNX file: it has no graph, or no opset")
             graph = Builder(message, files).graph(message.graph, {}, frozenset())
+            del message  # ten thousand parts, which a collection would look through
             folded(graph)
             for each in graph.all():
                 each.settle()

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
-from mlvm.core.machine.callee import UserFunction, WritesInto
+from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.slots import Finder, Slots, Stack, merged
-from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
@@ -91,12 +91,13 @@ class Verdict(NamedTuple):
 
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
     they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
-    `cost`: bytes of the results that its ops make, and their floating-point operations, as far
+    `bound`: the attributes of calls, as their callees have bound them. `cost`: bytes of the results that its ops make, and their floating-point operations, as far
     as types are known (see `VM.estimate`)."""
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
     outputs: bool
+    bound: Mapping[tuple[str, int], tuple[Callee, Attributes]]
     cost: tuple[int, int]
 
 
@@ -193,6 +194,7 @@ class _Verifier:
     first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
     unproven: set[tuple[str, int]] = field(default_factory=set)
+    bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
     reached: set[tuple[str, int]] = field(default_factory=set)
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
@@ -216,7 +218,8 @@ class _Verifier:
             state = state or self.context.states[self.pc]
             self.slots, self.open, self.top = Stack(state.slots), state.open, list(state.top)
             self.follow(self.context.function, self.targets[self.context.function.name])
-        return Verdict(frozenset(self.reached), frozenset(self.unproven), self.outputs, _cost(main))
+        reached, unproven = frozenset(self.reached), frozenset(self.unproven)
+        return Verdict(reached, unproven, self.outputs, self.bound, _cost(main))
 
     def follow(self, function: Function, targets: set[int]) -> None:
         """Walk on to where paths meet, or this one ends. Only there a copy of the stack is kept."""
@@ -376,7 +379,7 @@ class _Verifier:
         """What a host function known by name leaves; None when it does not say."""
         try:
             callee = self.functions.binding(name).callee
-            attributes = callee.bind(attributes)
+            attributes = self.bound_by(callee, attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
             if isinstance(callee, UserFunction):
@@ -400,6 +403,14 @@ class _Verifier:
         except MlvmError as error:
             locate(error, self.place(), function=self.context.function.name, pc=self.pc)
             raise
+
+    def bound_by(self, callee: Callee, attributes: Attributes) -> Attributes:
+        """The attributes of the call in hand, bound once however often it is met."""
+        place = self.context.function.name, self.pc
+        known = self.bound.get(place)
+        if known is None or known[0] is not callee:
+            known = self.bound[place] = callee, callee.bind(attributes)
+        return known[1]
 
     def call(self, name: str) -> object:
         function = self.program.functions[name]

@@ -6,13 +6,17 @@ import os
 import sys
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Final
 
-from mlvm.core.errors import MlvmError, user_line
+from mlvm.core.errors import OURS, MlvmError, user_line
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
 from mlvm.eager.tree import named_nodes
+
+
+_OTHERS: Final[set[CodeType]] = set()
+"""Methods of mlvm whose objects are no Modules: to look at a frame's variables takes long."""
 
 
 def layer_here() -> str | None:
@@ -36,6 +40,8 @@ def layer_here() -> str | None:
 def _owner_of(frame: FrameType) -> Any:
     """The object whose method this is, if its first parameter is called self."""
     code = frame.f_code
+    if code in _OTHERS:
+        return None
     if not (code.co_argcount and code.co_varnames[0] == "self" and code.co_flags & CO_OPTIMIZED):
         return None
     variables = frame.f_locals
@@ -43,6 +49,8 @@ def _owner_of(frame: FrameType) -> Any:
     traced = frame.f_trace is not None or sys.gettrace() is not None
     if type(variables) is dict and not traced:
         variables.clear()  # a copy, until Python 3.12, which would keep all variables alive
+    if not isinstance(owner, Module) and OURS.get(code.co_filename):
+        _OTHERS.add(code)
     return owner
 
 
