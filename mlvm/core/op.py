@@ -246,6 +246,8 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _matches(value: Any, hint: Any) -> bool:
     """Whether an attribute's value is of the annotated kind (bool is no int here)."""
+    if value.__class__ is hint and hint is not int:
+        return True
     origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
         return any(_matches(value, each) for each in arguments)

@@ -198,6 +198,7 @@ def promote(x: DType, y: DType) -> DType:
 
 
 Shape: TypeAlias = tuple[int, ...]
+_INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # as numpy has it
 MAX_NBYTES: Final = 1 << 62
 ALIGNMENT: Final = 64  # of a tensor's first byte
@@ -233,11 +234,14 @@ class TensorType:
     array_shape: Shape
 
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
-        dtype = dtype if isinstance(dtype, DType) else DType.of(dtype)
-        shape = _as_shape(shape)
-        known = cls._interned.get((dtype, shape))
+        dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
+        if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
+            shape = _as_shape(shape)
+        reference = cls._interned.data.get((dtype, shape))  # `get` would be a call in Python
+        known = None if reference is None else reference()
         if known is not None:
             return known
+        shape = _as_shape(shape)
         if len(shape) > MAX_NDIM:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
         if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:

@@ -51,13 +51,14 @@ class Schedule:
         host: dict[Placed, Value] = {}
         for i, run in enumerate(self.runs):
             for use in (*run.outs, *run.ins):
-                each = placed(use.value)
+                value = use.value
+                each = value if value.home is None else placed(value)
                 if each is not None:
                     self.start.setdefault(each, i)
                     self.end[each] = i + 1
-                    size[each] = max(size.get(each, 0), use.value.nbytes)
+                    size[each] = max(size.get(each, 0), value.nbytes)
         for i, run in enumerate(self.runs):
-            host.update(in_place(run, partial(self._ends, i + 1)).items())
+            host.update(in_place(run, partial(self._ends, i + 1)))
         until: dict[Placed, int] = {}
         for each in self.start:  # a host comes before what takes its place
             root = self.root[each] = self.root[host[each]] if each in host else each
@@ -81,11 +82,16 @@ def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
     with the unit, and no call of the unit reads it after the value is written; the call that
     writes it may read it too if its op may overwrite it."""
-    [first, *others] = run.unit.calls
-    if not others and (first.op is None or not first.op.in_place):
+    first, *others = calls = run.unit.calls
+    if len(calls) == 1 and (first.op is None or not first.op.in_place):
         return {}
     outs = [use for use in run.outs if use.value.home is None]
-    free = [use for use in run.ins if use.value.home is None and ends(use.value)] if outs else []
+    sizes = {use.value.nbytes for use in outs}
+    free = [
+        use
+        for use in run.ins
+        if use.value.home is None and use.value.nbytes in sizes and ends(use.value)
+    ]
     if not others and first.op is not None:
         read = {use.value for use in first.ins[first.op.in_place :]}
         free = [use for use in free if use.value not in read]

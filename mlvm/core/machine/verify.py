@@ -26,6 +26,8 @@ _MOST_ON_TOP: Final = 256  # values known above an unknown number of others, whe
 _SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
+_MOST_ARGUMENTS: Final = 1 << 63
+
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
 """A function is followed for so many combinations of kinds (with `by_type`: of types), and after
@@ -226,7 +228,7 @@ class _Verifier:
         while self.pc < len(function.code):
             opcode, immediates = self.instruction = function.code[self.pc]
             self.reached.add((function.name, self.pc))
-            if getattr(self, opcode.name)(*immediates) is _ENDS:
+            if getattr(self, opcode._name_)(*immediates) is _ENDS:  # `name` is a call in Python
                 return
             if self.pc + 1 in targets:
                 self.flow(self.pc + 1)
@@ -510,6 +512,12 @@ class _Verifier:
 
     def check_immediates(self, function: Function) -> None:
         opcode, immediates = self.instruction
+        if len(immediates) == 1:  # most instructions
+            [first] = immediates
+            if opcode is Opcode.push_str and first.__class__ is str:
+                return
+            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST_ARGUMENTS:
+                return
         if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):

@@ -727,8 +727,10 @@ class Recorder:
                 self._values[id(reference)].home = home
 
     def _type(self, handle: TensorHandle) -> TensorType:
-        handles = self._regions[handle].handles
-        return next(type for type, each in handles.items() if each == handle)
+        for type, each in self._regions[handle].handles.items():
+            if each == handle:
+                return type
+        raise HandleError(f"nobody has seen the handle {handle}")
 
     def _value(self, reference: Reference) -> Value:
         value = self._values.get(id(reference))
