@@ -225,8 +225,9 @@ def canonical(value: Any, depth: int = 0) -> Any:
     keys of a mapping as strings, a dtype by its name.
 
     Raises `AttributeRefused` for one that nests too deep, or contains itself."""
-    if value.__class__ in PLAIN:  # most are, and no ABC is asked
-        return value
+    kind = value.__class__
+    if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
+        return value  # most are, and no ABC is asked
     if depth > MAX_NESTING:
         raise AttributeRefused(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):

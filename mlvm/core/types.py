@@ -63,6 +63,8 @@ class DType:
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         if isinstance(dtype, DType):
             return dtype
+        if isinstance(dtype, np.dtype) and (found := _OF_NUMPY.get(dtype)) is not None:
+            return found
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
         try:

@@ -7,6 +7,7 @@ https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -50,7 +51,8 @@ _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
 _WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
-_FEW: Final = 1 << 12
+_FEW: Final = 1 << 12  # bytes
+_SHORT: Final = 64
 Bytes: TypeAlias = memoryview | bytes
 
 
@@ -182,6 +184,8 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
                 raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+        elif inner == "Attribute" and size < _SHORT:
+            value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
             value = decode(value, inner, depth + 1)
         if not many:
@@ -193,6 +197,12 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     for name, parts in numbers.items():
         found[name] = _joined(parts)
     return message  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1024)
+def _attribute(data: bytes, depth: int) -> Message:
+    """A short attribute, of which a graph has many that are equal; nobody changes it."""
+    return decode(data, "Attribute", depth)
 
 
 def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:

@@ -201,6 +201,7 @@ class _Verifier:
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
+    arguments: dict[int, Abstract] = field(default_factory=dict)  # of the launch, by number
     tensors: Finder[Abstract] = field(default_factory=lambda: Finder(_may_be_tensor))
 
     def run(self) -> Verdict:
@@ -311,8 +312,12 @@ class _Verifier:
     def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
             raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        x = Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR
-        self.push(x if self.first is None else x._replace(argument=i))
+        x = self.arguments.get(i)
+        if x is None:
+            type = self.arg_types[i] if self.arg_types is not None else None
+            argument = None if self.first is None else i
+            x = self.arguments[i] = Abstract("Tensor", type, argument=argument)
+        self.push(x)
 
     @property
     def unknown_argument(self) -> int | None:
@@ -387,16 +392,17 @@ class _Verifier:
             if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
-            if any(x.kind not in ("Tensor", ANY) for x in operands):
+            types = [x.type for x in operands]
+            known = None not in types  # then all are Tensors
+            if not known and any(x.kind not in ("Tensor", ANY) for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
             if isinstance(callee, WritesInto) and any(
                 x.constant for x in operands[: callee.writes(attributes)]
             ):
                 raise self.error(f"{name} would write to a constant")
-            types = [x.type for x in operands if x.type is not None]
-            if len(types) == len(operands):
-                inferred = callee.infer(types, attributes) or ()
-                self.context.costs[self.pc] = callee.cost(types, attributes)
+            if known:
+                inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
+                self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
                 return [Abstract("Tensor", type) for type in inferred]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)
