@@ -329,7 +329,7 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
 def aligned_zeros(nbytes: int) -> Array:
     """A u8 array of zeros whose first byte lies on a 64-byte boundary."""
     raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
+    skip = -raw.__array_interface__["data"][0] % ALIGNMENT  # sooner than `ctypes`
     return raw[skip : skip + nbytes]
 
 

@@ -278,11 +278,11 @@ class _Written:
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
+        loads = {old: Instruction(Opcode.load_arg, (new,)) for old, new in number.items()}
+
         def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
             return [
-                each._replace(immediates=(number[each.immediates[0]],))
-                if each.opcode is Opcode.load_arg
-                else each
+                loads[each.immediates[0]] if each.opcode is Opcode.load_arg else each
                 for each in code
             ]
 
