@@ -27,9 +27,10 @@ def layer_here() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
-        owner = None if id(frame.f_code) in _OTHERS else _owner_of(frame)
-        if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
-            at_work.append(owner)
+        if id(frame.f_code) not in _OTHERS:
+            owner = _owner_of(frame)
+            if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
+                at_work.append(owner)
         frame = frame.f_back
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):
