@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from bench.environment import describe, environment
-from bench.harness import BenchError, Suite, outcomes, ratios, run, say, table
+from bench.harness import SIMD, BenchError, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
     "batches": "bench.batches",
@@ -39,11 +40,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("benchmark", choices=[*SUITES, "all"])
     parser.add_argument("--quick", action="store_true", help="few and short rounds")
+    parser.add_argument(
+        "--simd",
+        choices=["avx2"],
+        help="keep all but onnxruntime, which cannot be told, to these instructions",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the measurements there")
     options = parser.parse_args()
     if options.json and not options.json.resolve().parent.is_dir():
         parser.error(f"--json: there is no folder {options.json.parent}")
 
+    if options.simd:
+        os.environ[SIMD] = options.simd  # before suites are imported: targets depend on it
     names = SUITES if options.benchmark == "all" else [options.benchmark]
     suites: list[Suite] = [importlib.import_module(SUITES[name]).SUITE for name in names]
     report: dict[str, Any] = {

@@ -26,7 +26,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -170,9 +170,23 @@ def if_native(prepare: Prepare) -> Prepare:
     return prepare_if_native
 
 
+ONLY_AVX2: Final = {
+    "MLVM_SIMD": "avx2",
+    "OPENBLAS_CORETYPE": "Haswell",
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "ONEDNN_MAX_CPU_ISA": "AVX2",
+    "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    "XLA_FLAGS": "--xla_cpu_max_isa=AVX2",
+}
+"""What keeps each library to AVX2. onnxruntime has nothing of the kind."""
+
+SIMD: Final = "BENCH_SIMD"
+"""The variable by which `--simd` reaches the contenders."""
+
+
 def child_environment(threads: int) -> dict[str, str]:
     """The environment variables of a contender: BLAS picks its own kernels, on `threads` threads,
-    and mlvm its own.
+    and mlvm its own, unless `--simd` says which.
 
     NPROC sizes XLA's thread pool.
     """
@@ -183,6 +197,8 @@ def child_environment(threads: int) -> dict[str, str]:
     }
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NPROC"):
         environment[name] = str(threads)
+    if os.environ.get(SIMD) == "avx2":
+        environment |= ONLY_AVX2
     return environment
 
 

@@ -16,12 +16,16 @@ import pytest
 from bench import __main__ as command
 from bench import calls, dispatch, dynamic, inference, machine, memory, mixer, scaling
 from bench.dynamic_sizes import QUICK
+from bench.environment import has_avx512
 from bench.harness import (
+    ONLY_AVX2,
     ROOT,
+    SIMD,
     BenchError,
     Contest,
     Record,
     Suite,
+    child_environment,
     if_native,
     outcomes,
     ratios,
@@ -75,6 +79,12 @@ def test_a_contender_runs_with_its_threads_and_the_kernels_that_libraries_pick(
         monkeypatch.setenv(name, "0")
     one, two = run(only("one thread", "two threads"))
     assert (one.median, two.median) == (1, 2)
+
+
+def test_contenders_are_kept_to_avx2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SIMD, "avx2")
+    assert not has_avx512()
+    assert child_environment(2).items() >= {**ONLY_AVX2, "OPENBLAS_NUM_THREADS": "2"}.items()
 
 
 def test_a_contender_that_is_not_installed_is_named_and_skipped(

@@ -42,6 +42,9 @@ _GATES: Final = (
     "being the transpose of PyTorch's"
 )
 _FIELDS: Final = "the parts of a model are its fields"
+_TRACE: Final = (
+    "use with ml.default_vm().trace(path), which Perfetto opens, or python -m mlvm show SCRIPT"
+)
 _HOOKS: Final = "put a Module of your own in the place of the layer, which calls it"
 _AFFINE: Final = "scale and bias begin at 1 and 0, and layer.freeze() keeps them there"
 
@@ -586,6 +589,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "ndim": "use x.ndim",
         "no_grad": _NO_TAPE,
         "numpy": "the functions are ml's own; x.numpy() copies a tensor out",
+        "profile": _TRACE,
+        "profiler": _TRACE,
         "set_default_dtype": _DEFAULT_DTYPE,
         "shape": "use x.shape",
         "size": "use x.size",
