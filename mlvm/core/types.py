@@ -239,8 +239,9 @@ class TensorType:
         dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
         if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
             shape = _as_shape(shape)
-        reference = cls._interned.data.get((dtype, shape))  # `get` would be a call in Python
-        known = None if reference is None else reference()
+        # `get` would be a call in Python
+        reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
+        known: TensorType | None = None if reference is None else reference()
         if known is not None:
             return known
         shape = _as_shape(shape)

@@ -171,9 +171,7 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             if wire == 2:
                 value = _packed(value, inner)
             else:
-                value = (
-                    np.frombuffer(value, _FIXED[inner])[0].item() if wire else _signed(value)
-                )
+                value = np.frombuffer(value, _FIXED[inner])[0].item() if wire else _signed(value)
             if many:
                 numbers.setdefault(name, []).append(value)
             else:

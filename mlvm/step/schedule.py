@@ -58,7 +58,7 @@ class Schedule:
                     self.end[each] = i + 1
                     size[each] = max(size.get(each, 0), value.nbytes)
         for i, run in enumerate(self.runs):
-            host.update(in_place(run, partial(self._ends, i + 1)))
+            host.update(in_place(run, partial(self._ends, i + 1)).items())
         until: dict[Placed, int] = {}
         for each in self.start:  # a host comes before what takes its place
             root = self.root[each] = self.root[host[each]] if each in host else each

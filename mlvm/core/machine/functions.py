@@ -178,7 +178,7 @@ class FunctionTable:
         """Put the instrument around every function, or with None take it away."""
         self.version += 1
         self.instrument = instrument
-        for binding in self._bindings.values():
+        for binding in [*self._bindings.values()]:  # others may ask for more meanwhile
             binding.instrument = instrument
             binding.fill(binding.callee)
 

@@ -26,7 +26,7 @@ _MOST_ON_TOP: Final = 256  # values known above an unknown number of others, whe
 _SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
-_MOST_ARGUMENTS: Final = 1 << 63
+_MOST: Final = 1 << 63
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
@@ -93,7 +93,8 @@ class Verdict(NamedTuple):
 
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
     they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
-    `bound`: the attributes of calls, as their callees have bound them. `cost`: bytes of the results that its ops make, and their floating-point operations, as far
+    `bound`: calls' functions, and the attributes as these have bound them.
+    `cost`: bytes of the results that its ops make, and their floating-point operations, as far
     as types are known (see `VM.estimate`)."""
 
     reached: frozenset[tuple[str, int]]
@@ -522,7 +523,7 @@ class _Verifier:
             [first] = immediates
             if opcode is Opcode.push_str and first.__class__ is str:
                 return
-            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST_ARGUMENTS:
+            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST:
                 return
         if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")

@@ -14,7 +14,6 @@ from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
 from mlvm.eager.tree import named_nodes
 
-
 _OTHERS: Final[dict[int, CodeType]] = {}
 """Functions of mlvm that are no methods of Modules, by id: to look at a frame's variables takes
 long, and to hash a code object, too."""
