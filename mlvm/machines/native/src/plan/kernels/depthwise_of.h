@@ -68,21 +68,21 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
 
 static const T OF(no_pixel)[64 / sizeof(T)] = {0};
 
-/* As many places as have the fewest twice. */
+/* 8 places at once, or 7 where fewer are then done twice. */
 static inline int64_t OF(even_places)(int64_t places)
 {
     return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
 }
 
-/* The same for windows whose taps lie side by side, or from the last to the first if `turned`: each pixel
- * is read once for all places. */
+/* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
+ * pixel is read once for all places. There are registers for that where a tile has 14 rows. */
 SPECIALIZED void
 OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int places, const int wide,
-           const int stride, const int turned)
+           const int turned)
 {
     V sum[8];
     const int64_t channels = line->channels;
-    const int64_t column = line->column + place * stride - (turned ? wide - 1 : 0);
+    const int64_t column = line->column + place - (turned ? wide - 1 : 0);
     UNROLL for (int i = 0; i < places; i++)
         sum[i] = (V){0};
     for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
@@ -90,15 +90,15 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
             continue;
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
-        V pixel[21];
-        UNROLL for (int j = 0; j < (places - 1) * stride + wide; j++, row += channels) {
+        V pixel[14];
+        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += channels) {
             const int inside = (uint64_t)(column + j) < (uint64_t)line->width;
             pixel[j] = OF(load)(inside ? row : OF(no_pixel));
         }
         UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x) {
             const V factor = OF(load)(kernel);
             UNROLL for (int i = 0; i < places; i++)
-                sum[i] = OF(FMA)(factor, pixel[i * stride + (turned ? wide - 1 - b : b)], sum[i]);
+                sum[i] = OF(FMA)(factor, pixel[i + (turned ? wide - 1 - b : b)], sum[i]);
         }
     }
     T *out = line->out + place * line->out_step * channels + channel;
@@ -106,17 +106,17 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         OF(store)(out, sum[i]);
 }
 
-#define BESIDE(taps, step, turned)                                                       \
-    if (line->wide == taps && line->stride == step && line->x_step == (turned ? -1 : 1)) { \
+#define BESIDE(taps, turned)                                                             \
+    if (line->wide == taps && line->x_step == (turned ? -1 : 1)) {                       \
         const int64_t most = line->channels - LANES;                                     \
         if (places == 8)                                                                 \
             for (; channel < end; channel += LANES)                                      \
-                OF(beside)(line, place, least(channel, most), 8, taps, step, turned);    \
+                OF(beside)(line, place, least(channel, most), 8, taps, turned);          \
         else                                                                             \
             for (; channel < end; channel += LANES)                                      \
-                OF(beside)(line, place, least(channel, most), 7, taps, step, turned);    \
+                OF(beside)(line, place, least(channel, most), 7, taps, turned);          \
     }
-#define BESIDES(taps) BESIDE(taps, 1, 0) BESIDE(taps, 2, 0) BESIDE(taps, 1, 1)
+#define BESIDES(taps) BESIDE(taps, 0) BESIDE(taps, 1)
 /* Whole vectors of channels of 7 or 8 places. */
 static void OF(channels_beside)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end,
                                 int64_t places)
@@ -146,8 +146,8 @@ static void OF(line)(const OF(Line) *line)
     enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
     const int64_t far = (line->wide - 1) * line->x_step;
     const int beside = ROWS == 14 && line->channels >= LANES && line->places >= 7 && line->wide % 2 &&
-                       line->wide >= 3 && line->wide <= 7 &&
-                       (line->x_step == 1 ? line->stride <= 2 : line->x_step == -1 && line->stride == 1);
+                       line->wide >= 3 && line->wide <= 7 && line->stride == 1 &&
+                       (line->x_step == 1 || line->x_step == -1);
     const int64_t most = beside ? OF(even_places)(line->places) : line->places >= 4 ? 4 : 1;
     for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {
         int64_t end = least(channel + BLOCK, line->channels);
