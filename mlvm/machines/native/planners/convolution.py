@@ -9,9 +9,10 @@ from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.native._native import GATHER, LINES, KernelCall
+from mlvm.machines.native._native import GATHER, LINES, MOST_RUNS, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import (
+    BLOCK,
     Matrix,
     Product,
     call,
@@ -188,14 +189,15 @@ def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -
     there are at once. Nothing where lines of windows are short, or of many images, or of large
     pixels, which would all lie in the same few places of a cache."""
     across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
-    size = 8 if dtype == "f64" else 4
-    pixels = (across - 1) * windows["stride_across"] + (window[-1] - 1) * windows["apart_across"] + 1
-    line, step = pixels * channels, windows["stride_down"]
-    first = (window[-2] - 1) * windows["apart_down"] + 1
-    sparse = windows["sparse_down"] * windows["sparse_across"]
-    if len(window) > 2 or groups > 1 or sparse > 1 or dtype == "bf16x2" or windows["run"] < 3:
+    size, step = 8 if dtype == "f64" else 4, windows["stride_down"]
+    if len(window) > 2 or groups > 1 or dtype == "bf16x2" or across * down < 96:
         return {}
-    if not (6 <= across <= 512 and across * down >= 96 and across * down):
+    if windows["sparse_down"] * windows["sparse_across"] > 1:
+        return {}
+    first = (window[0] - 1) * windows["apart_down"] + 1
+    pixels = (across - 1) * windows["stride_across"] + (window[1] - 1) * windows["apart_across"] + 1
+    line = pixels * channels
+    if not 6 <= across <= 512 or windows["run"] * (MOST_RUNS - 2) < BLOCK:
         return {}
     if windows["stride_across"] * channels * size >= 4096 or first * line * size > _LINES:
         return {}

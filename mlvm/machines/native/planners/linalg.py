@@ -17,7 +17,7 @@ from mlvm.machines.native.planners.chain import chain_call
 Axis: TypeAlias = tuple[int, int, int]
 """How long it is, and the strides of x and y along it."""
 
-_BLOCK: Final = 352
+BLOCK: Final = 352
 """Sums are made in blocks of at most so many products."""
 _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's second-level cache beside other things."""
@@ -301,8 +301,8 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
 
 
 def _block(k: int) -> int:
-    """How much of a long sum is made at once: equal parts of _BLOCK at most."""
-    parts = -(-k // _BLOCK)
+    """How much of a long sum is made at once: equal parts of BLOCK at most."""
+    parts = -(-k // BLOCK)
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
