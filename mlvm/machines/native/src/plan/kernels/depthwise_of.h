@@ -74,11 +74,16 @@ static inline int64_t OF(even_places)(int64_t places)
     return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
 }
 
+static inline int OF(is_inside)(const OF(Line) *line, int64_t column)
+{
+    return (uint64_t)column < (uint64_t)line->width;
+}
+
 /* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
  * pixel is read once for all places. There are registers for that where a tile has 14 rows. */
 SPECIALIZED void
 OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int places, const int wide,
-           const int turned)
+           const int turned, const int inside)
 {
     V sum[8];
     const int64_t channels = line->channels;
@@ -91,14 +96,15 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
         V pixel[14];
-        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += channels) {
-            const int inside = (uint64_t)(column + j) < (uint64_t)line->width;
-            pixel[j] = OF(load)(inside ? row : OF(no_pixel));
-        }
+        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += channels)
+            pixel[j] = OF(load)(inside || OF(is_inside)(line, column + j) ? row : OF(no_pixel));
         UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x) {
             const V factor = OF(load)(kernel);
-            UNROLL for (int i = 0; i < places; i++)
-                sum[i] = OF(FMA)(factor, pixel[i + (turned ? wide - 1 - b : b)], sum[i]);
+            UNROLL for (int i = 0; i < places; i++) {
+                const int j = i + (turned ? wide - 1 - b : b);
+                if (inside || OF(is_inside)(line, column + j))
+                    sum[i] = OF(FMA)(factor, pixel[j], sum[i]);
+            }
         }
     }
     T *out = line->out + place * line->out_step * channels + channel;
@@ -106,22 +112,17 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         OF(store)(out, sum[i]);
 }
 
-#define BESIDE(taps, turned)                                                             \
-    if (line->wide == taps && line->x_step == (turned ? -1 : 1)) {                       \
-        const int64_t most = line->channels - LANES;                                     \
-        if (places == 8)                                                                 \
-            for (; channel < end; channel += LANES)                                      \
-                OF(beside)(line, place, least(channel, most), 8, taps, turned);          \
-        else                                                                             \
-            for (; channel < end; channel += LANES)                                      \
-                OF(beside)(line, place, least(channel, most), 7, taps, turned);          \
-    }
-#define BESIDES(taps) BESIDE(taps, 0) BESIDE(taps, 1)
-/* Whole vectors of channels of 7 or 8 places. */
+#define BESIDE(count, taps, turned, inside)                                              \
+    if (places == count && line->wide == taps && line->x_step == (turned ? -1 : 1) && within == inside) \
+        for (; channel < end; channel += LANES)                                          \
+            OF(beside)(line, place, least(channel, line->channels - LANES), count, taps, turned, inside);
+#define BESIDES(count, taps)                                                             \
+    BESIDE(count, taps, 0, 0) BESIDE(count, taps, 0, 1) BESIDE(count, taps, 1, 0) BESIDE(count, taps, 1, 1)
+/* Whole vectors of channels of 7 or 8 places, with all taps `within` the image or not. */
 static void OF(channels_beside)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end,
-                                int64_t places)
+                                int64_t places, int within)
 {
-    BESIDES(3) BESIDES(5) BESIDES(7)
+    BESIDES(7, 3) BESIDES(7, 5) BESIDES(7, 7) BESIDES(8, 3) BESIDES(8, 5) BESIDES(8, 7)
 }
 #undef BESIDES
 #undef BESIDE
@@ -159,7 +160,7 @@ static void OF(line)(const OF(Line) *line)
             int64_t last = first + (places - 1) * line->stride;
             int inside = first + least(far, 0) >= 0 && last + (far > 0 ? far : 0) < line->width;
             if (beside)
-                OF(channels_beside)(line, place, channel, end, places);
+                OF(channels_beside)(line, place, channel, end, places, inside);
             else if (places == 1)
                 OF(channels)(line, place, channel, end, 1, 2, 0);
             else if (inside)
