@@ -212,22 +212,68 @@ static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, in
     }
 }
 
-/* One block of k of a strip of rows: for each panel of y (jr), for each tile of rows (ir). `panels`
- * has room for all, panel_length apart; `copy`: they are not there yet. */
+/* Lines of an image, as far as the windows of some lines of the grid reach; beyond it are zeros. */
+static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows)
+{
+    const int64_t length = w[LINE], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
+    const int64_t left = w[PAD_LEFT] * w[CHANNELS], skip = left < 0 ? -left : 0;
+    const int64_t begin = least(left + skip, length), some = least(length - begin, image_line - skip);
+    const int64_t line = row / w[GRID_WIDTH], image = line / w[GRID_HEIGHT];
+    int64_t y = line % w[GRID_HEIGHT] * w[STRIDE_DOWN] - w[PAD_TOP];
+    const int64_t last = y + (rows / w[GRID_WIDTH] - 1) * w[STRIDE_DOWN] +
+                         (w[WINDOW_HEIGHT] - 1) * w[APART_DOWN];
+    for (; y <= last; y++, to += length) {
+        const int64_t count = y < 0 || y >= w[IMAGE_HEIGHT] || some < 0 ? 0 : some;
+        const S *from = x + (image * w[IMAGE_HEIGHT] + y) * image_line + skip;
+        for (int64_t l = 0; l < begin; l++)
+            to[l] = 0;
+        for (int64_t l = 0; l < count; l++)
+            to[begin + l] = OF(unit)(from + l, 1);
+        for (int64_t l = begin + count; l < length; l++)
+            to[l] = 0;
+    }
+}
+
+/* Where the elements first .. first + k - 1 of a window lie in such lines. Returns how many runs. */
+static int64_t OF(runs_of)(OF(Run) *run, const int64_t *w, int64_t first, int64_t k)
+{
+    int64_t count = 0;
+    for (int64_t l = first, end = first + k; l < end; l += run[count++].length) {
+        const int64_t skip = l % w[RUN], b = l / w[RUN] % w[RUNS], a = l / w[RUN] / w[RUNS];
+        run[count].at = a * w[APART_DOWN] * w[LINE] + b * w[APART_ACROSS] * w[CHANNELS] + skip;
+        run[count].length = least(w[RUN] - skip, end - l);
+    }
+    return count;
+}
+
+/* One block of k of a strip of rows: for each panel of y (jr), for each line of rows, for each tile of
+ * these (ir). `panels` has room for all, panel_length apart; `copy`: they are not there yet; `fresh`:
+ * lines of images are not. */
 static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows,
-                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy)
+                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy,
+                      int fresh)
 {
     const int64_t *n = part->n;
     int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;
     int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]) / PACK;
-    int64_t tiles = (rows + ROWS - 1) / ROWS;
+    const int in_lines = n[COPY_X] == LINES;
+    int64_t line = in_lines ? n[GRID_WIDTH] : rows, tiles = (line + ROWS - 1) / ROWS;
     const S *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
     const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
     int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
     const T *from = (const T *)x;
-    OF(Tile) t = {.k = k, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
+    OF(Run) runs[MOST_RUNS];
+    runs[0] = (OF(Run)){0, k};
+    OF(Tile) t = {.runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW],
+                  .add = block > 0};
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
-    if (by_columns) {
+    if (in_lines) {
+        if (fresh)
+            OF(copy_lines)(part->strip, part->x, n, row, rows);
+        t.runs = OF(runs_of)(runs, n, first, k);
+        t.a_row = row_step = n[STRIDE_ACROSS] * n[CHANNELS];
+        from = part->strip;
+    } else if (by_columns) {
         OF(gather_rows)(part->strip, part->x, n, first, k, row, rows);
         from = part->strip;
         t.a_k = rows;
@@ -262,19 +308,20 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             t.b = panel;
             t.b_k = COLUMNS;
         }
-        for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
-            int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
-            OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
-            t.a = from + ir * row_step;
-            if (n[COPY_X] && n[X_K] != 1 && !by_columns)
-                t.a_k = height;
-            t.c = part->out + (row + ir) * n[OUT_ROW] + column + jr;
-            if (whole)
-                fn(&t);
-            else
-                OF(narrow_tile)(fn, &t, height, width);
-            ir = end;
-        }
+        for (int64_t begin = 0; begin < rows; begin += line)
+            for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
+                int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
+                OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
+                t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
+                if (n[COPY_X] && n[X_K] != 1 && !by_columns)
+                    t.a_k = height;
+                t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
+                if (whole)
+                    fn(&t);
+                else
+                    OF(narrow_tile)(fn, &t, height, width);
+                ir = end;
+            }
     }
 }
 
@@ -285,20 +332,25 @@ static int OF(product)(OF(Part) *part)
     int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
     int64_t last_row = part->row + part->rows, last_column = part->column + part->columns;
     int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]) / PACK;
-    int once = part->rows <= n[ROWS_AT_ONCE]; /* a panel is used by one strip only */
+    /* A strip of lines is of one image. */
+    const int64_t image = n[COPY_X] == LINES ? n[GRID_HEIGHT] * n[GRID_WIDTH] : 0;
+    int once = part->rows <= n[ROWS_AT_ONCE] && /* a panel is used by one strip only */
+               (!image || part->row % image + part->rows <= image);
     for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
         int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
         int64_t all = (columns + COLUMNS - 1) / COLUMNS * panel_length;
         for (int64_t pc = 0; pc == 0 || pc < blocks; pc += n[BLOCKS_AT_ONCE])
-            for (int64_t ic = part->row; ic < last_row; ic += n[ROWS_AT_ONCE]) {
-                int64_t rows = least(last_row - ic, n[ROWS_AT_ONCE]);
+            for (int64_t ic = part->row, rows; ic < last_row; ic += rows) {
+                rows = least(last_row - ic, n[ROWS_AT_ONCE]);
+                if (image)
+                    rows = least(rows, image - ic % image);
                 int64_t end = least(pc + n[BLOCKS_AT_ONCE], blocks);
                 if (part->next)
                     part->out = begin_rows(part->next, part->out, ic);
                 for (int64_t block = pc; block < end; block++)
                     OF(strip)(part, block, ic, rows, jc, columns,
                               part->panels + (once ? 0 : (block - pc) * all),
-                              once ? 0 : panel_length, once || ic == part->row);
+                              once ? 0 : panel_length, once || ic == part->row, block == pc);
                 for (int64_t i = ic; !blocks && i < ic + rows; i++)
                     memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
