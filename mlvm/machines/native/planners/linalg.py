@@ -380,7 +380,9 @@ def tiles(
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
-    copy_y = halves or y.column != 1 or m > 48
+    # Rows that are whole pages apart take each other's place in the caches.
+    in_place = 24 if y.row * itemsize % 4096 == 0 else 48
+    copy_y = halves or y.column != 1 or m > in_place
     if product.panel:
         copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96
