@@ -50,7 +50,7 @@ class Shape(NamedTuple):
         return rng.standard_normal(x, np.float32), rng.standard_normal(y, np.float32)
 
     @property
-    def turns(self) -> dict[str, bool]:
+    def turns(self) -> dict[str, Any]:
         """The same as attributes of `matmul`."""
         return {
             f"transpose_{name}": t == "T" for name, t in zip("xy", self.transposed, strict=True)
