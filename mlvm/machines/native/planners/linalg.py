@@ -380,9 +380,8 @@ def tiles(
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
-    # Rows that are whole pages apart take each other's place in the caches.
-    in_place = 24 if y.row * itemsize % 4096 == 0 else 48
-    copy_y = halves or y.column != 1 or m > in_place
+    crowded = y.row * itemsize % 4096 == 0  # rows take each other's place in the caches
+    copy_y = halves or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96
