@@ -380,7 +380,8 @@ def tiles(
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
-    copy_y = halves or y.column != 1 or m > 48
+    crowded = y.row * itemsize % 4096 == 0  # rows take each other's place in the caches
+    copy_y = halves or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96

@@ -36,6 +36,8 @@ static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_
                 to[i * k + l] = OF(unit)(x + i * x_row + l * PACK, 1);
 }
 
+enum { OF(AHEAD) = 16 }; /* rows of x, far apart, are fetched so early */
+
 /* What lies side by side for each k is cut into tiles, [k][height] each. */
 static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
@@ -48,6 +50,8 @@ static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64
             int64_t l = some, end = least(some + 8, k);
             const S *from = x + begin;
             T *panel = to + begin * k;
+            for (int64_t ahead = some + OF(AHEAD); ahead < least(some + OF(AHEAD) + 8, k); ahead++)
+                __builtin_prefetch(from + ahead * PACK * x_k);
             for (; l < least(end, whole); l++)
                 for (int v = 0; v < HEIGHT; v += LANES)
                     OF(store)(panel + l * height + v,
@@ -313,6 +317,10 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
                 int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
                 OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
                 t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
+                if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* the next tile's rows, for they are short */
+                    for (int64_t i = end; i < end + height; i++)
+                        for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
+                            __builtin_prefetch(from + i * row_step + l);
                 if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                     t.a_k = height;
                 t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
@@ -417,28 +425,30 @@ static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begi
 enum { OF(AT_ONCE) = 2048 }; /* columns, whose sums are made at once */
 
 /* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
- * columns. The order of the sums is that of tiles. */
+ * columns. The order of the sums is that of tiles. The last vector ends with the last column, and has sums
+ * of its own. */
 static void OF(add_rows)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
                          int64_t k)
 {
-    const int64_t x_step = PACK * x_k, y_step = PACK * y_k;
+    const int64_t x_step = PACK * x_k, y_step = PACK * y_k, last = columns - LANES;
     int64_t l = 0, j;
     for (; l + 4 <= k; l += 4, x += 4 * x_step, y += 4 * y_step) {
         V x0 = OF(SPREAD)(OF(unit)(x, x_k)), x1 = OF(SPREAD)(OF(unit)(x + x_step, x_k));
         V x2 = OF(SPREAD)(OF(unit)(x + 2 * x_step, x_k));
         V x3 = OF(SPREAD)(OF(unit)(x + 3 * x_step, x_k));
         for (j = 0; j < columns; j += LANES) {
+            const S *from = y + least(j, last);
             V s = OF(load)(sum + j);
-            s = OF(FMA)(x0, OF(take)(y + j, y_k), s);
-            s = OF(FMA)(x1, OF(take)(y + y_step + j, y_k), s);
-            s = OF(FMA)(x2, OF(take)(y + 2 * y_step + j, y_k), s);
-            OF(store)(sum + j, OF(FMA)(x3, OF(take)(y + 3 * y_step + j, y_k), s));
+            s = OF(FMA)(x0, OF(take)(from, y_k), s);
+            s = OF(FMA)(x1, OF(take)(from + y_step, y_k), s);
+            s = OF(FMA)(x2, OF(take)(from + 2 * y_step, y_k), s);
+            OF(store)(sum + j, OF(FMA)(x3, OF(take)(from + 3 * y_step, y_k), s));
         }
     }
     for (; l < k; l++, x += x_step, y += y_step)
         for (j = 0; j < columns; j += LANES) {
             V factor = OF(SPREAD)(OF(unit)(x, x_k));
-            OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + j, y_k), OF(load)(sum + j)));
+            OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + least(j, last), y_k), OF(load)(sum + j)));
         }
 }
 
@@ -459,21 +469,20 @@ static void OF(add_narrow)(T *sum, const S *x, int64_t x_k, const S *y, int64_t 
 
 static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    _Alignas(64) T sum[OF(AT_ONCE)], last[LANES];
+    _Alignas(64) T sum[OF(AT_ONCE)];
     int64_t whole = columns / LANES * LANES, left = columns - whole;
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
             int64_t k = least(n[K] - first, n[BLOCK]) / PACK;
             const S *a = x + group * n[X_GROUP] + first * n[X_K];
             const S *b = y + group * n[Y_GROUP] + first * n[Y_K];
-            memset(sum, 0, (size_t)whole * sizeof(T));
-            OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
-            if (left && whole) { /* the last vector again, as far as the end */
-                memset(last, 0, sizeof last);
-                OF(add_rows)(last, a, n[X_K], b + columns - LANES, n[Y_K], LANES, k);
-                memcpy(sum + whole, last + LANES - left, (size_t)left * sizeof(T));
-            } else if (left)
-                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], left, k);
+            memset(sum, 0, (size_t)((columns + LANES - 1) / LANES * LANES) * sizeof(T));
+            if (whole)
+                OF(add_rows)(sum, a, n[X_K], b, n[Y_K], columns, k);
+            else
+                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], columns, k);
+            if (whole && left)
+                memmove(sum + whole, sum + whole + LANES - left, (size_t)left * sizeof(T));
             for (int64_t j = 0; j < columns; j++)
                 total[j] += sum[j];
         }
