@@ -398,6 +398,14 @@ static inline float short_gelu_tanh_slope(float x)
     return y * (1 + bend);
 }
 
+/* What was computed from bf16 alone: a nan of such has no lower bits that would carry, whether it is an
+ * operand's or the processor's own. */
+static inline uint16_t narrow_from_bf16(float x)
+{
+    uint32_t bits = bits_of_float(x);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 #define BF16_UNARY(op, result)                                                           \
     UNARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_from_bf16(result(widen_bf16(x))))
 #define BF16_BINARY(op, result)                                                          \

@@ -32,12 +32,4 @@ static inline uint16_t narrow_bf16(float x)
     return (uint16_t)(x != x ? upper | 0x40 : rounded);
 }
 
-/* The same for what was computed from bf16 alone: a nan of such has no lower bits that would carry, whether
- * it is an operand's or the processor's own. */
-static inline uint16_t narrow_from_bf16(float x)
-{
-    uint32_t bits = bits_of_float(x);
-    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 #endif
