@@ -19,7 +19,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, DType
 from mlvm.core.vm import VM
 from mlvm.eager import nn
-from mlvm.eager.functions import convolution
+from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.wire import WireVM
 from models.mlp import Mlp
@@ -478,7 +478,7 @@ def test_windows_of_bf16_without_a_common_pixel_are_a_product(
     def loss(x: ml.Tensor, kernel: ml.Tensor) -> ml.Tensor:
         return ml.sum(conv(x, kernel, stride=stride), dtype=ml.float32)
 
-    with mock.patch.object(convolution.op, "conv2d", side_effect=AssertionError):
+    with mock.patch.object(primitives, "conv2d", side_effect=AssertionError):
         y = conv(*short, stride=stride)
         grads = ml.grad(loss, argnums=(0, 1))(*short)
         captured = ml.capture(ml.grad(loss, argnums=(0, 1)))(*short)
