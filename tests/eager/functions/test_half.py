@@ -460,7 +460,7 @@ def test_draws_that_are_computed_are_rounded_once() -> None:
 
 
 @cases(
-    ["shape", "window", "stride"],
+    "shape, window, stride",
     ((2, 8, 8, 3), (4, 4, 3, 6), 4),
     ((2, 9, 10, 3), (4, 4, 3, 6), 4),  # with a rest that no window has
     ((2, 5, 6, 8), (1, 1, 8, 5), 1),
