@@ -5,6 +5,7 @@ Inputs are padded to the longest, and a tensor says how long each one is.
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -38,7 +39,6 @@ Array = NDArray[Any]
 Outputs = list[Array]
 Run = Callable[[], Outputs]
 
-BLOCK = 12  # words whose part of an LSTM's gates is one product; kernels take rows by six
 BUCKETS = tuple(range(8, 129, 8))  # lengths that BERT has a branch for
 
 
@@ -80,12 +80,8 @@ def _prepared(size: Size, greedy: bool) -> Prepared:
     inputs = inputs_of(size)
     match size:
         case LstmSize():
-            longest = -(-max(size.lengths) // BLOCK) * BLOCK
-            sentences = [_padded(xs, longest).reshape(-1, BLOCK, size.features) for xs in inputs]
-            arguments = [
-                (ml.asarray(xs), ml.asarray(length))
-                for xs, length in zip(sentences, size.lengths, strict=True)
-            ]
+            longest = max(size.lengths)
+            arguments = [(ml.asarray(_padded(xs, longest)), ml.asarray(len(xs))) for xs in inputs]
             return Lstm(size), arguments, [_whole] * len(inputs)
         case TreeSize():
             most = max(size.leaves)
@@ -182,34 +178,17 @@ def _sentences(size: Any) -> Batched:
 
 
 class Lstm(nn.Module):
-    """Words f[blocks, BLOCK, features], of which so many count -> the last layer's state
-    f[hidden]."""
+    """Words f[longest, features], of which so many count -> the last layer's state f[hidden]."""
 
     def __init__(self, size: LstmSize) -> None:
         weights = weights_of(size)
-        self.cell = [
-            cell_of(weights, i, size.hidden if i else size.features, size.hidden)
-            for i in range(size.layers)
-        ]
+        self.lstm = nn.LSTM(size.features, size.hidden, num_layers=size.layers)
+        layers = [_lstm_weights(weights, i, f"forward_{i}/") for i in range(size.layers)]
+        self.lstm.load_parameters(ChainMap(*layers))
 
     def __call__(self, words: Tensor, length: Tensor) -> Tensor:
-        def block(k: Tensor, states: list[Any]) -> list[Any]:
-            rows, count = words[k], ml.minimum(length - k * BLOCK, BLOCK)
-            after = []
-            for cell, state in zip(self.cell, states, strict=True):
-
-                def turn(state: Any, x: Tensor, cell: Any = cell) -> tuple[Any, Tensor]:
-                    state = cell.step(x, state)
-                    return state, state[0][0]
-
-                projected = ml.expand_dims(cell.project(rows), axis=1)
-                state, rows = ml.scan(turn, state, projected, count)
-                after.append(state)
-            return after
-
-        states = [cell.initial_state(1) for cell in self.cell]
-        states = ml.fori_loop(0, (length + BLOCK - 1) // BLOCK, block, states)
-        last: Tensor = states[-1][0][0]
+        _, (h, _) = self.lstm(ml.expand_dims(words, axis=1), lengths=ml.expand_dims(length, axis=0))
+        last: Tensor = h[-1, 0]
         return last
 
 

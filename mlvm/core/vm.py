@@ -41,7 +41,7 @@ from mlvm.core.types import Array, TensorType, check_array
 _MOST_LAUNCHES: Final = 50
 # Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
 _MOST_LINKED: Final = 1 << 13
-_MOST_BOUND: Final = 1 << 16
+_MOST_BOUND: Final = 1 << 18
 _FEW: Final = 16  # tuples of types, for which the largest program is remembered
 _numbers = itertools.count()
 _vms: Final = weakref.WeakSet["VM"]()
@@ -376,7 +376,8 @@ class VM(Identity):
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        code = bind(code, operands, self._workspace, checked=self.checked)
+        bound = next(reversed(linked.bound.values()), None)
+        code = bind(code, operands, self._workspace, checked=self.checked, bound=bound)
         if len(linked.bound) * linked.size >= _MOST_BOUND:
             linked.bound.clear()
         linked.bound[args] = code, operands

@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
@@ -277,11 +278,11 @@ class _Written:
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
+        loads = {old: Instruction(Opcode.load_arg, (new,)) for old, new in number.items()}
+
         def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
             return [
-                each._replace(immediates=(number[each.immediates[0]],))
-                if each.opcode is Opcode.load_arg
-                else each
+                loads[each.immediates[0]] if each.opcode is Opcode.load_arg else each
                 for each in code
             ]
 
@@ -541,8 +542,9 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
 def _ordered(units: Sequence[Unit], wanted: set[Value], enough: int = 0) -> Schedule:
     """The units in the better of two orders: earlier where it frees or, if that needs more than
     `enough` bytes, as they are."""
-    best = Schedule(earlier_where_it_frees(units, wanted), wanted)
-    if best.most_alive > enough:
+    earlier = earlier_where_it_frees(units, wanted)
+    best = Schedule(earlier, wanted)
+    if best.most_alive > enough and not all(map(is_, earlier, units)):
         best = min(best, Schedule(units, wanted), key=lambda each: each.most_alive)
     return best
 

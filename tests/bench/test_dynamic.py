@@ -15,7 +15,6 @@ from bench.dynamic_sizes import (
     QUICK,
     SENTENCES,
     GenerationSize,
-    LstmSize,
     LstmTrainingSize,
     TransformerSize,
     random_tree,
@@ -76,17 +75,6 @@ def test_replay_is_eager_to_the_bit(case: str) -> None:
             assert one.tobytes() == other.tobytes()
     assert captured.captured is not None
     assert captured.captured.signatures == 1
-
-
-def test_planned_bytes_do_not_grow_with_the_length() -> None:
-    planned = []
-    for longest in (10, 200):
-        size = LstmSize(6, 8, 2, (5, longest))
-        family = Family(size, captured=True, greedy=False, fuse=True)
-        family.run()
-        assert family.captured is not None
-        planned.append(family.captured.plan.nbytes)
-    assert planned[0] == planned[1]
 
 
 def test_a_second_program_is_an_error() -> None:

@@ -12,6 +12,7 @@ the arrays of one launch in the numbers' place. To run it is to call the kernels
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -80,13 +81,16 @@ class CallDetails(NamedTuple):
 @dataclass(slots=True, eq=False)
 class Code:
     """A linked function. `starts` and `ends` are the pcs that each step was made of. `prepared` is
-    what a loop other than the reference one has made of it."""
+    what a loop other than the reference one has made of it. Of one with arrays, `of` is the linked
+    one, and `like` what was prepared of another of these, with the steps that differ."""
 
     function: Function
     steps: list[Step]
     starts: list[int]
     ends: list[int]
     prepared: Any = None
+    of: Code | None = None
+    like: tuple[Any, Sequence[int]] | None = None
 
 
 def link(
@@ -189,7 +193,11 @@ class _Linker:
             return CALL_NAMED, None, number, details
         binding = self.functions.binding(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
-        bound = binding.callee.bind(given)
+        known = None if self.verdict is None else self.verdict.bound.get(place)
+        if known is not None and known[0] is binding.callee:
+            bound = known[1]
+        else:
+            bound = binding.callee.bind(given)
         if isinstance(binding.callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and binding.callee.nresults is not None:
@@ -221,28 +229,40 @@ class _Linker:
 
 
 def bind(
-    code: Code, operands: tuple[Array, ...], workspace: fused.Workspace, *, checked: bool
+    code: Code,
+    operands: tuple[Array, ...],
+    workspace: fused.Workspace,
+    *,
+    checked: bool,
+    bound: tuple[Code, tuple[Array, ...]] | None = None,
 ) -> Code:
     """The linked `main` with the arrays of one launch in its calls. The reference kernel of chains
     gets its arrays too, and they share the workspace.
 
-    If `checked`, raises `MachineError` for a call that would overwrite an operand it still reads.
+    `bound` is what this has given for other operands, with these: what both have in common is taken
+    from there. If `checked`, raises `MachineError` for a call that would overwrite an operand it
+    still reads.
     """
-    if not any(step[0] == CALL_ON_ARGS for step in code.steps):
+    calls = [i for i, step in enumerate(code.steps) if step[0] == CALL_ON_ARGS]
+    if not calls:
         return code
-    steps: list[Step] = []
-    for kind, binding, number, rest in code.steps:
-        if kind == CALL_ON_ARGS:
-            arrays = tuple([operands[i] for i in number])
-            if checked and isinstance(binding.callee, WritesInto):
-                binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
-            if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
-                rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
-            elif have_halves(arrays):
-                binding = OnHalves(binding, arrays)
-            number = arrays
-        steps.append((kind, binding, number, rest))
-    return Code(code.function, steps, code.starts, code.ends)
+    steps, like = code.steps.copy(), None
+    if bound is not None and bound[0].of is code:
+        known, had = bound
+        new = {i for i, (x, y) in enumerate(zip(operands, had, strict=True)) if x is not y}
+        calls = [i for i in calls if not new.isdisjoint(code.steps[i][2])]
+        steps, like = known.steps.copy(), known.prepared and (known.prepared, calls)
+    for place in calls:
+        kind, binding, number, rest = code.steps[place]
+        arrays = tuple([operands[i] for i in number])
+        if checked and isinstance(binding.callee, WritesInto):
+            binding.callee.check_apart(arrays, rest or NO_ATTRIBUTES)
+        if isinstance(binding.callee, Fused) and binding.callee.kernel is fused.run:
+            rest = {"chain": fused.bound(rest["chain"], arrays, workspace)}
+        elif have_halves(arrays):
+            binding = OnHalves(binding, arrays)
+        steps[place] = kind, binding, arrays, rest
+    return Code(code.function, steps, code.starts, code.ends, of=code, like=like or None)
 
 
 def nargs_of(program: Program) -> int:

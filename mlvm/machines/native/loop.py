@@ -123,25 +123,43 @@ class Helper:
 
 class Prepared:
     """A linked program as the loop in C runs it. `called` are its functions but for main, which
-    keeps this and must be free to die."""
+    keeps this and must be free to die. `triples` are what all of them came to, for others that are
+    bound like it."""
 
-    __slots__ = ("called", "program")
+    __slots__ = ("called", "program", "triples", "version")
 
     def __init__(self, main: Code, operands: Sequence[Array], functions: FunctionTable) -> None:
+        types: dict[int, TensorType] = {}
         self.called: list[Code] = []
-        triples, loads = [], False
-        for code in chain([main], self.called):  # which grows meanwhile
-            triples.append(([self._step(step) for step in code.steps], code.starts, code.ends))
-            loads = loads or any(step[0] == link.LOAD_ARG for step in code.steps)
+        self.triples: list[tuple[list[NativeStep], list[int], list[int]]] = []
+        self.version = functions.version
+        like, main.like = main.like, None
+        if like is not None and like[0].version == self.version:
+            known, changed = like
+            steps = known.triples[0][0].copy()
+            for i in changed:
+                steps[i] = self._step(main.steps[i], types)
+            self.called = known.called
+            self.triples = [(steps, main.starts, main.ends), *known.triples[1:]]
+        else:
+            for code in chain([main], self.called):  # which grows meanwhile
+                steps = [self._step(step, types) for step in code.steps]
+                self.triples.append((steps, code.starts, code.ends))
         # The launch's arguments, if any step loads one: it has them by the program's types.
-        types = [native_type(TensorType.of(x)) for x in operands] if loads else []
-        self.program = Program(triples, tuple(types), functions.version)
+        codes = (main, *self.called)
+        loads = any(step[0] == link.LOAD_ARG for code in codes for step in code.steps)
+        given = [native_type(TensorType.of(x)) for x in operands] if loads else []
+        self.program = Program(self.triples, tuple(given), self.version)
 
-    def _step(self, step: Step) -> NativeStep:
+    def _step(self, step: Step, types: dict[int, TensorType]) -> NativeStep:
+        """The step; `types` are those of arrays met so far, by `id`."""
         code, value, number, rest = step
         if code == link.CALL_ON_ARGS:
             attributes = rest or NO_ATTRIBUTES
-            call = call_of(value.callee.kernel, [TensorType.of(x) for x in number], attributes)
+            for x in number:
+                if id(x) not in types:
+                    types[id(x)] = TensorType.of(x)
+            call = call_of(value.callee.kernel, [types[id(x)] for x in number], attributes)
             if call is not None:
                 return _STEPS["RUN"], 0, call, number
             return _STEPS["BACK"], 0, partial(value.kernel, *number, **attributes), None
