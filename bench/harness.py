@@ -88,7 +88,7 @@ class Suite:
     limits: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
     contests: tuple[Contest, ...] = ()
     rounds: int = 25
-    quick_rounds: int = 3
+    quick_rounds: int = 2
     warm_up_rounds: int = 2
     timeout: float = 120.0
 
@@ -296,7 +296,7 @@ def run(suite: Suite, *, quick: bool = False) -> list[Record]:
             entrants = {name: children[name] for name in children if case in cases[name]}
             rounds = suite.quick_rounds if quick else suite.rounds
             say(f"{suite.name}: {case}, {rounds} rounds of {', '.join(entrants)}")
-            for _ in range(suite.warm_up_rounds):
+            for _ in range(1 if quick else suite.warm_up_rounds):
                 for child in entrants.values():
                     child.round(case)
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in entrants}

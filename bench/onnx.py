@@ -8,6 +8,7 @@ it. No contender is timed before its results are those of the first.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import math
 import os
@@ -77,6 +78,7 @@ def preparing(maker: str, threads: int) -> Prepare:
         data = read(places()[name])
         feed = operands(name, data)
         _imported(maker)
+        gc.collect()  # what earlier cases have left is not this one's
         start = time.perf_counter()
         run = MAKERS[maker](data, feed, threads)
         run()

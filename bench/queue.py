@@ -121,7 +121,7 @@ def prepare_torch(workers: int, quick: bool) -> Mapping[str, Round]:
 
     class Element:
         def __init__(self, nbytes: int, length: int) -> None:
-            self.data = torch.from_numpy(dataset(nbytes))
+            self.data = torch.from_numpy(dataset(nbytes, quick))
             self.length = length
 
         def __len__(self) -> int:
@@ -175,7 +175,7 @@ def element_rounds(element: Callable[[Any], Transfer], quick: bool) -> dict[str,
     element of `data`."""
 
     def round_of(nbytes: int, count: int) -> Round:
-        data = dataset(nbytes)
+        data = dataset(nbytes, quick)
         transfer = element(data)
         elements = itertools.cycle(data)
 
@@ -188,9 +188,9 @@ def element_rounds(element: Callable[[Any], Transfer], quick: bool) -> dict[str,
     return {case: round_of(nbytes, count(most, quick)) for case, (nbytes, most) in ELEMENTS.items()}
 
 
-def dataset(nbytes: int) -> Any:
-    """Elements of so many bytes, a row each."""
-    return np.ones((DATASET // nbytes, nbytes), np.uint8)
+def dataset(nbytes: int, quick: bool) -> Any:
+    """Elements of so many bytes, a row each; with `quick` few, which caches may hold."""
+    return np.ones((max(DATASET // nbytes // (32 if quick else 1), 1), nbytes), np.uint8)
 
 
 def count(most: int, quick: bool) -> int:

@@ -22,7 +22,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
 
 from mlvm.core.vm import VM
 from tests.wired import connect_to, elsewhere, on_device, raising_late
@@ -143,6 +143,8 @@ def pytest_make_collect_report(
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: (not str(item.path).endswith(SLOW), item.path))
+    if _is_elsewhere(config):
+        _try_few_examples(items)
     few = config.getoption("--few")
     if few is None:
         return
@@ -155,6 +157,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for i, item in enumerate(of_test)
         if len(of_test) <= few or i * few % len(of_test) < few
     ]
+
+
+def _try_few_examples(items: list[pytest.Item]) -> None:
+    """Also where a test says how many examples it takes, which goes before the profile."""
+    most = settings.default.max_examples  # type: ignore[union-attr]
+    for test in {item.obj for item in items if isinstance(item, pytest.Function)}:
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if is_hypothesis_test(test) and own is not None:
+            fewer = settings(own, max_examples=min(own.max_examples, most))
+            test._hypothesis_internal_use_settings = fewer
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

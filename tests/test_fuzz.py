@@ -153,12 +153,17 @@ def test_what_a_server_does_wrong_is_found(
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")
 def test_two_seconds_of_threads() -> None:
-    command = [sys.executable, "-m", "tests.fuzz.threads", "--seconds", "2"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", done.stdout, re.MULTILINE)
-    for operation in ("compute", "read", "update", "share", "keep", "rewind"):
-        assert re.search(rf"^ +[1-9]\d*  {operation}$", done.stdout, re.MULTILINE)
+    """Or more, where a busy machine does not come to each operation in so short a time."""
+    missing = {"compute", "read", "update", "share", "keep", "rewind"}
+    for seconds in ("2", "8", "30"):
+        command = [sys.executable, "-m", "tests.fuzz.threads", "--seconds", seconds]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert re.search(r"^[1-9]\d* rounds, [\d,]+ operations$", done.stdout, re.MULTILINE)
+        missing -= set(re.findall(r"^ +[1-9]\d*  (\w+)$", done.stdout, re.MULTILINE))
+        if not missing:
+            break
+    assert not missing
 
 
 @pytest.mark.filterwarnings("ignore::mlvm.eager.RecompilationWarning")

@@ -27,32 +27,34 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def test_programs_in_the_eager_language() -> None:
-    options = ["--programs", "10", "--seed", "0", "--first", "100"]
+    options = ["--programs", "6", "--seed", "0", "--first", "100"]
     options += [option for kind in KNOWN for option in ("--skip", kind)]
     command = [sys.executable, "-m", "tests.fuzz", "--language", *options]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = {what: int(n) for n, what in re.findall(r"^ +(\d+)  (.+)$", done.stdout, re.MULTILINE)}
-    assert sum(counts.values()) == 10
-    assert counts["same"] > (4 if KNOWN else 7)
+    assert sum(counts.values()) == 6
+    assert counts["same"] > (2 if KNOWN else 4)
 
 
 def test_a_program_is_made_again_from_its_numbers() -> None:
-    texts = [make(7, number).text() for number in range(10)]
-    assert [make(7, number).text() for number in range(10)] == texts
-    assert len(set(texts)) == 10
+    texts = [make(7, number).text() for number in range(4)]
+    assert [make(7, number).text() for number in range(4)] == texts
+    assert len(set(texts)) == 4
 
 
 def test_programs_cover_the_language() -> None:
-    text = "".join(make(0, number).text() for number in range(80))
-    for each in ("ml.grad(", "ml.value_and_grad(", "ml.vjp(", ".update(", "nonlocal", "out="):
-        assert each in text
-    for each in ("ml.random.", "ml.dropout(", "'f64'", "'i32'", "'bool'", "np.float32(", "Box("):
-        assert each in text
-    for each in ("cond", "switch", "while_loop", "fori_loop", "scan", "map", "function"):
-        assert f"ml.{each}(" in text
-    for each in ("ml.reshape(", "ml.concat(", "ml.where(", "ml.sum(", "[::-1]", "@", "for _ in"):
-        assert each in text
+    missing = {"ml.grad(", "ml.value_and_grad(", "ml.vjp(", ".update(", "nonlocal", "out="}
+    missing |= {"ml.random.", "ml.dropout(", "'f64'", "'i32'", "'bool'", "np.float32(", "Box("}
+    control = "cond", "switch", "while_loop", "fori_loop", "scan", "map", "function"
+    missing |= {f"ml.{each}(" for each in control}
+    missing |= {"ml.reshape(", "ml.concat(", "ml.where(", "ml.sum(", "[::-1]", "@", "for _ in"}
+    for number in range(80):
+        text = make(1, number).text()
+        missing = {each for each in missing if each not in text}
+        if not missing:
+            break
+    assert not missing
 
 
 class Wrong:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
 from tests import threads
 from tests.brief import refuses
-from tests.threads import in_threads, start, waits
+from tests.threads import PATIENCE, in_threads, start, waits
 
 
 def test_results_come_back_in_order() -> None:
@@ -42,3 +43,17 @@ def test_a_thread_that_hangs_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     leave.set()
     assert not waits(hanging, 30)
     assert hanging.result(0) is True
+
+
+def test_whoever_has_the_result_knows_that_the_thread_has_ended() -> None:
+    own = threading.local()
+
+    class EndsLate:
+        def __del__(self) -> None:
+            time.sleep(0.05)
+
+    def work() -> threading.Thread:
+        own.kept = EndsLate()
+        return threading.current_thread()
+
+    assert not start(work).result(PATIENCE).is_alive()

@@ -14,10 +14,24 @@ PATIENCE: Final = 60
 """Seconds until a thread counts as one that hangs."""
 
 
+class _Running(Future[R]):
+    """What a thread returns. Who has the result knows that the thread has ended, and with it what
+    was its own, such as its default arena."""
+
+    thread: threading.Thread
+
+    def result(self, timeout: float | None = None) -> R:
+        try:
+            return super().result(timeout)
+        finally:
+            if self.done():
+                self.thread.join(PATIENCE)
+
+
 def start(work: Callable[..., R], *args: Any) -> Future[R]:
     """Call the function on a thread of its own. `result(PATIENCE)` waits for what it returns,
     raises what it raises, and `TimeoutError` if it hangs."""
-    future: Future[R] = Future()
+    future: _Running[R] = _Running()
 
     def run() -> None:
         try:
@@ -27,7 +41,8 @@ def start(work: Callable[..., R], *args: Any) -> Future[R]:
         else:
             future.set_result(result)
 
-    threading.Thread(target=run, daemon=True).start()
+    future.thread = threading.Thread(target=run, daemon=True)
+    future.thread.start()
     return future
 
 

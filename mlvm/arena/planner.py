@@ -21,6 +21,9 @@ from mlvm.core.errors import ArenaError
 from mlvm.core.types import ALIGNMENT
 
 _LARGEST: Final = 2**62
+_PLAIN: Final = 2**48
+_PAGE: Final = 2**12
+"""Sizes and moments below the first, and alignments up to the second, need no second look."""
 _RETRIES: Final = 50
 _PLACEMENTS: Final = 20_000
 """How often all blocks may be placed again after the orders, and how many blocks in all."""
@@ -93,6 +96,10 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
     """Sizes, starts and ends of the blocks, after a check of each."""
     if not isinstance(alignment, int) or alignment < 1:
         raise ArenaError(f"an alignment is a number of bytes >= 1, not {alignment!r}")
+    columns = _whole(blocks) if alignment <= _PAGE else None
+    if columns is not None:
+        size, start, end = columns
+        return -(-size // alignment) * alignment, start, end
     rows = []
     total = 0
     for i, block in enumerate(blocks):
@@ -113,6 +120,20 @@ def _columns(blocks: Sequence[Block], alignment: int) -> tuple[Ints, Ints, Ints]
         rows.append((nbytes, start, end))
     columns = np.array(rows, np.int64).reshape(-1, 3).T.copy()
     return columns[0], columns[1], columns[2]
+
+
+def _whole(blocks: Sequence[Block]) -> Ints | None:
+    """Sizes, starts and ends of blocks that are plainly right and not large: most are."""
+    try:
+        rows = np.array(blocks)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if rows.dtype != np.int64 or rows.ndim != 2 or rows.shape[1] != 3:
+        return None
+    columns: Ints = rows.T.copy()
+    size, start, end = columns
+    whole = (end >= start).all() and columns.min() >= 0 and columns.max() < _PLAIN
+    return columns if whole and size.sum() < _PLAIN else None
 
 
 def _largest_total(size: Ints, start: Ints, end: Ints) -> int:

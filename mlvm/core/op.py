@@ -38,6 +38,8 @@ OPS: dict[str, Op] = {}
 MAX_NESTING: Final = 64
 """How deep a value may lie in others, in an attribute and in its bytes."""
 REQUIRED = inspect.Parameter.empty
+PLAIN: Final = frozenset({bool, int, float, complex, str, type(None)})
+"""Classes of values that are in their one form."""
 _MOST_KNOWN: Final = 512  # types of operands of one op
 _ANY: Final = 1000  # operands: no op has as many
 
@@ -223,6 +225,9 @@ def canonical(value: Any, depth: int = 0) -> Any:
     keys of a mapping as strings, a dtype by its name.
 
     Raises `AttributeRefused` for one that nests too deep, or contains itself."""
+    kind = value.__class__
+    if kind in PLAIN or (kind is tuple and PLAIN.issuperset(map(type, value))):
+        return value  # most are, and no ABC is asked
     if depth > MAX_NESTING:
         raise AttributeRefused(f"an attribute nests deeper than {MAX_NESTING} levels")
     if isinstance(value, (list, tuple)):
@@ -242,6 +247,8 @@ def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 def _matches(value: Any, hint: Any) -> bool:
     """Whether an attribute's value is of the annotated kind (bool is no int here)."""
+    if value.__class__ is hint and hint is not int:
+        return True
     origin, arguments = _parts(hint)
     if origin in (Union, types.UnionType):
         return any(_matches(value, each) for each in arguments)

@@ -63,6 +63,8 @@ class DType:
         Raises `DTypeError` for anything else, such as a dtype of the other byte order."""
         if isinstance(dtype, DType):
             return dtype
+        if isinstance(dtype, np.dtype) and (found := _OF_NUMPY.get(dtype)) is not None:
+            return found
         if isinstance(dtype, str) and (dtype in DType.all or dtype in DType.storage):
             return DType.named(dtype)
         try:
@@ -198,6 +200,7 @@ def promote(x: DType, y: DType) -> DType:
 
 
 Shape: TypeAlias = tuple[int, ...]
+_INT: Final = frozenset({int})
 MAX_NDIM: Final = 64  # as numpy has it
 MAX_NBYTES: Final = 1 << 62
 ALIGNMENT: Final = 64  # of a tensor's first byte
@@ -233,11 +236,15 @@ class TensorType:
     array_shape: Shape
 
     def __new__(cls, dtype: object, shape: Sequence[int] = ()) -> TensorType:
-        dtype = dtype if isinstance(dtype, DType) else DType.of(dtype)
-        shape = _as_shape(shape)
-        known = cls._interned.get((dtype, shape))
+        dtype = dtype if dtype.__class__ is DType else DType.of(dtype)
+        if shape.__class__ is not tuple or not _INT.issuperset(map(type, shape)):
+            shape = _as_shape(shape)
+        # `get` would be a call in Python
+        reference: Any = cls._interned.data.get((dtype, shape))  # type: ignore[attr-defined]
+        known: TensorType | None = None if reference is None else reference()
         if known is not None:
             return known
+        shape = _as_shape(shape)
         if len(shape) > MAX_NDIM:
             raise ShapeError(f"a tensor has at most {MAX_NDIM} dimensions, not {len(shape)}")
         if math.prod(n or 1 for n in shape) * dtype.itemsize > MAX_NBYTES:
@@ -323,7 +330,7 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
 def aligned_zeros(nbytes: int) -> Array:
     """A u8 array of zeros whose first byte lies on a 64-byte boundary."""
     raw = np.zeros(nbytes + ALIGNMENT, np.uint8)
-    skip = -raw.ctypes.data % ALIGNMENT
+    skip = -raw.__array_interface__["data"][0] % ALIGNMENT  # sooner than `ctypes`
     return raw[skip : skip + nbytes]
 
 

@@ -53,6 +53,7 @@ class Node:
     ) -> None:
         self.name, self.type, self.op, self.opset = name, type, op, opset
         self.inputs, self.outputs, self.attributes = inputs, outputs, attributes
+        self.graphs = [x for x in attributes.values() if isinstance(x, Graph)]
         self.numbers = [0] * len(inputs)
         """The `TensorProto.DataType` of operands that wider dtypes hold."""
         self.last: list[str] = []
@@ -66,10 +67,6 @@ class Node:
 
     def __str__(self) -> str:
         return f"{self.type} {self.name!r}" if self.name else self.type
-
-    @property
-    def graphs(self) -> list[Graph]:
-        return [x for x in self.attributes.values() if isinstance(x, Graph)]
 
     def reads(self) -> list[str]:
         """The names that the node asks for, those of the graphs in it too."""

@@ -25,6 +25,7 @@ from mlvm.eager import Tensor
 from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
+from mlvm.eager.tensor.tensor import from_array
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx.arrays import NAMES, Files, dtype_of
@@ -52,7 +53,7 @@ class Model(ml.nn.Module):
         self.weights: dict[str, Tensor] = {}
         constants: dict[str, Tensor] = {}
         for name, make in arrays.items():
-            x = ml.asarray(make())
+            x = from_array(make())
             (self.weights if x.dtype.is_inexact else constants)[name] = x
             files.forget(x.type.nbytes)
         self.constants: Any = ml.nn.buffer(constants) if constants else {}
@@ -203,6 +204,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             if message.graph is None or not message.opset_import:
                 raise ModelError("it is no ONNX file: it has no graph, or no opset")
             graph = Builder(message, files).graph(message.graph, {}, frozenset())
+            del message  # ten thousand parts, which a collection would look through
             folded(graph)
             for each in graph.all():
                 each.settle()

@@ -6,6 +6,8 @@ https://protobuf.dev/programming-guides/encoding, https://github.com/onnx/onnx/b
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -19,7 +21,7 @@ Model: 1 ir_version int, 2 producer_name str, 3 producer_version str, 4 domain s
 OperatorSet: 1 domain str, 2 version int
 Pair: 1 key str, 2 value str
 Graph: 1 node Node*, 2 name str, 5 initializer Tensor*, 10 doc_string str, 11 input Value*, 12
-    output Value*, 13 value_info Value*, 15 sparse_initializer SparseTensor*
+    output Value*, 15 sparse_initializer SparseTensor*
 Node: 1 input str*, 2 output str*, 3 name str, 4 op_type str, 5 attribute Attribute*, 6
     doc_string str, 7 domain str, 8 overload str, 9 metadata_props Pair*
 Attribute: 1 name str, 2 f float, 3 i int, 4 s bytes, 5 t Tensor, 6 g Graph, 7 floats float*, 8
@@ -49,7 +51,9 @@ _DEFAULTS: Final = {"int": 0, "float": 0.0, "double": 0.0, "str": "", "bytes": b
 _FIXED: Final[dict[str, Any]] = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
 _WIRES: Final = {"int": 0, "double": 1, "float": 5}  # of one number; all else has the wire type 2
 _WIDTHS: Final = {1: 8, 5: 4}  # bytes of these wire types
-Bytes: TypeAlias = memoryview
+_FEW: Final = 1 << 12  # bytes
+_SHORT: Final = 64
+Bytes: TypeAlias = memoryview | bytes
 
 
 class Field(NamedTuple):
@@ -76,6 +80,19 @@ FIELDS: Final = {
         message.partition(": ") for message in SCHEMA.strip().replace("\n    ", " ").split("\n")
     )
 }
+
+
+def _ways(fields: Mapping[int, Field]) -> dict[int, tuple[str, str, bool, bool]]:
+    """How fields are read, by number and wire type: the name, the kind, whether there are many, and
+    whether these are numbers. Those may be packed."""
+    found = {}
+    for number, (name, kind, many, _) in fields.items():
+        for wire in {_WIRES.get(kind, 2), *([2] if many else [])}:
+            found[number << 3 | wire] = name, kind, many, kind in _WIRES
+    return found
+
+
+_WAYS: Final = {kind: _ways(fields) for kind, fields in FIELDS.items()}
 
 
 class Message:
@@ -108,15 +125,17 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
     if depth > _DEEPEST:
         raise EncodingError(f"messages lie more than {_DEEPEST} deep in each other")
     message = object.__new__(_CLASSES[kind])
-    found, known = message.__dict__, FIELDS[kind]
+    found, ways = message.__dict__, _WAYS[kind]
     numbers: dict[str, list[Any]] = {}
     place, end = 0, len(data)
+    if end < _FEW:
+        data = bytes(data)  # of which the parts are made sooner
     while place < end:
         key = data[place]
         place += 1
         if key > 127:
             key, place = _varint(data, place - 1)
-        number, wire = key >> 3, key & 7
+        wire = key & 7
         value: Any
         if wire == 2:
             size = data[place] if place < end else 128
@@ -125,31 +144,36 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
             else:
                 size, place = _varint(data, place)
         elif wire == 0:
-            value, place = _varint(data, place)
+            value = data[place] if place < end else 128
+            if value < 128:
+                place += 1
+            else:
+                value, place = _varint(data, place)
         elif wire in _WIDTHS:
             size = _WIDTHS[wire]
         else:
-            raise EncodingError(f"field {number} of {kind} has the wire type {wire}")
+            raise EncodingError(f"field {key >> 3} of {kind} has the wire type {wire}")
         if wire:
             if size > end - place:
-                raise EncodingError(f"field {number} of {kind} has {size} bytes, of {end - place}")
+                raise EncodingError(
+                    f"field {key >> 3} of {kind} has {size} bytes, of {end - place}"
+                )
             value = data[place : place + size]
             place += size
-        if number not in known:
+        way = ways.get(key)
+        if way is None:
+            if key >> 3 in FIELDS[kind]:
+                name = FIELDS[kind][key >> 3].name
+                raise EncodingError(f"{kind}.{name} has the wire type {wire}")
             continue
-        name, inner, many, _ = known[number]
-        own = _WIRES.get(inner, 2)
-        if wire != own and not (many and wire == 2):
-            raise EncodingError(f"{kind}.{name} has the wire type {wire}")
-        if own != 2:  # a number, or many that are packed
+        name, inner, many, is_number = way
+        if is_number:  # or many that are packed
             if wire == 2:
                 value = _packed(value, inner)
             else:
-                value = (
-                    _signed(value) if wire == 0 else np.frombuffer(value, _FIXED[inner])[0].item()
-                )
+                value = np.frombuffer(value, _FIXED[inner])[0].item() if wire else _signed(value)
             if many:
-                numbers.setdefault(name, []).append(np.atleast_1d(value))
+                numbers.setdefault(name, []).append(value)
             else:
                 found[name] = value
             continue
@@ -158,6 +182,8 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
                 value = str(value, "utf-8")
             except UnicodeDecodeError:
                 raise EncodingError(f"{kind}.{name} is no UTF-8") from None
+        elif inner == "Attribute" and size < _SHORT:
+            value = _attribute(bytes(value), depth + 1)
         elif inner != "bytes":
             value = decode(value, inner, depth + 1)
         if not many:
@@ -167,8 +193,23 @@ def decode(data: Bytes, kind: str = "Model", depth: int = 0) -> Message:
         else:
             found[name] = [value]
     for name, parts in numbers.items():
-        found[name] = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        found[name] = _joined(parts)
     return message  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=1024)
+def _attribute(data: bytes, depth: int) -> Message:
+    """A short attribute, of which a graph has many that are equal; nobody changes it."""
+    return decode(data, "Attribute", depth)
+
+
+def _joined(parts: Sequence[Any]) -> np.ndarray[Any, Any]:
+    """The numbers that a field has, one by one or many at once."""
+    if all(part.__class__ is np.ndarray for part in parts):
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    if not any(part.__class__ is np.ndarray for part in parts):
+        return np.array(parts)
+    return np.concatenate([np.atleast_1d(part) for part in parts])
 
 
 def _varint(data: Bytes, place: int) -> tuple[int, int]:

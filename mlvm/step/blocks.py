@@ -177,10 +177,17 @@ def _may_lie(
 
 
 def renewed(calls: Sequence[Call], names: Mapping[Value, Value]) -> list[Call]:
-    """The calls with other values in the place of those in `names`, inside blocks too."""
+    """The calls with other values in the place of those in `names`, inside blocks too. Those that
+    have none of these are the same."""
+
+    def stays(call: Call) -> bool:
+        uses = (*call.outs, *call.ins, *call.passed)
+        return not call.blocks and not any(use.value in names for use in uses)
 
     return [
-        replace(
+        call
+        if stays(call)
+        else replace(
             call,
             outs=[_named(use, names) for use in call.outs],
             ins=[_named(use, names) for use in call.ins],
@@ -197,7 +204,7 @@ def _renewed(block: Block, names: Mapping[Value, Value]) -> Block:
 
 
 def _named(use: Use, names: Mapping[Value, Value]) -> Use:
-    return Use(names.get(use.value, use.value), use.type)
+    return Use(names[use.value], use.type) if use.value in names else use
 
 
 # --- taken out of its step -----------------------------------------------------------

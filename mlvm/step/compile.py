@@ -11,6 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import is_
 from typing import Final, NamedTuple
 
 from mlvm.arena.placement import rounded
@@ -24,7 +25,7 @@ from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
-from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, with_slopes
+from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
 from mlvm.step.hoist import Hoist, hoisted
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
@@ -277,11 +278,11 @@ class _Written:
         arguments = sorted(self.numbers, key=lambda each: (ROLES.index(each.role), each.place))
         number = {self.numbers[each]: i for i, each in enumerate(arguments)}
 
+        loads = {old: Instruction(Opcode.load_arg, (new,)) for old, new in number.items()}
+
         def renumbered(code: Iterable[Instruction]) -> list[Instruction]:
             return [
-                each._replace(immediates=(number[each.immediates[0]],))
-                if each.opcode is Opcode.load_arg
-                else each
+                loads[each.immediates[0]] if each.opcode is Opcode.load_arg else each
                 for each in code
             ]
 
@@ -509,18 +510,26 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
     def one_by_one(calls: Sequence[Call]) -> Schedule:
         return _ordered([Unit([call]) for call in calls], wanted)
 
+    def in_order(units: Sequence[Unit], most: int) -> Schedule:
+        found = _ordered(units, wanted, enough=most)
+        if not policy.passes:
+            return found
+        # what has moved to its operand, as the update of a parameter has, joins what makes that
+        again = joined([run.unit for run in found.runs], found.most_alive, policy)
+        return Schedule(again, wanted) if len(again) < len(units) else found
+
     def in_chains(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
         found = []
         if policy.passes and with_slopes(calls) != calls:
-            found = [_ordered(fused(with_slopes(calls), most, policy), wanted, enough=most)]
+            found = [in_order(fused(with_slopes(calls), most, policy), most)]
             if found[0].most_alive <= most:
                 return found
         return [*found, *as_they_are(plain, calls)]
 
     def as_they_are(plain: Schedule, calls: Sequence[Call]) -> list[Schedule]:
         most = plain.most_alive
-        found = [_ordered(fused(calls, most, policy), wanted, enough=most)]
+        found = [in_order(fused(calls, most, policy), most)]
         if found[0].most_alive > most:  # chains that were made in an order may keep it instead
             calls = [call for run in plain.runs for call in run.unit.calls]
             found.append(Schedule(fused(calls, most, policy), wanted))
@@ -541,8 +550,9 @@ def _schedules(flow: Flow, options: _Options) -> list[Schedule]:
 def _ordered(units: Sequence[Unit], wanted: set[Value], enough: int = 0) -> Schedule:
     """The units in the better of two orders: earlier where it frees or, if that needs more than
     `enough` bytes, as they are."""
-    best = Schedule(earlier_where_it_frees(units, wanted), wanted)
-    if best.most_alive > enough:
+    earlier = earlier_where_it_frees(units, wanted)
+    best = Schedule(earlier, wanted)
+    if best.most_alive > enough and not all(map(is_, earlier, units)):
         best = min(best, Schedule(units, wanted), key=lambda each: each.most_alive)
     return best
 

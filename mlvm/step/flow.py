@@ -156,8 +156,8 @@ class Unit:
     reads_from: set[Home] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.makes = {use.value for call in self.calls for use in call.outs}
-        self.reads = {use.value for call in self.calls for use in call.ins} - self.makes
+        self.makes = {value for call in self.calls for value, _ in call.outs}
+        self.reads = {value for call in self.calls for value, _ in call.ins} - self.makes
         self.writes_to = {value.home for value in self.makes if value.home is not None}
         self.reads_from = {value.home for value in self.reads if value.home is not None}
 

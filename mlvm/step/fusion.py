@@ -71,7 +71,12 @@ def fused(
     No chain is made that has more than `most` bytes alive at once, unless the units around it have
     as many alive without it.
     """
-    row = _Row(_units(calls, policy))
+    return joined(_units(calls, policy), most, policy)
+
+
+def joined(units: Iterable[Unit], most: float, policy: FusionPolicy) -> list[Unit]:
+    """`fused` of calls that are in units already."""
+    row = _Row(units)
     maker: dict[Value, Unit] = {}
     for each in row.in_order():
         unit = each

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 from mlvm.arena.planner import Block, lower_bound
 from mlvm.core.machine.fused import HEADS
 from mlvm.core.types import TensorType
-from mlvm.step.flow import Home, Unit, Use, Value
+from mlvm.step.flow import Call, Home, Unit, Use, Value
 
 Placed: TypeAlias = Value | Home
 
@@ -51,11 +51,12 @@ class Schedule:
         host: dict[Placed, Value] = {}
         for i, run in enumerate(self.runs):
             for use in (*run.outs, *run.ins):
-                each = placed(use.value)
+                value = use.value
+                each = value if value.home is None else placed(value)
                 if each is not None:
                     self.start.setdefault(each, i)
                     self.end[each] = i + 1
-                    size[each] = max(size.get(each, 0), use.value.nbytes)
+                    size[each] = max(size.get(each, 0), value.nbytes)
         for i, run in enumerate(self.runs):
             host.update(in_place(run, partial(self._ends, i + 1)).items())
         until: dict[Placed, int] = {}
@@ -77,21 +78,41 @@ class Schedule:
         return lower_bound(self.blocks)
 
 
+def _in_place_alone(call: Call, ends: Callable[[Value], bool]) -> dict[Value, Value]:
+    """`in_place` of a unit of one call, as most are: an op may overwrite some of its operands."""
+    if call.op is None or not call.op.in_place:
+        return {}
+    [(out, type)], ins = call.outs, call.ins
+    for value, seen in ins[: call.op.in_place] if out.home is None else ():
+        if (
+            value.home is None
+            and value.nbytes == out.nbytes
+            and seen.shape == type.shape
+            and ends(value)
+            and all(x is not value for x, _ in ins[call.op.in_place :])
+            and all(as_type == seen for x, as_type in ins if x is value)
+        ):
+            return {out: value}
+    return {}
+
+
 def in_place(run: Run, ends: Callable[[Value], bool]) -> dict[Value, Value]:
     """Which values take the place of an operand, as made -> operand. The operand is one that `ends`
     with the unit, and no call of the unit reads it after the value is written; the call that
     writes it may read it too if its op may overwrite it."""
-    [first, *others] = run.unit.calls
-    if not others and (first.op is None or not first.op.in_place):
-        return {}
+    first, *others = run.unit.calls
+    if not others:
+        return _in_place_alone(first, ends)
     outs = [use for use in run.outs if use.value.home is None]
-    free = [use for use in run.ins if use.value.home is None and ends(use.value)] if outs else []
-    if not others and first.op is not None:
-        read = {use.value for use in first.ins[first.op.in_place :]}
-        free = [use for use in free if use.value not in read]
+    sizes = {use.value.nbytes for use in outs}
+    free = [
+        use
+        for use in run.ins
+        if use.value.home is None and use.value.nbytes in sizes and ends(use.value)
+    ]
     if not free:
         return {}
-    if first.op is not None and first.op.name in HEADS and others:
+    if first.op is not None and first.op.name in HEADS:
         # Later rows of a product need all of its operands.
         whole = {use.value for use in first.ins}
         free = [use for use in free if use.value not in whole]

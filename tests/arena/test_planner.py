@@ -73,6 +73,14 @@ def test_blocks_that_all_live_at_once_meet_the_bound(blocks: list[Block]) -> Non
     assert planned.nbytes == planned.lower_bound == sum(rounded(b.nbytes, 64) for b in blocks)
 
 
+def test_blocks_that_are_looked_at_one_by_one_get_the_plan_of_others() -> None:
+    blocks = [Block(100, 0, 2), Block(64, 1, 3), Block(200, 2, 4), Block(0, 0, 1)]
+    later = [Block(nbytes, start + 2**50, end + 2**50) for nbytes, start, end in blocks]
+    plain = plan(blocks)
+    assert plan(later) == plain
+    refuses(ArenaError, "block 1: expected integers", plan, [blocks[0], Block(1.5, 0, 1)])  # type: ignore[arg-type]
+
+
 def test_blocks_in_turn_share_their_bytes() -> None:
     planned = plan([Block(100, i, i + 1) for i in range(10)])
     assert planned.offsets == (0,) * 10

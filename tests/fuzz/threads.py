@@ -17,7 +17,6 @@ import argparse
 import asyncio
 import contextvars
 import faulthandler
-import gc
 import itertools
 import random
 import sys
@@ -36,6 +35,7 @@ from mlvm.arena.arena import Mark, scope
 from mlvm.core.errors import ArenaBusy, ArenaError, QueueEmpty, QueueFull, StaleTensor
 from mlvm.eager.functions.random import prepare
 from mlvm.eager.tensor.constants import prepare_constants
+from mlvm.eager.tensor.garbage import collect
 from tests.threads import start
 
 SHAPES: Final = [(1,), (8,), (2, 4), (9,), (16,), (3, 5), (40,)]
@@ -364,7 +364,7 @@ def left_over(world: World, workers: list[Worker]) -> str | None:
     world.pool.clear()
     workers.clear()
     del world.queue
-    gc.collect()
+    collect()  # also where another thread collects
     expected = constants(vm)
     held = vm.consumed_size_in_mib() * 2**20 - expected
     return f"the VM still holds {held:,.0f} bytes" if held else None

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from mlvm.core.op import OPS
 from mlvm.core.program.program import Opcode
 from mlvm.core.types import Array, TensorType, bool_, f32
-from mlvm.step.blocks import free, taken, with_blocks, without_dead_calls, without_moves
+from mlvm.step.blocks import free, renewed, taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.compile import compile_flow
 from mlvm.step.flow import Block, Call, Flow, Home, Use, Value
 from tests.step.flows import assert_same_bits, floats, run
@@ -251,3 +251,17 @@ def test_blocks_become_jumps() -> None:
     assert jumps == [Opcode.jump_if_false, Opcode.jump]
     ends = [each.immediates[0] for each in code if each.opcode in jumps]
     assert all(0 < end < len(code) for end in ends)
+
+
+def test_calls_that_nothing_renames_stay() -> None:
+    x, y, z = (Value(4) for _ in range(3))
+    type = TensorType(f32)
+    calls = [
+        Call("negative", OPS["negative"], {}, [Use(y, type)], [Use(x, type)]),
+        Call("negative", OPS["negative"], {}, [Use(z, type)], [Use(y, type)]),
+    ]
+    new = Value(4)
+    first, second = renewed(calls, {z: new})
+    assert first is calls[0]
+    assert second.ins == [Use(y, type)]
+    assert second.outs == [Use(new, type)]

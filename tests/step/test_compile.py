@@ -19,7 +19,7 @@ from mlvm.step import fusion, recompute
 from mlvm.step.blocks import without_dead_calls, without_moves
 from mlvm.step.compile import Planned, compile_flow
 from mlvm.step.flow import Flow
-from tests.step.flows import Step, assert_same_bits, floats, mlp, run, steps
+from tests.step.flows import Cell, Step, assert_same_bits, floats, mlp, run, steps
 
 BLOCK_SIZE = 8
 
@@ -128,6 +128,28 @@ def test_neither_chains_nor_calls_made_again_make_a_plan_larger(step: Step) -> N
     assert again.plan.nbytes <= plain.plan.nbytes
     assert chains.plan.nbytes <= plain.plan.nbytes
     assert both.plan.nbytes <= min(again.plan.nbytes, chains.plan.nbytes)
+
+
+def test_what_moves_to_its_operand_joins_the_chain_that_makes_it() -> None:
+    """As the update of a parameter does, whose gradient was a half: it was recorded far behind."""
+    step = Step()
+    step.given("input", floats(4, 6))
+    parameter = step.given("state", floats(4, 6))
+
+    def apply(name: str, *operands: Cell, into: Cell | None = None) -> Cell:
+        made = step.call(name, {}, [(cell, cell.type) for cell in operands], into)
+        assert made is not None
+        return made
+
+    gradient = apply("negative", apply("softmax", step.cells[0]))
+    last = apply("softmax", step.cells[0])
+    for _ in range(fusion.WINDOW):
+        last = apply("softmax", last)
+    apply("add", parameter, gradient, into=parameter)
+    step.result(last)
+    planned = compile_flow(step.flow, policy=fusion.NATIVE)
+    assert [each.immediates for each in planned.program.main.code].count(("fused",)) == 1
+    assert_faithful(step, planned)
 
 
 def test_a_chain_ends_before_all_that_it_would_read_is_there_at_once() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 from typing_extensions import TypeIs
@@ -146,13 +147,17 @@ class Fused(WritesInto):
     def __init__(self, kernels: Kernels = NO_KERNELS) -> None:
         self.kernel = kernels.get(self.name, fused.run)
         self._kernels = kernels
+        self._chains: WeakValueDictionary[str, fused.Chain] = WeakValueDictionary()
 
     def bind(self, attributes: Attributes) -> Attributes:
-        """`{"chain": Chain}`. Raises `AttributeRefused` for a chain that makes no sense."""
+        """`{"chain": Chain}`: the same one for the same attributes, which are many in a model of
+        equal layers. Raises `AttributeRefused` for a chain that makes no sense."""
         if isinstance(attributes.get("chain"), fused.Chain):
             return attributes
+        key = repr(attributes)
         try:
-            return {"chain": fused.parse(attributes, self._kernels)}
+            chain = self._chains.get(key) or fused.parse(attributes, self._kernels)
+            return {"chain": self._chains.setdefault(key, chain)}
         except AttributeRefused as error:
             raise AttributeRefused(str(error)).at(self.name, ()) from error.__cause__
 

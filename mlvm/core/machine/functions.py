@@ -7,6 +7,7 @@ registration or removal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -148,38 +149,36 @@ class FunctionTable:
         self.memory = memory
         self.version = np.zeros((), np.int64)
         self.instrument: Instrument | None = None
-        self._bindings: dict[str, Binding] = {}
+        self._bindings: dict[str, Binding] = {}  # of the functions that were asked for
         for name in kernels:
             if name not in OPS and name != Fused.name:
                 raise _unknown("op", name, OPS)
-        for name, op in OPS.items():
-            kernel = kernels.get(name)
-            self.register(name, OpFresh(op, kernel))
-            if not op.dynamic:
-                self.register(name + OUT, OpInto(op, kernel))
-        self.register(Fused.name, Fused(kernels))
+        self._kernels = kernels
+        forms = [(name, name + OUT) if not op.dynamic else (name,) for name, op in OPS.items()]
+        self._names = dict.fromkeys((*chain.from_iterable(forms), Fused.name))
 
     def register(self, name: str, callee: Callee) -> None:
         """Make `callee` the function of that name, which may be new."""
         self.version += 1
         callee.memory = self.memory
-        if name in self._bindings:
-            self._bindings[name].fill(callee)
+        if name in self._names:
+            self.binding(name).fill(callee)
         else:
             self._bindings[name] = Binding(name, callee, self.instrument)
+            self._names[name] = None
 
     def remove(self, name: str) -> None:
         """Take that function out, also for running programs. Raises `UnknownFunction`."""
         binding = self.binding(name)
         self.version += 1
-        del self._bindings[name]
+        del self._names[name], self._bindings[name]
         binding.fill(_Removed(name, nparams=None, nresults=None))
 
     def watch(self, instrument: Instrument | None) -> None:
         """Put the instrument around every function, or with None take it away."""
         self.version += 1
         self.instrument = instrument
-        for binding in self._bindings.values():
+        for binding in [*self._bindings.values()]:  # others may ask for more meanwhile
             binding.instrument = instrument
             binding.fill(binding.callee)
 
@@ -188,10 +187,23 @@ class FunctionTable:
         try:
             return self._bindings[name]
         except KeyError:
-            raise _unknown("function", name, self._bindings) from None
+            if name not in self._names:
+                raise _unknown("function", name, self._names) from None
+            return self._bindings.setdefault(name, Binding(name, self._own(name), self.instrument))
+
+    def _own(self, name: str) -> Callee:
+        """What stands behind the name of an op, or `fused`, from the beginning."""
+        op = OPS.get(name.removesuffix(OUT))
+        if op is None:
+            found: Callee = Fused(self._kernels)
+        else:
+            form = OpInto if name.endswith(OUT) else OpFresh
+            found = form(op, self._kernels.get(op.name))
+        found.memory = self.memory
+        return found
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._bindings)
+        return iter(self._names)
 
 
 class _Removed(UserFunction):

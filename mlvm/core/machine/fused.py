@@ -82,6 +82,7 @@ class Chain:
         self.outputs = outputs
         self._kernels = kernels or {}
         self._layouts: dict[Any, _Layout] = {}
+        self._inferred: tuple[tuple[TensorType, ...], dict[int, TensorType]] | None = None
 
     def attributes(self) -> dict[str, Any]:
         """The attributes of the `cfunc` that runs the chain; `parse` reads them."""
@@ -94,8 +95,14 @@ class Chain:
     def __repr__(self) -> str:
         return " ".join(link.op.name for link in self.links)
 
-    def infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
+    def infer(self, types: Sequence[TensorType]) -> Mapping[int, TensorType]:
         """The types of parameters and temporaries. Raises an `OpError` where one does not fit."""
+        key, last = tuple(types), self._inferred
+        if last is None or last[0] != key:
+            last = self._inferred = key, self._infer(key)
+        return last[1]
+
+    def _infer(self, types: Sequence[TensorType]) -> dict[int, TensorType]:
         known = dict(enumerate(types))
         shape: Shape | None = None
         written: set[int] = set()

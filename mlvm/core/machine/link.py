@@ -193,7 +193,11 @@ class _Linker:
             return CALL_NAMED, None, number, details
         binding = self.functions.binding(name)
         unproven = self.verdict is not None and place in self.verdict.unproven
-        bound = binding.callee.bind(given)
+        known = None if self.verdict is None else self.verdict.bound.get(place)
+        if known is not None and known[0] is binding.callee:
+            bound = known[1]
+        else:
+            bound = binding.callee.bind(given)
         if isinstance(binding.callee, UserFunction):
             bound = MappingProxyType(dict(bound))  # its user sees them and must not change them
         if nresults == STAR and binding.callee.nresults is not None:

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from mlvm.core.errors import MlvmError, ProgramError, brief, locate
-from mlvm.core.machine.callee import UserFunction, WritesInto
+from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.slots import Finder, Slots, Stack, merged
-from mlvm.core.op import NO_ATTRIBUTES
+from mlvm.core.op import NO_ATTRIBUTES, Attributes
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR, Function, Opcode, Program, is_int
 from mlvm.core.types import TensorType
@@ -25,6 +25,8 @@ ANY: Final = "Any"
 _MOST_ON_TOP: Final = 256  # values known above an unknown number of others, where paths meet
 _SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
+
+_MOST: Final = 1 << 63
 
 MAX_CONTEXTS: Final = 16
 MAX_TYPED_CONTEXTS: Final = 1000
@@ -91,12 +93,14 @@ class Verdict(NamedTuple):
 
     `reached`: what can be reached. `unproven`: calls whose operands have to be looked at when
     they run, because a kind or type was not known. `outputs`: whether a launch may leave any.
+    `bound`: calls' functions, and the attributes as these have bound them.
     `cost`: bytes of the results that its ops make, and their floating-point operations, as far
     as types are known (see `VM.estimate`)."""
 
     reached: frozenset[tuple[str, int]]
     unproven: frozenset[tuple[str, int]]
     outputs: bool
+    bound: Mapping[tuple[str, int], tuple[Callee, Attributes]]
     cost: tuple[int, int]
 
 
@@ -193,10 +197,12 @@ class _Verifier:
     first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
     unproven: set[tuple[str, int]] = field(default_factory=set)
+    bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
     reached: set[tuple[str, int]] = field(default_factory=set)
     targets: dict[str, set[int]] = field(default_factory=dict)
     contexts: dict[str, dict[tuple[str, ...], _Context]] = field(default_factory=dict)
     work: list[_Walk] = field(default_factory=list)
+    arguments: dict[int, Abstract] = field(default_factory=dict)  # of the launch, by number
     tensors: Finder[Abstract] = field(default_factory=lambda: Finder(_may_be_tensor))
 
     def run(self) -> Verdict:
@@ -216,14 +222,15 @@ class _Verifier:
             state = state or self.context.states[self.pc]
             self.slots, self.open, self.top = Stack(state.slots), state.open, list(state.top)
             self.follow(self.context.function, self.targets[self.context.function.name])
-        return Verdict(frozenset(self.reached), frozenset(self.unproven), self.outputs, _cost(main))
+        reached, unproven = frozenset(self.reached), frozenset(self.unproven)
+        return Verdict(reached, unproven, self.outputs, self.bound, _cost(main))
 
     def follow(self, function: Function, targets: set[int]) -> None:
         """Walk on to where paths meet, or this one ends. Only there a copy of the stack is kept."""
         while self.pc < len(function.code):
             opcode, immediates = self.instruction = function.code[self.pc]
             self.reached.add((function.name, self.pc))
-            if getattr(self, opcode.name)(*immediates) is _ENDS:
+            if getattr(self, opcode._name_)(*immediates) is _ENDS:  # `name` is a call in Python
                 return
             if self.pc + 1 in targets:
                 self.flow(self.pc + 1)
@@ -306,8 +313,12 @@ class _Verifier:
     def load_arg(self, i: int) -> None:
         if self.arg_types is not None and i >= len(self.arg_types):
             raise self.error(f"the launch has {len(self.arg_types)} arguments")
-        x = Abstract("Tensor", self.arg_types[i]) if self.arg_types is not None else TENSOR
-        self.push(x if self.first is None else x._replace(argument=i))
+        x = self.arguments.get(i)
+        if x is None:
+            type = self.arg_types[i] if self.arg_types is not None else None
+            argument = None if self.first is None else i
+            x = self.arguments[i] = Abstract("Tensor", type, argument=argument)
+        self.push(x)
 
     @property
     def unknown_argument(self) -> int | None:
@@ -376,22 +387,23 @@ class _Verifier:
         """What a host function known by name leaves; None when it does not say."""
         try:
             callee = self.functions.binding(name).callee
-            attributes = callee.bind(attributes)
+            attributes = self.bound_by(callee, attributes)
             if callee.nresults is not None and nresults not in (STAR, callee.nresults):
                 raise self.error(f"{name} leaves {callee.nresults} results, not {nresults}")
             if isinstance(callee, UserFunction):
                 callee.check_count(len(operands))
                 return None if callee.nresults is None else [UNKNOWN] * callee.nresults
-            if any(x.kind not in ("Tensor", ANY) for x in operands):
+            types = [x.type for x in operands]
+            known = None not in types  # then all are Tensors
+            if not known and any(x.kind not in ("Tensor", ANY) for x in operands):
                 raise self.error(f"{name} takes Tensors, not ({', '.join(map(str, operands))})")
             if isinstance(callee, WritesInto) and any(
                 x.constant for x in operands[: callee.writes(attributes)]
             ):
                 raise self.error(f"{name} would write to a constant")
-            types = [x.type for x in operands if x.type is not None]
-            if len(types) == len(operands):
-                inferred = callee.infer(types, attributes) or ()
-                self.context.costs[self.pc] = callee.cost(types, attributes)
+            if known:
+                inferred = callee.infer(types, attributes) or ()  # type: ignore[arg-type]
+                self.context.costs[self.pc] = callee.cost(types, attributes)  # type: ignore[arg-type]
                 return [Abstract("Tensor", type) for type in inferred]
             self.unproven.add((self.context.function.name, self.pc))
             return [TENSOR] * (callee.nresults or 0)
@@ -400,6 +412,14 @@ class _Verifier:
         except MlvmError as error:
             locate(error, self.place(), function=self.context.function.name, pc=self.pc)
             raise
+
+    def bound_by(self, callee: Callee, attributes: Attributes) -> Attributes:
+        """The attributes of the call in hand, bound once however often it is met."""
+        place = self.context.function.name, self.pc
+        known = self.bound.get(place)
+        if known is None or known[0] is not callee:
+            known = self.bound[place] = callee, callee.bind(attributes)
+        return known[1]
 
     def call(self, name: str) -> object:
         function = self.program.functions[name]
@@ -499,6 +519,12 @@ class _Verifier:
 
     def check_immediates(self, function: Function) -> None:
         opcode, immediates = self.instruction
+        if len(immediates) == 1:  # most instructions
+            [first] = immediates
+            if opcode is Opcode.push_str and first.__class__ is str:
+                return
+            if opcode is Opcode.load_arg and first.__class__ is int and 0 <= first < _MOST:
+                return
         if not opcode.takes(len(immediates)):
             raise self.error(f"takes {' '.join(opcode.immediates) or 'no immediates'}")
         for kind, value in zip(opcode.immediates, immediates, strict=False):

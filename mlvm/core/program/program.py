@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, final
 import numpy as np
 
 from mlvm.core.errors import ProgramError, brief
-from mlvm.core.op import canonical
+from mlvm.core.op import PLAIN, canonical
 from mlvm.core.program.encoding import Allowance, Kind, Reader, Writer, open_message
 from mlvm.core.types import Array, TensorType
 
@@ -59,6 +59,8 @@ class Opcode(Enum):
         self.immediates = immediates
         self.effect = effect
         self.meaning = meaning
+
+    __hash__ = object.__hash__  # there is one of each, and an Enum's own is a method in Python
 
     def takes(self, given: int) -> bool:
         """Whether it takes so many immediates. Those with a ? may be missing."""
@@ -212,11 +214,15 @@ def _check_name(kind: str, name: str) -> None:
 
 def _frozen(function: Function) -> Function:
     """The function with attributes that its maker cannot change any more."""
-    code = tuple(
-        Instruction(opcode, tuple(map(_frozen_immediate, immediates)))
-        for opcode, immediates in function.code
-    )
-    return function._replace(code=code)
+    return function._replace(code=tuple(map(_frozen_instruction, function.code)))
+
+
+def _frozen_instruction(instruction: Instruction) -> Instruction:
+    opcode, immediates = instruction
+    plain = immediates.__class__ is tuple and PLAIN.issuperset(map(type, immediates))
+    if plain and instruction.__class__ is Instruction:
+        return instruction
+    return Instruction(opcode, tuple(map(_frozen_immediate, immediates)))
 
 
 def _frozen_immediate(value: Any) -> Any:

@@ -646,8 +646,9 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
-        warn_of_frozen(signature.look, repr(getattr(self.fn, "__qualname__", self.fn)))
-        self._changing.add(noted, repr(getattr(self.fn, "__qualname__", self.fn)))
+        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
+        warn_of_frozen(signature.look, name)
+        self._changing.add(noted, name)
         return known
 
     def _kept_ahead(

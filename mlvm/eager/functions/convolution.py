@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, ShapeError
 from mlvm.core.ops.windows import Pair, span_of
-from mlvm.core.types import Shape
+from mlvm.core.types import Shape, bf16
 from mlvm.eager.functions.arguments import Ints, each_of, type_of
 from mlvm.eager.functions.halves import through_f32
 from mlvm.eager.functions.shapes import expand_dims, permute_dims, reshape, squeeze
 from mlvm.eager.functions.windows import Sides, Volume, Window, require_places, sides_of
 from mlvm.eager.tensor import primitives as op
+from mlvm.eager.tensor.autocast import in_half
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
 
@@ -210,7 +211,32 @@ def _conv(
 ) -> Tensor:
     """The op, of images or volumes, with arguments for each axis."""
     _require_groups(groups)
+    x, kernel = in_half((x, kernel))
+    *window, inputs, outputs = kernel.shape
+    alone = (*window,) == stride and groups == 1 and not any(map(any, sides))
+    alone = alone and (max(stride) == 1 or (len(window) == 2 and max(dilation) == 1))
+    if alone and x.dtype is kernel.dtype is bf16 and _has_places(x, kernel):
+        # windows without a common pixel are rows: a product of bf16 has kernels of its own
+        if max(stride) > 1:
+            x = _rows(x, *stride)
+        return op.matmul(x, reshape(kernel, (math.prod(window) * inputs, outputs)))
     return op.conv2d(x, kernel, stride=stride, padding=sides, dilation=dilation, groups=groups)
+
+
+def _rows(x: Tensor, tall: int, wide: int) -> Tensor:
+    """Windows that lie side by side, without what is beyond the last: each of them a row."""
+    n, height, width, channels = x.shape
+    down, across = height // tall, width // wide
+    if (down * tall, across * wide) != (height, width):
+        x = x[:, : down * tall, : across * wide]
+    x = reshape(x, (n, down, tall, across, wide * channels))
+    return reshape(permute_dims(x, (0, 1, 3, 2, 4)), (n, down, across, tall * wide * channels))
+
+
+def _has_places(x: Tensor, kernel: Tensor) -> bool:
+    """Whether the kernel has the channels of x, and is not larger."""
+    places = zip(x.shape[1:-1], kernel.shape[:-2], strict=True)
+    return x.shape[-1] == kernel.shape[-2] and all(n >= length for n, length in places)
 
 
 def _require_groups(groups: object) -> None:

@@ -6,13 +6,17 @@ import os
 import sys
 from inspect import CO_OPTIMIZED
 from itertools import pairwise
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, Final
 
-from mlvm.core.errors import MlvmError, user_line
+from mlvm.core.errors import OURS, MlvmError, user_line
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording import lines
 from mlvm.eager.tree import named_nodes
+
+_OTHERS: Final[dict[int, CodeType]] = {}
+"""Functions of mlvm that are no methods of Modules, by id: to look at a frame's variables takes
+long, and to hash a code object, too."""
 
 
 def layer_here() -> str | None:
@@ -22,9 +26,10 @@ def layer_here() -> str | None:
     frame: FrameType | None = sys._getframe(1)
     at_work: list[Module] = []
     while frame is not None:
-        owner = _owner_of(frame)
-        if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
-            at_work.append(owner)
+        if id(frame.f_code) not in _OTHERS:
+            owner = _owner_of(frame)
+            if isinstance(owner, Module) and (not at_work or owner is not at_work[-1]):
+                at_work.append(owner)
         frame = frame.f_back
     names: list[str] = []
     for outer, inner in pairwise(reversed(at_work)):
@@ -37,13 +42,21 @@ def _owner_of(frame: FrameType) -> Any:
     """The object whose method this is, if its first parameter is called self."""
     code = frame.f_code
     if not (code.co_argcount and code.co_varnames[0] == "self" and code.co_flags & CO_OPTIMIZED):
+        _pass_over(code)
         return None
     variables = frame.f_locals
     owner = variables.get("self")
     traced = frame.f_trace is not None or sys.gettrace() is not None
     if type(variables) is dict and not traced:
         variables.clear()  # a copy, until Python 3.12, which would keep all variables alive
+    if not isinstance(owner, Module):
+        _pass_over(code)
     return owner
+
+
+def _pass_over(code: CodeType) -> None:
+    if OURS.get(code.co_filename):  # which is a file's, and stays
+        _OTHERS[id(code)] = code
 
 
 def _with_layer(error: MlvmError, *args: object) -> None:

@@ -674,7 +674,8 @@ class Recorder:
     def _reference(self, handle: TensorHandle) -> Reference:
         """The reference to the tensor that holds the handle's region. It stands for the tensor."""
         self._require_live(handle)
-        region = self._regions.get(handle)
+        known = self._regions.data.get(handle)
+        region = known() if known is not None else None
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
@@ -727,8 +728,10 @@ class Recorder:
                 self._values[id(reference)].home = home
 
     def _type(self, handle: TensorHandle) -> TensorType:
-        handles = self._regions[handle].handles
-        return next(type for type, each in handles.items() if each == handle)
+        for type, each in self._regions[handle].handles.items():
+            if each == handle:
+                return type
+        raise HandleError(f"nobody has seen the handle {handle}")
 
     def _value(self, reference: Reference) -> Value:
         value = self._values.get(id(reference))

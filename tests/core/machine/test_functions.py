@@ -110,3 +110,15 @@ def test_kernels_replace_those_of_both_forms_and_of_chains() -> None:
     fused.kernel(third, x, **chain)
     assert calls == ["add"] * 3
     np.testing.assert_array_equal([y, out, -third], [[2, 4]] * 3)
+
+
+def test_an_op_that_nobody_has_asked_for_may_be_removed_and_come_back() -> None:
+    table = FunctionTable()
+    add = TABLE.binding("add").callee
+    table.remove("add")
+    assert "add" not in {*table}
+    refuses(UnknownFunction, "no function 'add'", table.binding, "add")
+    table.register("add", add)
+    assert table.binding("add").callee is add
+    assert {*table} == {*TABLE}
+    assert table.binding("add.out") is table.binding("add.out")

@@ -28,6 +28,7 @@ from mlvm.core.errors import (
     ShapeError,
 )
 from mlvm.core.machine import fused
+from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.fused import Chain, Link
 from mlvm.core.op import NO_ATTRIBUTES, OPS, Attributes, Op
 from mlvm.core.program.assembly import assemble, disassemble
@@ -425,6 +426,17 @@ def test_attributes_that_are_no_chain_are_refused(attributes: dict[str, Any]) ->
     with pytest.raises(AttributeRefused) as caught:
         vm.launch(Program.of_op("fused", 2, attributes, 0), [x, y])
     assert "fused" in " ".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
+
+
+def test_equal_attributes_are_one_chain_and_those_that_are_only_equal_in_python_none() -> None:
+    bind = FunctionTable().binding("fused").callee.bind
+
+    def attributes(target: Any) -> dict[str, Any]:
+        return {"chain": (("add", target, 1, 1),), "outputs": 1}
+
+    known = bind(attributes(0))["chain"]
+    assert bind(attributes(0))["chain"] is known
+    refuses(AttributeRefused, "parameters are numbered", bind, attributes(False))
 
 
 def test_a_call_with_too_few_tensors_to_write_or_with_values_is_refused() -> None:

@@ -8,6 +8,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from mlvm.core.ops import half
 from mlvm.core.types import Array, DType
 from mlvm.core.vm import VM
 from mlvm.eager import nn
+from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.reading import values_of
 from mlvm.machines.wire import WireVM
 from models.mlp import Mlp
@@ -455,6 +457,35 @@ def test_draws_that_are_computed_are_rounded_once() -> None:
     found = ml.random.categorical(logits, shape=20, key=key)
     wide = ml.random.categorical(ml.astype(logits, ml.float32), shape=20, key=key)
     assert found.tolist() == wide.tolist()
+
+
+@cases(
+    "shape, window, stride",
+    ((2, 8, 8, 3), (4, 4, 3, 6), 4),
+    ((2, 9, 10, 3), (4, 4, 3, 6), 4),  # with a rest that no window has
+    ((2, 5, 6, 8), (1, 1, 8, 5), 1),
+    ((2, 3, 4, 5, 8), (1, 1, 1, 8, 5), 1),
+    ((2, 9, 3), (3, 3, 6), 3),
+)
+def test_windows_of_bf16_without_a_common_pixel_are_a_product(
+    shape: tuple[int, ...], window: tuple[int, ...], stride: int
+) -> None:
+    conv = {3: ml.conv1d, 4: ml.conv2d, 5: ml.conv3d}[len(shape)]
+    rng = np.random.default_rng(0)
+    wide = [ml.asarray(rng.integers(-9, 9, size) / 8, dtype=ml.float32) for size in (shape, window)]
+    short = [ml.astype(x, ml.bfloat16) for x in wide]
+
+    def loss(x: ml.Tensor, kernel: ml.Tensor) -> ml.Tensor:
+        return ml.sum(conv(x, kernel, stride=stride), dtype=ml.float32)
+
+    with mock.patch.object(primitives, "conv2d", side_effect=AssertionError):
+        y = conv(*short, stride=stride)
+        grads = ml.grad(loss, argnums=(0, 1))(*short)
+        captured = ml.capture(ml.grad(loss, argnums=(0, 1)))(*short)
+    assert ml.array_equal(y, ml.astype(conv(*wide, stride=stride), ml.bfloat16))
+    for grad, again, exact in zip(grads, captured, ml.grad(loss, (0, 1))(*wide), strict=True):
+        assert words(grad) == words(again)
+        assert words(grad) == words(ml.astype(exact, ml.bfloat16))
 
 
 # --- layers --------------------------------------------------------------------------

@@ -61,6 +61,68 @@ def test_many_channels_and_patches() -> None:
             assert again.tobytes() == result.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("op", "size", "kernel", "stride", "apart", "padding"),
+    [
+        ("conv2d", (23, 31), (7, 7, 3, 40), (2, 2), (1, 1), ((3, 3), (3, 3))),
+        ("conv2d", (12, 17), (3, 3, 50, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
+        ("conv2d", (12, 19), (3, 2, 50, 16), (1, 1), (2, 3), ((3, 0), (0, 4))),
+        ("conv2d", (40, 33), (2, 2, 5, 9), (3, 2), (1, 1), ((0, 9), (8, 0))),
+        ("conv2d", (64, 60), (3, 3, 64, 5), (1, 1), (1, 1), ((1, 1), (1, 1))),
+        ("conv_transpose2d", (12, 17), (3, 3, 20, 33), (1, 1), (1, 1), ((1, 1), (1, 1))),
+        ("conv_transpose2d", (14, 17), (1, 2, 20, 33), (1, 1), (1, 1), ((1, 0), (2, 0))),
+    ],
+)
+def test_windows_in_lines(
+    op: str,
+    size: tuple[int, int],
+    kernel: tuple[int, int, int, int],
+    stride: tuple[int, int],
+    apart: tuple[int, int],
+    padding: tuple[tuple[int, int], tuple[int, int]],
+) -> None:
+    """Lines of images are copied, in strips that end with an image, and sums in blocks cut runs."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, *size, kernel[2 if op == "conv2d" else 3]), np.float32)
+    weights = rng.standard_normal(kernel, np.float32)
+    attributes: dict[str, Any] = {"stride": stride, "padding": padding, "dilation": apart}
+    if op == "conv_transpose2d":
+        down, across = (
+            n - 1 + w - sum(p) for n, w, p in zip(size, kernel[:2], padding, strict=True)
+        )
+        attributes["shape"] = (2, down, across, kernel[2])
+    assert planned(op, x, weights, **attributes)
+    result = native(op, x, weights, **attributes)
+    expected = reference(op, x.astype("f8"), weights.astype("f8"), **attributes)
+    np.testing.assert_allclose(result, expected, 1e-4, 1e-3)
+    for threads in (2, 3):
+        assert native(op, x, weights, threads=threads, **attributes).tobytes() == result.tobytes()
+    single = native(op, x[1:], weights, **{**attributes, **_of_one(attributes)})
+    assert single.tobytes() == result[1:].tobytes()
+
+
+def _of_one(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {"shape": (1, *attributes["shape"][1:])} if "shape" in attributes else {}
+
+
+@pytest.mark.parametrize("op", ["conv2d", "conv_transpose2d"])
+@pytest.mark.parametrize(("across", "wide"), [(7, 7), (8, 3), (10, 5), (15, 3), (16, 7)])
+def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
+    """Tiles of 7 and of 8 places, which may hang over both sides of an image."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 5, across, 37), np.float32)
+    kernel = rng.standard_normal((3, wide, 1, 37), np.float32)
+    side = wide // 2
+    attributes: dict[str, Any] = {"padding": ((1, 1), (side, side)), "groups": 37}
+    attributes |= {"stride": (1, 1), "dilation": (1, 1)}
+    if op == "conv_transpose2d":
+        attributes["shape"] = x.shape
+    result = native(op, x, kernel, **attributes)
+    expected = reference(op, x.astype("f8"), kernel.astype("f8"), **attributes)
+    np.testing.assert_allclose(result, expected, 1e-4, 1e-4)
+    assert native(op, x, kernel, threads=3, **attributes).tobytes() == result.tobytes()
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
     """Windows of a single element, of which each group has several kernels."""

@@ -9,9 +9,10 @@ from typing import Final
 
 from mlvm.core.op import Attributes
 from mlvm.core.types import Shape, TensorType
-from mlvm.machines.native._native import GATHER, KernelCall
+from mlvm.machines.native._native import GATHER, LINES, MOST_RUNS, KernelCall
 from mlvm.machines.native.planner import Types, kernel_call, planner
 from mlvm.machines.native.planners.linalg import (
+    BLOCK,
     Matrix,
     Product,
     call,
@@ -24,6 +25,10 @@ _NARROW: Final = (2, 4, 8, 16)
 """Channels of groups that are convolved without products of matrices."""
 _VECTOR: Final = 64
 """Bytes of the longest vector."""
+_LINES: Final = 3 << 16
+"""Bytes of lines of an image that are copied at once, and stay in the second-level cache."""
+_PLACES: Final = 192
+"""Windows at most, in several lines, whose products are made at once."""
 _CHANNELS: Final = 256
 """Bytes of the channels that one unit of the gradient of a kernel is for."""
 
@@ -73,6 +78,7 @@ def _convolved(
     windows |= _axes("pad", [before for before, _ in attributes["padding"]], 0)
     side_by_side = dilation[-1] == 1 and inputs == channels
     windows |= _runs(kernel.shape[-3], inputs, side_by_side)
+    windows |= _in_lines(dtype, windows, kernel.shape[:-2], groups)
     return tiles(product, windows=windows | {"out_row": outputs, "out_product": each})
 
 
@@ -107,6 +113,7 @@ def conv_transpose2d(op: str, types: Types, attributes: Attributes) -> KernelCal
     windows |= _axes("sparse", attributes["stride"], 1)
     side_by_side = dilation[-1] == attributes["stride"][-1] == groups == 1
     windows |= _runs(window[-1], each, side_by_side)
+    windows |= _in_lines(dtype, windows, tuple(window), groups)
     windows |= {"run_y": each, "run_step": inputs * outputs}
     return tiles(product, windows=windows | {"out_row": out.shape[-1], "out_product": inputs})
 
@@ -175,6 +182,35 @@ def _runs(across: int, channels: int, side_by_side: bool) -> dict[str, int]:
     """Whether pixels of a line of a window lie side by side, all channels of them."""
     runs = 1 if side_by_side else across
     return {"run": across * channels // runs, "runs": runs}
+
+
+def _in_lines(dtype: str, windows: dict[str, int], window: Shape, groups: int) -> dict[str, int]:
+    """Where tiles read windows in lines of an image, which are copied: how many lines of windows
+    there are at once. Nothing where lines of windows are short, or of many images, or of large
+    pixels, which would all lie in the same few places of a cache."""
+    across, down, channels = windows["grid_width"], windows["grid_height"], windows["channels"]
+    size, step = 8 if dtype == "f64" else 4, windows["stride_down"]
+    if len(window) > 2 or groups > 1 or dtype == "bf16x2" or across * down < 96:
+        return {}
+    if windows["sparse_down"] * windows["sparse_across"] > 1:
+        return {}
+    first = (window[0] - 1) * windows["apart_down"] + 1
+    pixels = (across - 1) * windows["stride_across"] + (window[1] - 1) * windows["apart_across"] + 1
+    line = pixels * channels
+    if not 6 <= across <= 512 or windows["run"] * (MOST_RUNS - 2) < BLOCK:
+        return {}
+    if windows["stride_across"] * channels * size >= 4096 or first * line * size > _LINES:
+        return {}
+    more = (_LINES // (line * size) - first) // step
+    lines = min(1 + more, max(1, _PLACES // across), down)
+    lines = -(-down // -(-down // lines))
+    return {
+        "copy_x": LINES,
+        "line": line,
+        "unit": across,
+        "rows_at_once": lines * across,
+        "strip_length": -(-((lines - 1) * step + first) * line // 16) * 16,
+    }
 
 
 def _narrow(

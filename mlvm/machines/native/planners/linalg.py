@@ -10,14 +10,14 @@ from mlvm.core.machine.fused import Link
 from mlvm.core.op import OPS, Attributes
 from mlvm.core.rules import broadcast_shapes
 from mlvm.core.types import Shape, TensorType, bf16, f32, i64, u64
-from mlvm.machines.native._native import KernelCall
+from mlvm.machines.native._native import LINES, KernelCall
 from mlvm.machines.native.planner import Types, has_kernel, kernel_call, planner
 from mlvm.machines.native.planners.chain import chain_call
 
 Axis: TypeAlias = tuple[int, int, int]
 """How long it is, and the strides of x and y along it."""
 
-_BLOCK: Final = 352
+BLOCK: Final = 352
 """Sums are made in blocks of at most so many products."""
 _CACHE: Final = 1 << 18
 """Bytes that stay in a processor's second-level cache beside other things."""
@@ -301,8 +301,8 @@ def call(product: Product, chain: Chain | None = None) -> KernelCall | None:
 
 
 def _block(k: int) -> int:
-    """How much of a long sum is made at once: equal parts of _BLOCK at most."""
-    parts = -(-k // _BLOCK)
+    """How much of a long sum is made at once: equal parts of BLOCK at most."""
+    parts = -(-k // BLOCK)
     return -(-k // parts // 16) * 16 if parts > 1 else max(k, 1)
 
 
@@ -380,7 +380,8 @@ def tiles(
     transposed = x.column != 1
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
-    copy_y = halves or y.column != 1 or m > 48
+    crowded = y.row * itemsize % 4096 == 0  # rows take each other's place in the caches
+    copy_y = halves or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96
@@ -394,10 +395,12 @@ def tiles(
         columns = -(-n // parts)
         at_once = max(1, min(at_once, 4 * _CACHE // (itemsize * block * (columns + 1))))
     rows = -(-m // -(-m // rows) // 12) * 12 if m else 12
+    strip = min(m, rows) * block // pack + 64 if copy_x else 0
+    if windows and windows["copy_x"] == LINES:
+        rows, strip = windows["rows_at_once"], windows["strip_length"]
     columns = -(-columns // 32) * 32 or 32
     by_columns = n > m and not chain and not windows
     # Scratch: rows of x, panels of y, then for a chain what its child wants, and the product.
-    strip = min(m, rows) * block // pack + 64 if copy_x else 0
     strip = -(-strip // 16) * 16
     read_once = m <= rows  # by one strip, so that the next panel takes its place
     panels = block * (_PANEL if read_once else at_once * columns) // pack
@@ -409,6 +412,7 @@ def tiles(
     unit = 64 if by_columns else 24
     integers = product.integers | {"copy_x": copy_x, "copy_y": copy_y}
     integers |= {"x": 1, "y": 2, "by_columns": by_columns, "unit": unit} | (windows or {})
+    unit = integers["unit"]
     integers |= {"rows_at_once": rows, "columns_at_once": columns, "blocks_at_once": at_once}
     integers |= {"strip_length": strip, "child_scratch": child_scratch}
     integers |= {"product_scratch": product_scratch}

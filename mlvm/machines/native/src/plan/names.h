@@ -67,7 +67,8 @@
  * products. PAST: whether the result goes past the cache. Where COPY_X is GATHER, a row of x is a window
  * over images, or over volumes; or a column is, if X_ROW is 1. Of a window RUN elements at a time lie side
  * by side, RUNS of them in a line of it. SPARSE: how far apart the pixels are taken to lie, with zeros
- * between them. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0.
+ * between them. Where COPY_X is LINES, lines of images are copied, of LINE elements with what is beyond, and
+ * tiles read windows there. RUN_Y rows of y at a time come from the last to the first, RUN_STEP elements apart; or 0.
  * Y_PANEL: y lies in panels (mlvm/core/ops/packed.py) of Y_K columns, so many units of four bytes apart, or of
  * a longer element; or 0. */
 #define linalg_integers(EACH)                                                            \
@@ -80,7 +81,7 @@
     EACH(WINDOW_HEIGHT) EACH(STRIDE_BEHIND) EACH(STRIDE_DOWN) EACH(STRIDE_ACROSS)        \
     EACH(PAD_FRONT) EACH(PAD_TOP) EACH(PAD_LEFT) EACH(APART_BEHIND) EACH(APART_DOWN)     \
     EACH(APART_ACROSS) EACH(SPARSE_BEHIND) EACH(SPARSE_DOWN) EACH(SPARSE_ACROSS)         \
-    EACH(GRID_DEPTH) EACH(GRID_HEIGHT) EACH(GRID_WIDTH) EACH(AXES)
+    EACH(GRID_DEPTH) EACH(GRID_HEIGHT) EACH(GRID_WIDTH) EACH(LINE) EACH(AXES)
 
 #define amx_integers(EACH) linalg_integers(EACH)
 
@@ -139,6 +140,8 @@
     X(MINIMUM, 1)                                                                        \
     X(MAXIMUM, 2)                                                                        \
     X(GATHER, 2)                                                                         \
+    X(LINES, 3)                                                                          \
+    X(MOST_RUNS, 128)                                                                    \
     /* How a chain finds a value: a parameter of the chain's shape; one row, or a scalar, repeated in  \
      * scratch memory for the rows of a piece; any other parameter, laid out there for each piece;     \
      * what passes between links, in scratch memory. */                                                \

@@ -66,6 +66,67 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         }
 }
 
+static const T OF(no_pixel)[64 / sizeof(T)] = {0};
+
+/* 8 places at once, or 7 where fewer are then done twice. */
+static inline int64_t OF(even_places)(int64_t places)
+{
+    return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
+}
+
+static inline int OF(is_inside)(const OF(Line) *line, int64_t column)
+{
+    return (uint64_t)column < (uint64_t)line->width;
+}
+
+/* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
+ * pixel is read once for all places. There are registers for that where a tile has 14 rows. */
+SPECIALIZED void
+OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int places, const int wide,
+           const int turned, const int inside)
+{
+    V sum[8];
+    const int64_t channels = line->channels;
+    const int64_t column = line->column + place - (turned ? wide - 1 : 0);
+    UNROLL for (int i = 0; i < places; i++)
+        sum[i] = (V){0};
+    for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
+        if (y < 0 || y >= line->height)
+            continue;
+        const T *kernel = line->kernel + a * line->kernel_y + channel;
+        const T *row = line->x + (y * line->width + column) * channels + channel;
+        V pixel[14];
+        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += channels)
+            pixel[j] = OF(load)(inside || OF(is_inside)(line, column + j) ? row : OF(no_pixel));
+        UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x) {
+            const V factor = OF(load)(kernel);
+            UNROLL for (int i = 0; i < places; i++) {
+                const int j = i + (turned ? wide - 1 - b : b);
+                if (inside || OF(is_inside)(line, column + j))
+                    sum[i] = OF(FMA)(factor, pixel[j], sum[i]);
+            }
+        }
+    }
+    T *out = line->out + place * line->out_step * channels + channel;
+    UNROLL for (int i = 0; i < places; i++, out += line->out_step * channels)
+        OF(store)(out, sum[i]);
+}
+
+#define BESIDE(count, taps, turned, inside)                                              \
+    if (places == count && line->wide == taps && line->x_step == (turned ? -1 : 1) && within == inside) \
+        for (; channel < end; channel += LANES)                                          \
+            OF(beside)(line, place, least(channel, line->channels - LANES), count, taps, turned, inside);
+#define BESIDES(count, taps)                                                             \
+    BESIDE(count, taps, 0, 0) BESIDE(count, taps, 0, 1) BESIDE(count, taps, 1, 0) BESIDE(count, taps, 1, 1)
+/* Whole vectors of channels of 7 or 8 places, with all taps `within` the image or not. */
+static void OF(channels_beside)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end,
+                                int64_t places, int within)
+{
+    BESIDES(7, 3) BESIDES(7, 5) BESIDES(7, 7) BESIDES(8, 3) BESIDES(8, 5) BESIDES(8, 7)
+}
+#undef BESIDES
+#undef BESIDE
+
 /* Some channels of as many places: the last vector may repeat some of the one before. */
 SPECIALIZED void
 OF(channels)(const OF(Line) *line, int64_t place, int64_t channel, int64_t end, const int places,
@@ -85,16 +146,22 @@ static void OF(line)(const OF(Line) *line)
 {
     enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
     const int64_t far = (line->wide - 1) * line->x_step;
+    const int beside = ROWS == 14 && line->channels >= LANES && line->places >= 7 && line->wide % 2 &&
+                       line->wide >= 3 && line->wide <= 7 && line->stride == 1 &&
+                       (line->x_step == 1 || line->x_step == -1);
+    const int64_t most = beside ? OF(even_places)(line->places) : line->places >= 4 ? 4 : 1;
     for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {
         int64_t end = least(channel + BLOCK, line->channels);
         for (int64_t place = 0; place < line->places;) {
-            int64_t left = line->places - place, places = line->places >= 4 ? 4 : 1;
+            int64_t left = line->places - place, places = most;
             if (left < places) /* some of these once more */
                 place = line->places - places;
             int64_t first = line->column + place * line->stride;
             int64_t last = first + (places - 1) * line->stride;
             int inside = first + least(far, 0) >= 0 && last + (far > 0 ? far : 0) < line->width;
-            if (places == 1)
+            if (beside)
+                OF(channels_beside)(line, place, channel, end, places, inside);
+            else if (places == 1)
                 OF(channels)(line, place, channel, end, 1, 2, 0);
             else if (inside)
                 OF(channels)(line, place, channel, end, 4, 2, 1);

@@ -366,12 +366,13 @@ HALVES(HALF)
 #define SHORT_C3 0.07135481282553068f
 #define LOG2_E 1.44269504f
 
-/* 2^x for |x| <= 126, within 2^-18: 2^r by a Taylor series, where r is what x is beyond an integer. */
+/* 2^x for |x| <= 126, within 2^-18: 2^r by a polynomial of least error, where r is what x is beyond an
+ * integer. */
 static inline float short_exp2(float x)
 {
     float shifted = x + 0x1.8p23f, r = x - (shifted - 0x1.8p23f);
-    float p = MAD_F32(MAD_F32(0.00133335581f, r, 0.00961812911f), r, 0.0555041087f);
-    p = MAD_F32(MAD_F32(MAD_F32(p, r, 0.240226507f), r, 0.693147181f), r, 1);
+    float p = MAD_F32(MAD_F32(0.00958285294f, r, 0.0559064262f), r, 0.240240991f);
+    p = MAD_F32(MAD_F32(p, r, 0.693124175f), r, 1);
     return float_of_bits(bits_of_float(p) + (bits_of_float(shifted) << 23));
 }
 
@@ -397,10 +398,19 @@ static inline float short_gelu_tanh_slope(float x)
     return y * (1 + bend);
 }
 
+/* What was computed from bf16 alone: a nan of such has no lower bits that would carry, whether it is an
+ * operand's or the processor's own. */
+static inline uint16_t narrow_from_bf16(float x)
+{
+    uint32_t bits = bits_of_float(x);
+    return (uint16_t)((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
+}
+
 #define BF16_UNARY(op, result)                                                           \
-    UNARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_bf16(result(widen_bf16(x))))
+    UNARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_from_bf16(result(widen_bf16(x))))
 #define BF16_BINARY(op, result)                                                          \
-    BINARY_ROW(op##_bf16, uint16_t, uint16_t, narrow_bf16(result(widen_bf16(x), widen_bf16(y))))
+    BINARY_ROW(op##_bf16, uint16_t, uint16_t,                                            \
+               narrow_from_bf16(result(widen_bf16(x), widen_bf16(y))))
 #define SUM_OF(x, y) (x) + (y)
 #define DIFFERENCE(x, y) (x) - (y)
 #define PRODUCT(x, y) (x) * (y)
@@ -409,8 +419,8 @@ BF16_BINARY(subtract, DIFFERENCE)
 BF16_BINARY(multiply, PRODUCT)
 BF16_UNARY(gelu_tanh, short_gelu_tanh)
 BF16_UNARY(gelu_tanh_slope, short_gelu_tanh_slope)
-PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_bf16(short_gelu_tanh(widen_bf16(x))),
-         narrow_bf16(short_gelu_tanh_slope(widen_bf16(x))))
+PAIR_ROW(gelu_tanh_and_slope_bf16, uint16_t, narrow_from_bf16(short_gelu_tanh(widen_bf16(x))),
+         narrow_from_bf16(short_gelu_tanh_slope(widen_bf16(x))))
 
 /* --- the ops --- */
 

@@ -36,6 +36,8 @@ static void OF(copy_rows)(T *to, const S *x, int64_t x_row, int64_t rows, int64_
                 to[i * k + l] = OF(unit)(x + i * x_row + l * PACK, 1);
 }
 
+enum { OF(AHEAD) = 16 }; /* rows of x, far apart, are fetched so early */
+
 /* What lies side by side for each k is cut into tiles, [k][height] each. */
 static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64_t k, int64_t tiles)
 {
@@ -48,6 +50,8 @@ static void OF(copy_columns)(T *to, const S *x, int64_t x_k, int64_t rows, int64
             int64_t l = some, end = least(some + 8, k);
             const S *from = x + begin;
             T *panel = to + begin * k;
+            for (int64_t ahead = some + OF(AHEAD); ahead < least(some + OF(AHEAD) + 8, k); ahead++)
+                __builtin_prefetch(from + ahead * PACK * x_k);
             for (; l < least(end, whole); l++)
                 for (int v = 0; v < HEIGHT; v += LANES)
                     OF(store)(panel + l * height + v,
@@ -212,22 +216,68 @@ static void OF(gather_rows)(T *to, const S *x, const int64_t *w, int64_t row, in
     }
 }
 
-/* One block of k of a strip of rows: for each panel of y (jr), for each tile of rows (ir). `panels`
- * has room for all, panel_length apart; `copy`: they are not there yet. */
+/* Lines of an image, as far as the windows of some lines of the grid reach; beyond it are zeros. */
+static void OF(copy_lines)(T *to, const S *x, const int64_t *w, int64_t row, int64_t rows)
+{
+    const int64_t length = w[LINE], image_line = w[IMAGE_WIDTH] * w[CHANNELS];
+    const int64_t left = w[PAD_LEFT] * w[CHANNELS], skip = left < 0 ? -left : 0;
+    const int64_t begin = least(left + skip, length), some = least(length - begin, image_line - skip);
+    const int64_t line = row / w[GRID_WIDTH], image = line / w[GRID_HEIGHT];
+    int64_t y = line % w[GRID_HEIGHT] * w[STRIDE_DOWN] - w[PAD_TOP];
+    const int64_t last = y + (rows / w[GRID_WIDTH] - 1) * w[STRIDE_DOWN] +
+                         (w[WINDOW_HEIGHT] - 1) * w[APART_DOWN];
+    for (; y <= last; y++, to += length) {
+        const int64_t count = y < 0 || y >= w[IMAGE_HEIGHT] || some < 0 ? 0 : some;
+        const S *from = x + (image * w[IMAGE_HEIGHT] + y) * image_line + skip;
+        for (int64_t l = 0; l < begin; l++)
+            to[l] = 0;
+        for (int64_t l = 0; l < count; l++)
+            to[begin + l] = OF(unit)(from + l, 1);
+        for (int64_t l = begin + count; l < length; l++)
+            to[l] = 0;
+    }
+}
+
+/* Where the elements first .. first + k - 1 of a window lie in such lines. Returns how many runs. */
+static int64_t OF(runs_of)(OF(Run) *run, const int64_t *w, int64_t first, int64_t k)
+{
+    int64_t count = 0;
+    for (int64_t l = first, end = first + k; l < end; l += run[count++].length) {
+        const int64_t skip = l % w[RUN], b = l / w[RUN] % w[RUNS], a = l / w[RUN] / w[RUNS];
+        run[count].at = a * w[APART_DOWN] * w[LINE] + b * w[APART_ACROSS] * w[CHANNELS] + skip;
+        run[count].length = least(w[RUN] - skip, end - l);
+    }
+    return count;
+}
+
+/* One block of k of a strip of rows: for each panel of y (jr), for each line of rows, for each tile of
+ * these (ir). `panels` has room for all, panel_length apart; `copy`: they are not there yet; `fresh`:
+ * lines of images are not. */
 static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows,
-                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy)
+                      int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy,
+                      int fresh)
 {
     const int64_t *n = part->n;
     int64_t blocks = (n[K] + n[BLOCK] - 1) / n[BLOCK], group = block / blocks;
     int64_t first = block % blocks * n[BLOCK], k = least(n[K] - first, n[BLOCK]) / PACK;
-    int64_t tiles = (rows + ROWS - 1) / ROWS;
+    const int in_lines = n[COPY_X] == LINES;
+    int64_t line = in_lines ? n[GRID_WIDTH] : rows, tiles = (line + ROWS - 1) / ROWS;
     const S *x = part->x + group * n[X_GROUP] + row * n[X_ROW] + first * n[X_K];
     const S *y = part->y + group * n[Y_GROUP] + column * n[Y_COLUMN] + first * n[Y_K];
     int64_t row_step = n[X_K] == 1 ? n[X_ROW] / PACK : n[X_ROW]; /* from tile to tile */
     const T *from = (const T *)x;
-    OF(Tile) t = {.k = k, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW], .add = block > 0};
+    OF(Run) runs[MOST_RUNS];
+    runs[0] = (OF(Run)){0, k};
+    OF(Tile) t = {.runs = 1, .run = runs, .a_row = row_step, .a_k = n[X_K], .c_row = n[OUT_ROW],
+                  .add = block > 0};
     const int by_columns = n[COPY_X] == GATHER && n[X_K] != 1; /* which the windows are */
-    if (by_columns) {
+    if (in_lines) {
+        if (fresh)
+            OF(copy_lines)(part->strip, part->x, n, row, rows);
+        t.runs = OF(runs_of)(runs, n, first, k);
+        t.a_row = row_step = n[STRIDE_ACROSS] * n[CHANNELS];
+        from = part->strip;
+    } else if (by_columns) {
         OF(gather_rows)(part->strip, part->x, n, first, k, row, rows);
         from = part->strip;
         t.a_k = rows;
@@ -262,19 +312,24 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             t.b = panel;
             t.b_k = COLUMNS;
         }
-        for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
-            int64_t end = OF(tile_begin)(tile + 1, tiles, rows), height = end - ir;
-            OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
-            t.a = from + ir * row_step;
-            if (n[COPY_X] && n[X_K] != 1 && !by_columns)
-                t.a_k = height;
-            t.c = part->out + (row + ir) * n[OUT_ROW] + column + jr;
-            if (whole)
-                fn(&t);
-            else
-                OF(narrow_tile)(fn, &t, height, width);
-            ir = end;
-        }
+        for (int64_t begin = 0; begin < rows; begin += line)
+            for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
+                int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
+                OF(TileFn) fn = OF(tiles)[height - 1][vectors - 1];
+                t.a = from + begin / line * n[STRIDE_DOWN] * n[LINE] + ir * row_step;
+                if (!n[COPY_X] && n[X_K] == 1 && jr == 0) /* the next tile's rows, for they are short */
+                    for (int64_t i = end; i < end + height; i++)
+                        for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
+                            __builtin_prefetch(from + i * row_step + l);
+                if (n[COPY_X] && n[X_K] != 1 && !by_columns)
+                    t.a_k = height;
+                t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;
+                if (whole)
+                    fn(&t);
+                else
+                    OF(narrow_tile)(fn, &t, height, width);
+                ir = end;
+            }
     }
 }
 
@@ -285,20 +340,25 @@ static int OF(product)(OF(Part) *part)
     int64_t blocks = n[K] ? (n[K] + n[BLOCK] - 1) / n[BLOCK] * n[GROUPS] : 0;
     int64_t last_row = part->row + part->rows, last_column = part->column + part->columns;
     int64_t panel_length = COLUMNS * least(n[K], n[BLOCK]) / PACK;
-    int once = part->rows <= n[ROWS_AT_ONCE]; /* a panel is used by one strip only */
+    /* A strip of lines is of one image. */
+    const int64_t image = n[COPY_X] == LINES ? n[GRID_HEIGHT] * n[GRID_WIDTH] : 0;
+    int once = part->rows <= n[ROWS_AT_ONCE] && /* a panel is used by one strip only */
+               (!image || part->row % image + part->rows <= image);
     for (int64_t jc = part->column; jc < last_column; jc += n[COLUMNS_AT_ONCE]) {
         int64_t columns = least(last_column - jc, n[COLUMNS_AT_ONCE]);
         int64_t all = (columns + COLUMNS - 1) / COLUMNS * panel_length;
         for (int64_t pc = 0; pc == 0 || pc < blocks; pc += n[BLOCKS_AT_ONCE])
-            for (int64_t ic = part->row; ic < last_row; ic += n[ROWS_AT_ONCE]) {
-                int64_t rows = least(last_row - ic, n[ROWS_AT_ONCE]);
+            for (int64_t ic = part->row, rows; ic < last_row; ic += rows) {
+                rows = least(last_row - ic, n[ROWS_AT_ONCE]);
+                if (image)
+                    rows = least(rows, image - ic % image);
                 int64_t end = least(pc + n[BLOCKS_AT_ONCE], blocks);
                 if (part->next)
                     part->out = begin_rows(part->next, part->out, ic);
                 for (int64_t block = pc; block < end; block++)
                     OF(strip)(part, block, ic, rows, jc, columns,
                               part->panels + (once ? 0 : (block - pc) * all),
-                              once ? 0 : panel_length, once || ic == part->row);
+                              once ? 0 : panel_length, once || ic == part->row, block == pc);
                 for (int64_t i = ic; !blocks && i < ic + rows; i++)
                     memset(part->out + i * n[OUT_ROW] + jc, 0, (size_t)columns * sizeof(T));
                 if (part->next && end_rows(part->next, ic, rows))
@@ -365,28 +425,30 @@ static int OF(matmul_chain)(const KernelCall *call, char *const *p, int64_t begi
 enum { OF(AT_ONCE) = 2048 }; /* columns, whose sums are made at once */
 
 /* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
- * columns. The order of the sums is that of tiles. */
+ * columns. The order of the sums is that of tiles. The last vector ends with the last column, and has sums
+ * of its own. */
 static void OF(add_rows)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
                          int64_t k)
 {
-    const int64_t x_step = PACK * x_k, y_step = PACK * y_k;
+    const int64_t x_step = PACK * x_k, y_step = PACK * y_k, last = columns - LANES;
     int64_t l = 0, j;
     for (; l + 4 <= k; l += 4, x += 4 * x_step, y += 4 * y_step) {
         V x0 = OF(SPREAD)(OF(unit)(x, x_k)), x1 = OF(SPREAD)(OF(unit)(x + x_step, x_k));
         V x2 = OF(SPREAD)(OF(unit)(x + 2 * x_step, x_k));
         V x3 = OF(SPREAD)(OF(unit)(x + 3 * x_step, x_k));
         for (j = 0; j < columns; j += LANES) {
+            const S *from = y + least(j, last);
             V s = OF(load)(sum + j);
-            s = OF(FMA)(x0, OF(take)(y + j, y_k), s);
-            s = OF(FMA)(x1, OF(take)(y + y_step + j, y_k), s);
-            s = OF(FMA)(x2, OF(take)(y + 2 * y_step + j, y_k), s);
-            OF(store)(sum + j, OF(FMA)(x3, OF(take)(y + 3 * y_step + j, y_k), s));
+            s = OF(FMA)(x0, OF(take)(from, y_k), s);
+            s = OF(FMA)(x1, OF(take)(from + y_step, y_k), s);
+            s = OF(FMA)(x2, OF(take)(from + 2 * y_step, y_k), s);
+            OF(store)(sum + j, OF(FMA)(x3, OF(take)(from + 3 * y_step, y_k), s));
         }
     }
     for (; l < k; l++, x += x_step, y += y_step)
         for (j = 0; j < columns; j += LANES) {
             V factor = OF(SPREAD)(OF(unit)(x, x_k));
-            OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + j, y_k), OF(load)(sum + j)));
+            OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + least(j, last), y_k), OF(load)(sum + j)));
         }
 }
 
@@ -407,21 +469,20 @@ static void OF(add_narrow)(T *sum, const S *x, int64_t x_k, const S *y, int64_t 
 
 static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    _Alignas(64) T sum[OF(AT_ONCE)], last[LANES];
+    _Alignas(64) T sum[OF(AT_ONCE)];
     int64_t whole = columns / LANES * LANES, left = columns - whole;
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
             int64_t k = least(n[K] - first, n[BLOCK]) / PACK;
             const S *a = x + group * n[X_GROUP] + first * n[X_K];
             const S *b = y + group * n[Y_GROUP] + first * n[Y_K];
-            memset(sum, 0, (size_t)whole * sizeof(T));
-            OF(add_rows)(sum, a, n[X_K], b, n[Y_K], whole, k);
-            if (left && whole) { /* the last vector again, as far as the end */
-                memset(last, 0, sizeof last);
-                OF(add_rows)(last, a, n[X_K], b + columns - LANES, n[Y_K], LANES, k);
-                memcpy(sum + whole, last + LANES - left, (size_t)left * sizeof(T));
-            } else if (left)
-                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], left, k);
+            memset(sum, 0, (size_t)((columns + LANES - 1) / LANES * LANES) * sizeof(T));
+            if (whole)
+                OF(add_rows)(sum, a, n[X_K], b, n[Y_K], columns, k);
+            else
+                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], columns, k);
+            if (whole && left)
+                memmove(sum + whole, sum + whole + LANES - left, (size_t)left * sizeof(T));
             for (int64_t j = 0; j < columns; j++)
                 total[j] += sum[j];
         }

@@ -24,8 +24,6 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 #endif
 }
 
-static const T OF(no_pixel)[64 / sizeof(T)] = {0};
-
 /* Some places of a line of results (see depthwise_of.h), a vector of channels. */
 SPECIALIZED void
 OF(group_places)(const OF(Line) *line, int64_t each, int64_t place, int64_t channel,
@@ -79,13 +77,17 @@ static int OF(grouped)(const KernelCall *call, char *const *p, int64_t begin, in
         for (int64_t channel = 0; channel < channels; channel += LANES)
             for (int64_t place = 0; place < line.places;) {
                 int64_t left = line.places - place;
-                int64_t places = line.places >= 8 ? 8 : line.places >= 4 ? 4 : 1;
+                int64_t places = line.places >= 7 ? OF(even_places)(line.places) : line.places >= 4 ? 4 : 1;
                 if (left < places) /* some of these once more */
                     place = line.places - places;
                 if (places == 8 && each < LANES)
                     OF(group_places)(&line, each, place, channel, 8, 1);
                 else if (places == 8)
                     OF(group_places)(&line, each, place, channel, 8, 0);
+                else if (places == 7 && each < LANES)
+                    OF(group_places)(&line, each, place, channel, 7, 1);
+                else if (places == 7)
+                    OF(group_places)(&line, each, place, channel, 7, 0);
                 else if (places == 4 && each < LANES)
                     OF(group_places)(&line, each, place, channel, 4, 1);
                 else if (places == 4)

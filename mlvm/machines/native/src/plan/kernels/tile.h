@@ -5,9 +5,13 @@
  * the order of k with one accumulator, whatever the tile's size, so tiles may be cut anywhere. */
 
 /* What a tile needs to know: C (+)= A B, with A[i, k] at a[i * a_row + k * a_k] and the columns of
- * B beside each other, B[k, j] at b[k * b_k + j]. */
+ * B beside each other, B[k, j] at b[k * b_k + j]. k is in runs, each of which has its place in A. */
 typedef struct {
-    int64_t k;
+    int64_t at, length;
+} OF(Run);
+typedef struct {
+    int64_t runs;
+    const OF(Run) *run;
     const T *a;
     int64_t a_row, a_k;
     const T *b;
@@ -23,22 +27,25 @@ SPECIALIZED void OF(tile)(const OF(Tile) *t, const int rows,
                                                            const int vectors, const int64_t a_row)
 {
     V sum[ROWS][2];
-    const T *a = t->a, *b = t->b;
+    const T *b = t->b;
     const int64_t a_k = t->a_k, b_k = t->b_k;
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++)
             sum[i][j] = (V){0};
-    for (int64_t k = t->k; k > 0; k--) {
-        V row[2];
-        UNROLL for (int j = 0; j < vectors; j++)
-            row[j] = OF(load)(b + j * LANES);
-        UNROLL for (int i = 0; i < rows; i++) {
-            V factor = OF(SPREAD)(a[i * a_row]);
+    for (const OF(Run) *run = t->run, *end = run + t->runs; run < end; run++) {
+        const T *a = t->a + run->at;
+        for (int64_t k = run->length; k > 0; k--) {
+            V row[2];
             UNROLL for (int j = 0; j < vectors; j++)
-                sum[i][j] = OF(FMA)(factor, row[j], sum[i][j]);
+                row[j] = OF(load)(b + j * LANES);
+            UNROLL for (int i = 0; i < rows; i++) {
+                V factor = OF(SPREAD)(a[i * a_row]);
+                UNROLL for (int j = 0; j < vectors; j++)
+                    sum[i][j] = OF(FMA)(factor, row[j], sum[i][j]);
+            }
+            a += a_k;
+            b += b_k;
         }
-        a += a_k;
-        b += b_k;
     }
     T *c = t->c;
     const int64_t c_row = t->c_row;
