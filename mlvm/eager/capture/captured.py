@@ -48,7 +48,7 @@ from mlvm.eager.capture.guards.frozen import warn_of_frozen
 from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature, parts_of
-from mlvm.eager.capture.hoisted import Hoisted, as_type, is_shared
+from mlvm.eager.capture.hoisted import Hoisted, Kept, as_type, is_shared
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -388,7 +388,6 @@ class Captured(Generic[P, R]):
         self._changes: dict[Any, _ChangingNumbers] = {}  # of the numbers, by the same keys
         self._rebound: dict[int, set[str]] = {}  # names of fields, by the id of the Module
         self._scratch: weakref.WeakKeyDictionary[VMProtocol, _Scratch] = weakref.WeakKeyDictionary()
-        self._hoisted: weakref.WeakSet[Hoisted] = weakref.WeakSet()
         self._last: _KnownProgram | None = None
         self._calls: list[_KnownCall] = []
         self._names = CALLED
@@ -654,16 +653,19 @@ class Captured(Generic[P, R]):
     def _kept_ahead(
         self, planned: Planned, states: Sequence[Allocation], vm: VMProtocol
     ) -> Hoisted | None:
-        """What the program has computed ahead: what another program has, where it is the same."""
+        """What the program has computed ahead: what another program of the VM has, where it is the
+        same."""
         if planned.ahead is None:
             return None
-        for each in list(self._hoisted):
-            if each.fits(planned.ahead, states, vm):
-                return each
         name = getattr(self.fn, "__name__", "a captured function")
         explain = partial(_name_line, planned.ahead.planned)
-        made = Hoisted(planned.ahead, states, vm, name, explain)
-        self._hoisted.add(made)
+        with vm.lock:
+            kept = vm.attached(Kept).made
+            for each in kept:
+                if each.fits(planned.ahead, states, vm):
+                    return each
+            made = Hoisted(planned.ahead, states, vm, name, explain)
+            kept.add(made)
         return made
 
     def _free(self, key: Any, signature: Signature) -> tuple[_ChangingNumbers, list[int]]:

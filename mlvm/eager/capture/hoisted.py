@@ -6,6 +6,7 @@ of the weights, or one of them has moved: a count of writes tells (`mlvm.arena.w
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 from mlvm.arena.arena import Allocation, Arena, stale_of
@@ -73,6 +74,13 @@ class Hoisted:
             explaining.reset(token)
             vm.dealloc_storage(storage)
         self._seen = seen
+
+
+class Kept:
+    """What is computed ahead on a VM, for as long as a program of a captured function uses it."""
+
+    def __init__(self, vm: VMProtocol) -> None:
+        self.made: weakref.WeakSet[Hoisted] = weakref.WeakSet()
 
 
 def is_shared(vm: VMProtocol) -> bool:

@@ -14,6 +14,7 @@ from mlvm.arena.writes import written
 from mlvm.core.ops import half
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
+from mlvm.eager.capture.hoisted import Kept
 from mlvm.eager.tree import load, named_tensors
 from mlvm.machines.wire import WireVM
 from mlvm.step.saved import LoadedStep, SavedStep
@@ -177,7 +178,7 @@ def test_a_training_step_computes_nothing_of_its_weights_ahead() -> None:
     step(x)
     ahead = step.planned.ahead
     weights = [x.root for x in dict(named_tensors(model)).values()]
-    hoisted = next(iter(step._hoisted), None)
+    hoisted = step._last_program().hoisted
     assert (ahead is None) == (hoisted is None)
     assert not any(x is w for x in (hoisted.sources if hoisted else ()) for w in weights)
 
@@ -193,14 +194,31 @@ def test_programs_of_one_function_share_it_and_close_gives_it_back() -> None:
         before = vm.consumed_size_in_mib()
         outs = [step(x) for x in inputs]
         assert step.signatures == 4
-        assert len(step._hoisted) == 1
         assert vm.consumed_size_in_mib() > before
-        [hoisted] = step._hoisted
+        [hoisted] = vm.attached(Kept).made
         assert hoisted._arena.capacity == hoisted._arena.used == step.plan.ahead
         assert "ahead of <lambda>" in hoisted._arena.report()
         del outs, hoisted
         step.close()
         assert vm.consumed_size_in_mib() == before
+
+
+def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
+    vm = ml.VM()
+    with ml.use(vm):
+        model = Model().eval()
+        first, second = (ml.capture(lambda x: model(x)) for _ in range(2))
+        x = ml.ones((2, 4))
+        made = [step(x).numpy() for step in (first, second)]
+        assert len(vm.attached(Kept).made) == 1
+        first.close()
+        model.w += 1.0
+        made += [second(x).numpy(), model(x).numpy()]
+        second.close()
+        assert not vm.attached(Kept).made
+    assert np.array_equal(made[0], made[1])
+    assert np.array_equal(made[2], made[3])
+    assert not np.array_equal(made[0], made[2])
 
 
 def test_what_takes_far_more_than_it_is_made_of_stays() -> None:
