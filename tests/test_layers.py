@@ -63,35 +63,35 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_760,
+    "mlvm/core": 6_830,
     "mlvm/machines": 1_710,
-    "mlvm/machines/native": 2_740,
+    "mlvm/machines/native": 2_790,
     "mlvm/machines/gpu": 3_270,
     "mlvm/machines/standalone": 1_350,
     "mlvm/machines/remote": 3_900,
-    "mlvm/arena": 1_300,
+    "mlvm/arena": 1_320,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
-    "mlvm/step": 2_270,
+    "mlvm/step": 2_300,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 820,
     "mlvm/eager/tensor": 1_690,
-    "mlvm/eager/functions": 4_660,
-    "mlvm/eager/recording": 900,
+    "mlvm/eager/functions": 4_680,
+    "mlvm/eager/recording": 910,
     "mlvm/eager/autodiff": 2_230,
     "mlvm/eager/control": 1_400,
     "mlvm/eager/transform": 2_020,
-    "mlvm/eager/nn": 2_270,
+    "mlvm/eager/nn": 2_280,
     "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_240,
     "mlvm/eager/files": 860,
-    "mlvm/eager/interop": 1_080,
-    "mlvm/eager/capture": 2_020,
-    "mlvm/onnx": 5_870,
+    "mlvm/eager/interop": 1_090,
+    "mlvm/eager/capture": 2_030,
+    "mlvm/onnx": 5_900,
     "mlvm": 500,
     "models": 3_440,
-    "bench": 4_280,
-    "tests": 65_900,
+    "bench": 4_330,
+    "tests": 66_110,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -253,7 +253,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 5150
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 5250
 
 
 def lines_without_examples(source: str) -> int:
