@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 500,
     "models": 3_440,
     "bench": 4_330,
-    "tests": 66_110,
+    "tests": 66_120,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

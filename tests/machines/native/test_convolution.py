@@ -123,6 +123,22 @@ def test_each_channel_by_itself(op: str, across: int, wide: int) -> None:
     assert native(op, x, kernel, threads=3, **attributes).tobytes() == result.tobytes()
 
 
+@pytest.mark.parametrize("outputs", [1, 2])
+@pytest.mark.parametrize("inputs", [1, 16, 17, 33, 48])
+@pytest.mark.parametrize("size", [(3, 3), (1, 9), (7, 6)])
+def test_the_gradient_of_one_channel(size: tuple[int, int], inputs: int, outputs: int) -> None:
+    """Few places: the kernel is small enough to be read in place, but for its order."""
+    rng = np.random.default_rng(0)
+    g = rng.standard_normal((2, *size, outputs), np.float32)
+    kernel = rng.standard_normal((3, 3, inputs, outputs), np.float32)
+    attributes: dict[str, Any] = {"stride": (1, 1), "dilation": (1, 1)}
+    attributes |= {"padding": ((1, 1), (1, 1)), "shape": (2, *size, inputs)}
+    assert planned("conv_transpose2d", g, kernel, **attributes)
+    result = native("conv_transpose2d", g, kernel, **attributes)
+    expected = reference("conv_transpose2d", g.astype("f8"), kernel.astype("f8"), **attributes)
+    np.testing.assert_allclose(result, expected, 1e-4, 1e-4)
+
+
 @pytest.mark.parametrize("groups", [1, 3])
 def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
     """Windows of a single element, of which each group has several kernels."""

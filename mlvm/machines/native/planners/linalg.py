@@ -381,7 +381,8 @@ def tiles(
     copy_x = bool(windows) or n > 128 or (transposed and groups * m * k * itemsize > _CACHE)
     copy_x = copy_x or product.dtype == "bf16" or (halves and transposed)
     crowded = y.row * itemsize % 4096 == 0  # rows take each other's place in the caches
-    copy_y = halves or y.column != 1 or m > (24 if crowded else 48)
+    turned = windows is not None and "run_y" in windows  # runs of the kernel lie apart
+    copy_y = halves or turned or y.column != 1 or m > (24 if crowded else 48)
     if product.panel:
         copy_y = product.dtype == "bf16"
     rows = 144 if transposed else 96
