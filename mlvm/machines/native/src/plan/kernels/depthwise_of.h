@@ -66,28 +66,15 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
         }
 }
 
-static const T OF(no_pixel)[64 / sizeof(T)] = {0};
-
-/* 8 places at once, or 7 where fewer are then done twice. */
-static inline int64_t OF(even_places)(int64_t places)
-{
-    return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
-}
-
-static inline int OF(is_inside)(const OF(Line) *line, int64_t column)
-{
-    return (uint64_t)column < (uint64_t)line->width;
-}
-
 /* The same where places lie side by side, and taps do, or from the last to the first if `turned`: each
- * pixel is read once for all places. There are registers for that where a tile has 14 rows. */
+ * pixel is read once for all places, and a row's taps are in registers, beside the sums. */
 SPECIALIZED void
 OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int places, const int wide,
            const int turned, const int inside)
 {
-    V sum[8];
-    const int64_t channels = line->channels;
-    const int64_t column = line->column + place - (turned ? wide - 1 : 0);
+    V sum[8], factor[7];
+    const int64_t channels = line->channels, next = turned ? -channels : channels;
+    const int64_t column = line->column + place + (turned ? places - 1 : 0);
     UNROLL for (int i = 0; i < places; i++)
         sum[i] = (V){0};
     for (int64_t a = 0, y = line->y; a < line->tall; a++, y += line->y_step) {
@@ -95,21 +82,28 @@ OF(beside)(const OF(Line) *line, int64_t place, int64_t channel, const int place
             continue;
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
-        V pixel[14];
-        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += channels)
-            pixel[j] = OF(load)(inside || OF(is_inside)(line, column + j) ? row : OF(no_pixel));
-        UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x) {
-            const V factor = OF(load)(kernel);
+        UNROLL for (int b = 0; b < wide; b++, kernel += line->kernel_x)
+            factor[b] = OF(load)(kernel);
+        UNROLL for (int j = 0; j < places - 1 + wide; j++, row += next) {
+            if (!inside && (uint64_t)(column + (turned ? -j : j)) >= (uint64_t)line->width)
+                continue;
+            const V pixel = OF(load)(row);
             UNROLL for (int i = 0; i < places; i++) {
-                const int j = i + (turned ? wide - 1 - b : b);
-                if (inside || OF(is_inside)(line, column + j))
-                    sum[i] = OF(FMA)(factor, pixel[j], sum[i]);
+                V *to = &sum[turned ? places - 1 - i : i];
+                if (j >= i && j - i < wide)
+                    *to = OF(FMA)(factor[j - i], pixel, *to);
             }
         }
     }
     T *out = line->out + place * line->out_step * channels + channel;
     UNROLL for (int i = 0; i < places; i++, out += line->out_step * channels)
         OF(store)(out, sum[i]);
+}
+
+/* 8 places at once, or 7 where fewer are then done twice. */
+static inline int64_t OF(even_places)(int64_t places)
+{
+    return places >= 8 && (places + 7) / 8 * 8 <= (places + 6) / 7 * 7 ? 8 : 7;
 }
 
 #define BESIDE(count, taps, turned, inside)                                              \
@@ -146,8 +140,8 @@ static void OF(line)(const OF(Line) *line)
 {
     enum { BLOCK = 512 / sizeof(T) }; /* channels whose taps stay in the first-level cache */
     const int64_t far = (line->wide - 1) * line->x_step;
-    const int beside = ROWS == 14 && line->channels >= LANES && line->places >= 7 && line->wide % 2 &&
-                       line->wide >= 3 && line->wide <= 7 && line->stride == 1 &&
+    const int beside = VECTOR_BYTES * ROWS > 96 && line->channels >= LANES && line->places >= 7 &&
+                       line->wide % 2 && line->wide >= 3 && line->wide <= 7 && line->stride == 1 &&
                        (line->x_step == 1 || line->x_step == -1);
     const int64_t most = beside ? OF(even_places)(line->places) : line->places >= 4 ? 4 : 1;
     for (int64_t channel = 0; channel < line->channels; channel += BLOCK) {

@@ -24,6 +24,8 @@ static inline V OF(lanes_of)(V x, OF(Index) index)
 #endif
 }
 
+static const T OF(no_pixel)[64 / sizeof(T)] = {0};
+
 /* Some places of a line of results (see depthwise_of.h), a vector of channels. */
 SPECIALIZED void
 OF(group_places)(const OF(Line) *line, int64_t each, int64_t place, int64_t channel,
