@@ -37,6 +37,9 @@ OF(places)(const OF(Line) *line, int64_t place, int64_t channel, const int place
             continue;
         const T *kernel = line->kernel + a * line->kernel_y + channel;
         const T *row = line->x + (y * line->width + column) * channels + channel;
+        if (inside && !some && line->stride > 1) /* what the next tile is the first to read */
+            UNROLL for (int i = 1; i <= 2 * places; i++)
+                __builtin_prefetch(row + ((places - 1) * line->stride + line->wide - 1 + i) * channels);
         for (int64_t b = 0; b < line->wide; b++) {
             int64_t first = column + b * line->x_step;
             V factor[2];
