@@ -293,6 +293,8 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
         if (n[X_K] == 1)
             t.a_row = k;
     }
+    const int small = k * columns * (int64_t)sizeof(T) <= 1 << 18;
+    const int64_t some = (k + tiles - 1) / tiles, across = n[Y_COLUMN] * (int64_t)sizeof(S);
     for (int64_t jr = 0; jr < columns; jr += COLUMNS) {
         int64_t width = least(columns - jr, COLUMNS);
         int vectors = width > LANES ? 2 : 1, whole = width == vectors * LANES;
@@ -312,6 +314,17 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
             t.b = panel;
             t.b_k = COLUMNS;
         }
+        /* The next panel, or what it is made of, comes nearer while this one is read: `lines` of a
+         * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart.
+         * A small y is in the caches already. */
+        const int made = n[COPY_Y] && copy && !n[Y_PANEL], apart = made && n[Y_COLUMN] != 1;
+        const int64_t lines = small || jr + 2 * COLUMNS > columns || (made && n[RUN_Y]) ? 0 : k;
+        const int64_t down = made ? n[Y_K] * PACK * (int64_t)sizeof(S) : t.b_k * (int64_t)sizeof(T);
+        const char *next = made ? (const char *)(panel_of + COLUMNS * n[Y_COLUMN])
+                           : n[COPY_Y] ? (const char *)(t.b + panel_length)
+                           : n[Y_PANEL]
+                               ? (const char *)OF(packed)(n, part->y, column + jr + COLUMNS, first)
+                               : (const char *)(t.b + COLUMNS);
         for (int64_t begin = 0; begin < rows; begin += line)
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
                 int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
@@ -321,6 +334,9 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
                     for (int64_t i = end; i < end + height; i++)
                         for (int64_t l = 0; l < k; l += 64 / (int64_t)sizeof(T))
                             __builtin_prefetch(from + i * row_step + l);
+                for (int64_t l = tile * some; begin == 0 && l < least((tile + 1) * some, lines); l++)
+                    __builtin_prefetch(
+                        next + (apart ? l % COLUMNS * across + l / COLUMNS * 64 : l * down), 0, 2);
                 if (n[COPY_X] && n[X_K] != 1 && !by_columns)
                     t.a_k = height;
                 t.c = part->out + (row + begin + ir) * n[OUT_ROW] + column + jr;

@@ -32,6 +32,8 @@ SPECIALIZED void OF(tile)(const OF(Tile) *t, const int rows,
     UNROLL for (int i = 0; i < rows; i++)
         UNROLL for (int j = 0; j < vectors; j++)
             sum[i][j] = (V){0};
+    UNROLL for (int i = 0; i < rows; i++)
+        __builtin_prefetch(t->c + i * t->c_row, 1);
     for (const OF(Run) *run = t->run, *end = run + t->runs; run < end; run++) {
         const T *a = t->a + run->at;
         for (int64_t k = run->length; k > 0; k--) {
