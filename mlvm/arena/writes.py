@@ -82,10 +82,12 @@ class _Writes:
         observe(vm, launch=of_updates(launch), **dict.fromkeys(others, touching))
 
     def watch(self, watch: Watch, found: Iterable[Region | None]) -> None:
+        now = [region for region in found if region is not None]
+        if self._of.get(watch) == now:
+            return
         self._quiet.clear()
         for region in self._of.pop(watch, ()):
             self._watches[region].discard(watch)
-        now = [region for region in found if region is not None]
         self._of[watch] = now
         for region in now:
             self._watches.setdefault(region, weakref.WeakSet()).add(watch)

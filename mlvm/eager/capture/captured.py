@@ -13,6 +13,7 @@ and all later ones launch it. Python runs no more, so whatever it did besides is
 from __future__ import annotations
 
 import copy
+import dataclasses
 import operator
 import os
 import types
@@ -80,6 +81,9 @@ _MOST_SIGNATURES: Final = 64
 _MOST_LOOKS: Final = 8
 _MOST_CALLS: Final = 4
 _MOST_REMEMBERED: Final = 16
+_MOST_COMPUTED: Final = 2
+"""How many calls in a row compute ahead what the weights have changed for, before a second program
+is made."""
 _ROLES: Final = "input", "output", "state"
 
 
@@ -185,7 +189,10 @@ class RecordedCall(NamedTuple):
 
 
 class _KnownProgram:
-    """The program for one signature, and what to launch it with."""
+    """The program for one signature, and what to launch it with.
+
+    Where something is computed ahead, but the weights change before each call, `plain` is launched:
+    a second program for the same calls, which computes nothing ahead. `compiled` makes it."""
 
     def __init__(
         self,
@@ -193,6 +200,7 @@ class _KnownProgram:
         recorded: RecordedCall,
         signature: Signature,
         hoisted: Hoisted | None = None,
+        compiled: Callable[[], Planned] | None = None,
     ) -> None:
         record, flow, self.tree, self.results, self.outputs, self.rebound, *_ = recorded
         self.numbers, self.free = recorded.numbers, recorded.free
@@ -205,26 +213,64 @@ class _KnownProgram:
             if home and home.role in ("input", "state")
         ]
         self.ahead = record.ahead
-        self.planned = planned
-        self.explain = partial(_name_line, planned)
         self.held = [*signature.look.held, record.vm, *record.held]
         self.fields = [field for field, _ in signature.fields]
-        self.looped: Program | None = None
         self.inputs = tuple([x.type for x in signature.inputs])
         self.same = {i: signature.inputs[i].root for i in record.same}
         self.roots = {id(x) for x in record.states}
-        self.hoisted = hoisted
         self.states = [*record.states, *(hoisted.made if hoisted is not None else ())]
         self.seen_as = record.seen_as
-        given = planned.arguments
         leaf = self.results[self.tree.number] if type(self.tree) is _Leaf else None
         self.single = None if leaf is None or self.rebound else leaf.whole_output
+        self.compiled = compiled
+        self.plain: _KnownProgram | None = None
+        self.writes = -1  # counted by the last call that found what is kept to be of old weights
+        self.changed = 0  # how many calls in a row found new weights
+        self._use(planned, hoisted)
+
+    def _use(self, planned: Planned, hoisted: Hoisted | None) -> None:
+        """Have launches be of this program, which takes what is `hoisted`."""
+        self.planned = self.launched = planned
+        self.hoisted = hoisted
+        self.explain = partial(_name_line, planned)
+        self.looped: Program | None = None
+        given = planned.arguments
         self.uses = [
             (k, a.place, a.type) for k, role in enumerate(_ROLES) for a in given if a.role == role
         ]
         self.in_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
+
+    def way(self) -> _KnownProgram:
+        """What the next call is to launch: `plain` if somebody has written to the weights since the
+        last call, and did so often before; else this."""
+        way, hoisted = self, self.hoisted
+        if hoisted is None:
+            return self
+        if not hoisted.is_stale:
+            self.changed = 0
+        else:
+            with hoisted.vm.lock:
+                before, self.writes = self.writes, hoisted.writes()
+            if before != self.writes:
+                if self.changed >= _MOST_COMPUTED and self.compiled is not None:
+                    self.plain, self.compiled = self._without(hoisted, self.compiled), None
+                self.changed += 1
+                way = self.plain or self
+        self.launched = way.planned
+        return way
+
+    def _without(self, hoisted: Hoisted, compiled: Callable[[], Planned]) -> _KnownProgram:
+        """The second program. Its plan has the bytes `ahead` too, for they are kept."""
+        with uncollected():
+            planned = compiled()
+        planned = dataclasses.replace(
+            planned, plan=planned.plan._replace(ahead=hoisted.ahead.nbytes)
+        )
+        other = copy.copy(self)
+        other._use(planned, None)
+        return other
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
         """Have nobody else need the old value of an input or a state that a launch updates. Returns
@@ -299,9 +345,18 @@ class _KnownCall:
         self.checklist = signature.look.checklist
         apart = [x for x in self.look.held if id(x) in self.look.tensors]
         states = list(known.states)
-        self.pattern = EXTENSION.Pattern(  # type: ignore[union-attr]
-            Tensor, Arena, parts, tuple(known.uses), states, (*apart, *states)
-        )
+        self._given = Tensor, Arena, parts
+        self._kept = states, (*apart, *states)
+        self.pattern = self._pattern(known)
+        self._plain: Any = None
+
+    def _pattern(self, known: _KnownProgram) -> Any:
+        return EXTENSION.Pattern(*self._given, tuple(known.uses), *self._kept)  # type: ignore[union-attr]
+
+    def of_plain(self, plain: _KnownProgram) -> Any:
+        """The pattern that gives the tensors of the program that computes nothing ahead."""
+        self._plain = self._plain or self._pattern(plain)
+        return self._plain
 
     def match(self, vm: VMProtocol, args: Any, kwargs: Any) -> Any:
         """The call's tensors, and its inputs, if it is such a call."""
@@ -420,8 +475,10 @@ class Captured(Generic[P, R]):
         for call in () if loop else self._calls:
             found = call.match(arena.vm, args, kwargs)
             if found is not None:
-                self._last = call.known
-                return self._replay(call.known, arena, *found, pattern=call.pattern)
+                known = self._last = call.known
+                way = known.way()
+                pattern = call.pattern if way is known else call.of_plain(way)
+                return self._replay(way, arena, *found, pattern=pattern)
         given, named = args, kwargs
         if not ({Tensor}.issuperset(map(type, args)) and not kwargs):
             given, named = self._with_tensors(arena.vm, args, kwargs)
@@ -441,7 +498,8 @@ class Captured(Generic[P, R]):
             if not (known.updates and known.make_exclusive(signature.inputs)):
                 break
         self._last = known
-        result = self._replay(known, arena, feed, signature.tensors, signature.inputs, loop=loop)
+        way = known if loop else known.way()
+        result = self._replay(way, arena, feed, signature.tensors, signature.inputs, loop=loop)
         if EXTENSION is not None and found is not None and not loop:
             self._remember(known, signature, arena.vm, given, named)
         return result
@@ -491,7 +549,7 @@ class Captured(Generic[P, R]):
     @property
     def planned(self) -> Planned:
         """The last call's program with its plan. Raises `CaptureError` before the first call."""
-        return self._last_program().planned
+        return self._last_program().launched
 
     @property
     def program(self) -> Program:
@@ -521,8 +579,8 @@ class Captured(Generic[P, R]):
         known = self._last
         if known is None:
             return html.block(repr(self))
-        text = f"{self!r}: {known.planned.plan}"
-        return html.picture(timeline(known.planned.recording(), title=repr(self)), text) + (
+        text = f"{self!r}: {known.launched.plan}"
+        return html.picture(timeline(known.launched.recording(), title=repr(self)), text) + (
             html.block(text)
         )
 
@@ -624,15 +682,17 @@ class Captured(Generic[P, R]):
             recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
         is_plain = debug.is_watched(arena.vm)  # then each call is to be seen
-        planned = compile_flow(
+        compiled = partial(
+            compile_flow,
             recorded.flow,
             fuse=self.fuse and not is_plain,
             recompute=self.recompute and not is_plain,
             policy=policy_of(arena.vm),
-            hoist=_hoist(recorded, arena.vm) if self.hoist and not is_plain else None,
         )
+        hoist = _hoist(recorded, arena.vm) if self.hoist and not is_plain else None
+        planned = compiled(hoist=hoist)
         hoisted = self._kept_ahead(planned, recorded.record.states, arena.vm)
-        known = _KnownProgram(planned, recorded, signature, hoisted)
+        known = _KnownProgram(planned, recorded, signature, hoisted, compiled if hoisted else None)
         with self._lock:
             for field, _ in known.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
@@ -832,9 +892,10 @@ def capture(
     no memory. With `recompute`, cheap values are computed again for the backward pass, and not
     kept. With `hoist`, what depends on tensors alone that the function reaches and does not update,
     such as a weight in another dtype, is computed once, kept in an arena of its own, and computed
-    again after anybody has written to one of these tensors. `plan.ahead` tells how many bytes that
-    takes: no value has more than four times those of the tensors that it is made of. None of these
-    changes a bit of the result.
+    again after anybody has written to one of these tensors; where that is before each call, in the
+    step itself, by a second program. `plan.ahead` tells how many bytes what is kept takes: no value
+    has more than four times those of the tensors that it is made of. None of these changes a bit of
+    the result.
 
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.

@@ -11,6 +11,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.arena.writes import written
+from mlvm.core.observe import observe
 from mlvm.core.ops import half
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -126,6 +127,61 @@ def test_the_next_call_uses_what_was_written(kind: str) -> None:
         assert calls(step) < calls(plain)
         assert step.plan.ahead > 0 == plain.plan.ahead
         assert f"{step.plan.ahead:,} bytes are computed ahead" in str(step.plan)
+
+
+@pytest.mark.parametrize("kind", VMS)
+@pytest.mark.parametrize("write", ["an update", "the VM's write", "a move", "training"])
+def test_weights_that_change_before_each_call_are_used_as_they_are(
+    kind: str, write: str, tmp_path: Path
+) -> None:
+    with ml.use(VMS[kind]()):
+        model, x = Model().eval(), ml.random.normal((3, 4), key=ml.random.key(2))
+        step = ml.capture(lambda x: model(x))
+        plain = ml.capture(lambda x: model(x), hoist=False)
+        plain(x)
+        found = []
+        for stays in (0, 0, 0, 0, 1, 0, 1, 1, 0):
+            if not stays:
+                WRITES[write](model)
+            made = step(x)
+            found.append(calls(step) < calls(plain))
+            assert np.array_equal(made, model(x))
+            assert np.array_equal(made, plain(x))
+        assert found == [True, True, False, False, True, False, True, True, False]
+        assert step.plan.ahead == step._last_program().planned.plan.ahead > 0
+        assert step.plan.nbytes == plain.plan.nbytes
+        assert step.signatures == 1
+        step.save(tmp_path / "step.mlvm")  # with what is computed ahead
+        saved = SavedStep.from_bytes((tmp_path / "step.mlvm").read_bytes())
+        assert saved.states[0].shape == (4, 6)
+        [y] = LoadedStep(saved, ml.VM(native=False))(np.asarray(x))
+        assert np.allclose(y, np.asarray(made), rtol=1e-5)
+
+
+def test_weights_that_stay_for_some_calls_need_no_second_program() -> None:
+    model, x = Model().eval(), ml.ones((3, 4))
+    step = ml.capture(lambda x: model(x))
+    for _ in range(4):
+        model.w += 1.0
+        for _ in range(3):
+            assert np.array_equal(step(x), model(x))
+    assert step._last_program().plain is None
+
+
+@pytest.mark.skipif(not ml.VM().native, reason="binds no programs")
+def test_programs_stay_bound_where_nothing_ahead_needs_scratch_memory() -> None:
+    vm = ml.VM()
+    with ml.use(vm):
+        w, x = noise((260, 260)), noise((3, 260))
+        step, update = ml.capture(lambda x: x @ w), ml.capture(lambda: w.__imul__(0.5))
+        out = [step(x), update()]
+        freed = []
+        observe(vm, dealloc_storage=lambda proceed, handle: freed.append(proceed(handle)))
+        update()
+        out.append(step(x))
+        assert "packed_" in ml.disassemble(step.program)
+        assert not freed
+        del out
 
 
 @pytest.mark.local(reason="only a VM of this process lends its memory")
@@ -343,7 +399,8 @@ def test_weights_are_packed_once_and_no_bit_changes(case: str, tmp_path: Path) -
             assert np.array_equal(made, plain(x).numpy())
             assert np.array_equal(made, fn(x, w).numpy())
             w += w
-        made = vm.read(step(x).handle)
+        step(x)
+        made = vm.read(step(x).handle)  # its weights have stayed
         assert "packed_" in ml.disassemble(step.program)
         assert w.nbytes <= step.plan.ahead <= 1.4 * w.nbytes
         step.save(tmp_path / "step.mlvm")
