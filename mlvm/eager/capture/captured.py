@@ -1088,8 +1088,9 @@ class _Outcome:
 def _refuse_kept(record: recorder.Recorder, around: Surroundings) -> None:
     """Raise `CaptureError` if a tensor that the function has made or was given is kept somewhere:
     later calls would put no other there. Names that keep one get their old values back."""
-    if record.made():
-        collect()
+    for _ in range(2):  # once a gradient's tape is collected, what it had is garbage, too
+        if record.made():
+            collect()
     kept = record.made()
     if not kept:
         return

@@ -594,6 +594,23 @@ def test_what_a_function_keeps_by_itself_is_refused_and_stale(place: Place) -> N
             x + 1
 
 
+def test_what_a_pullback_leaves_in_cycles_is_not_kept() -> None:
+    """Its tape ends in one collection, and what the tape had only in the next."""
+
+    def halved(x: ml.Tensor) -> ml.Tensor:
+        def again(n: ml.Tensor, x: ml.Tensor) -> ml.Tensor:
+            y: ml.Tensor = ml.cond(n < 1, lambda: x, lambda: halve(n - 1, x * 0.5))
+            return y
+
+        halve = ml.function(again)
+        y: ml.Tensor = ml.sum(halve(1, x))
+        return y
+
+    step = ml.capture(lambda x: ml.vjp(halved, x)[0])
+    assert float(step(ones(4))) == 2.0
+
+
+
 def test_what_nobody_refers_to_is_freed_at_once(place: Place) -> None:
     def scaling_by(w: ml.Tensor) -> Any:
         return ml.capture(lambda x: x * w)
