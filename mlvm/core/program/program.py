@@ -187,6 +187,7 @@ class Program:
             return NotImplemented
         return (
             list(self.functions.values()) == list(other.functions.values())
+            and all(map(_are_alike, self.functions.values(), other.functions.values()))
             and self.constants.keys() == other.constants.keys()
             and all(_same(x, other.constants[name]) for name, x in self.constants.items())
         )
@@ -229,6 +230,15 @@ def _frozen_immediate(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     return MappingProxyType({name: canonical(x) for name, x in value.items()})
+
+
+def _are_alike(x: Any, y: Any) -> bool:
+    """Whether equal values are written alike: 0.0 and -0.0 are not, nor are 1 and True."""
+    if isinstance(x, Mapping):
+        return all(_are_alike(each, y[name]) for name, each in x.items())
+    if isinstance(x, tuple):
+        return all(map(_are_alike, x, y))
+    return x is y or (type(x) is type(y) and (not isinstance(x, float) or repr(x) == repr(y)))
 
 
 def _same(x: Array, y: Array) -> bool:

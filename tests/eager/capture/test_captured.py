@@ -610,7 +610,6 @@ def test_what_a_pullback_leaves_in_cycles_is_not_kept() -> None:
     assert float(step(ones(4))) == 2.0
 
 
-
 def test_what_nobody_refers_to_is_freed_at_once(place: Place) -> None:
     def scaling_by(w: ml.Tensor) -> Any:
         return ml.capture(lambda x: x * w)

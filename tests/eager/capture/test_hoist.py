@@ -277,6 +277,17 @@ def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
     assert not np.array_equal(made[0], made[2])
 
 
+def test_functions_that_differ_in_the_sign_of_a_zero_share_nothing() -> None:
+    w = ml.ones(3)
+    steps = [
+        ml.capture(lambda x, value=value: x / ml.pad(w * 2.0, 1, value=value))
+        for value in (0.0, -0.0)
+    ]
+    for step, end in zip(steps, (np.inf, -np.inf), strict=True):
+        assert step(ml.ones(5)).numpy().tolist() == [end, 0.5, 0.5, 0.5, end]
+        assert step.plan.ahead > 0
+
+
 def test_what_takes_far_more_than_it_is_made_of_stays() -> None:
     row, mask = ml.ones(3000), ml.ones(3000, dtype="u8")
 
