@@ -8,7 +8,8 @@ is so before each call, a program that computes nothing ahead takes less time: `
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from mlvm.arena.arena import Allocation, Arena, stale_of
 from mlvm.arena.writes import Watch
@@ -32,8 +33,8 @@ class Hoisted:
         explain: Callable[[Exception], None],
     ) -> None:
         self.vm, self.ahead, self.explain = vm, ahead, explain
-        self.sources = _sources(ahead, states)
-        self._states = states
+        self._states = _states_of(ahead, states)
+        self.sources = [*self._states.values()]
         self._arena = Arena(vm, f"ahead of {name}", capacity=ahead.nbytes)
         self.made = [self._arena.alloc(type, Tensor) for type in ahead.types]
         for x in self.made:
@@ -70,7 +71,7 @@ class Hoisted:
         if not self.is_stale and not is_shared(self.vm):
             return
         seen, vm, planned = self.writes(), self.vm, self.ahead.planned
-        tensors = {"state": self._states, "output": self.made}
+        tensors: Mapping[str, Any] = {"state": self._states, "output": self.made}
         needed = any(role == "scratch" for role, _, _ in planned.arguments)
         storage = vm.alloc_storage(planned.plan.nbytes) if needed else None
         token = explaining.set(self.explain)
@@ -106,7 +107,9 @@ def as_type(x: Allocation, type: TensorType) -> Allocation:
     return x if x.type is type else x.arena.view(x, type)
 
 
-def _tensors(arguments: Sequence[Location], states: Sequence[Allocation]) -> list[object]:
+def _tensors(
+    arguments: Sequence[Location], states: Sequence[Allocation] | Mapping[int, Allocation]
+) -> list[object]:
     """What a program is launched with: which states, and else by role and place."""
     return [
         (role, id(states[place]) if role == "state" else place, type)
@@ -114,7 +117,7 @@ def _tensors(arguments: Sequence[Location], states: Sequence[Allocation]) -> lis
     ]
 
 
-def _sources(ahead: Ahead, states: Sequence[Allocation]) -> list[Allocation]:
-    """The states that the program reads."""
+def _states_of(ahead: Ahead, states: Sequence[Allocation]) -> dict[int, Allocation]:
+    """The states that the program reads, by number. It may outlive the step that had the others."""
     read = {place for role, place, _ in ahead.planned.arguments if role == "state"}
-    return [states[place] for place in sorted(read)]
+    return {place: states[place] for place in sorted(read)}

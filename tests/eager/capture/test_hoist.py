@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,18 @@ def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
     assert np.array_equal(made[0], made[1])
     assert np.array_equal(made[2], made[3])
     assert not np.array_equal(made[0], made[2])
+
+
+def test_what_is_shared_keeps_no_other_weight_alive() -> None:
+    with ml.use(ml.VM()):
+        w, b = ml.ones(3), ml.ones(3)
+        reference, x = weakref.ref(b), ml.ones(3)
+        first, second = ml.capture(lambda x: x * ml.exp(w) + b), ml.capture(lambda x: x * ml.exp(w))
+        first(x)
+        second(x)
+        assert len(w.arena.vm.attached(Kept).made) == 1
+        del first, b
+        assert reference() is None
 
 
 def test_functions_that_differ_in_the_sign_of_a_zero_share_nothing() -> None:
