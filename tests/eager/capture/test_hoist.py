@@ -280,13 +280,15 @@ def test_functions_over_one_model_share_it_until_the_last_ends() -> None:
 
 def test_what_is_shared_keeps_no_other_weight_alive() -> None:
     with ml.use(ml.VM()):
-        w, b = ml.ones(3), ml.ones(3)
-        reference, x = weakref.ref(b), ml.ones(3)
-        first, second = ml.capture(lambda x: x * ml.exp(w) + b), ml.capture(lambda x: x * ml.exp(w))
+        w, x, others = ml.ones(3), ml.ones(3), [ml.ones(3)]
+        reference = weakref.ref(others[0])
+        first = ml.capture(lambda x: x * ml.exp(w) + others[0])
+        second = ml.capture(lambda x: x * ml.exp(w))
         first(x)
         second(x)
         assert len(w.arena.vm.attached(Kept).made) == 1
-        del first, b
+        del first
+        others.clear()
         assert reference() is None
 
 
