@@ -82,7 +82,7 @@ def _conv2d_flops(x: TensorType, panels: TensorType, window: Shape, **how: Any) 
 @internal(infer=_pack_panels, flops=no_flops, copies_only=True)
 def pack_panels(out: Array, y: Array, *, transpose_y: bool = False) -> None:
     """The columns of y, [..., n] as a matrix [k, n], in panels."""
-    matrix = y.T if transpose_y else y.reshape(-1, y.shape[-1])
+    matrix = y.T if transpose_y else y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
     k, n = matrix.shape
     panels, rows, _, side = out.shape
     padded = np.zeros((rows * side, panels * PANEL), y.dtype)

@@ -147,6 +147,15 @@ def test_a_chain_on_a_product_has_the_bits_of_its_links(m: int, k: int, n: int) 
         assert out.tobytes() == arrays[0].tobytes()
 
 
+def test_a_chain_on_a_product_without_columns() -> None:
+    x, y, bias = _noise(50, 13), _noise(13, 0), _noise(0)
+    matmul, add = (OPS[name] for name in ("matmul", "add"))
+    links = [Link(matmul, -1, (1, 2), matmul.bind({})), Link(add, 0, (-1, 3), {})]
+    out = aligned_array(TensorType(bf16, (50, 0)))
+    call = headed_call(links, [TensorType.of(each) for each in (out, x, y, bias)])
+    assert call is None or call.run(POOLS[1], out, x, y, bias)
+
+
 def test_not_a_number_and_infinities_go_through() -> None:
     x, y = _noise(33, 40), _noise(40, 33)
     x[3, 5], x[4, 6] = _number(np.inf), _number(np.nan)

@@ -326,7 +326,7 @@ def _amx(product: Product, chain: Chain | None = None) -> KernelCall | None:
     panels = groups * _whole(k) * 2  # bytes for a column
     rows, columns = _even(m, 256), _whole(n)
     if chain:
-        rows = min(rows, max(_SIDE, _CACHE // (4 * n) // _SIDE * _SIDE))
+        rows = min(rows, max(_SIDE, _CACHE // (4 * max(n, 1)) // _SIDE * _SIDE))
         if columns * panels > _MOST_PANELS and not product.panel:
             return None
     else:

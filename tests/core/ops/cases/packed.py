@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ def _noise(dtype: Any, *shape: int) -> Array:
 
 
 def _panels(y: Array, *, transpose_y: bool = False) -> Array:
-    y = y.T if transpose_y else y.reshape(-1, y.shape[-1])
+    y = y.T if transpose_y else y.reshape(math.prod(y.shape[:-1]), y.shape[-1])
     (k, n), size = y.shape, y.dtype.itemsize
     side = {1: 4, 2: 2}.get(size, 1)
     rows = k if side == 1 else -(-k * size // 64) * 16
@@ -49,7 +50,7 @@ CASES: dict[str, list[Case]] = {
         for shape in ((64, 32), (3, 70), (130, 5))
         for turned in (False, True)
     ]
-    + [Case((_noise("f4", 3, 2, 4, 40),), _panels), Case((_noise("f4", 0, 3),), _panels)],
+    + [Case((_noise("f4", *shape),), _panels) for shape in ((3, 2, 4, 40), (0, 3), (3, 0))],
     "packed_matmul": [
         _matmul(_noise("f4", 3, 5), _noise("f4", 5, 40)),
         _matmul(_noise("f4", 1, 7), _noise("f4", 7, 1)),
