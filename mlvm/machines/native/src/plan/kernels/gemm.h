@@ -568,8 +568,6 @@ static void OF(add_block)(T *total, const T *x, const S *y, int64_t y_k, int64_t
         total[j] += sum[j];
 }
 
-enum { OF(LONGEST) = 512 }; /* BLOCK is less */
-
 /* The units of a row of x, side by side: `row`, or where they are. */
 static inline const T *OF(row_of)(T *row, const S *x, int64_t x_k, int64_t k)
 {
@@ -582,7 +580,8 @@ static inline const T *OF(row_of)(T *row, const S *x, int64_t x_k, int64_t k)
 
 static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    T row[OF(LONGEST)];
+    enum { LONGEST = 512 }; /* BLOCK is less */
+    T row[LONGEST];
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
             int64_t k = least(n[K] - first, n[BLOCK]) / PACK;
@@ -593,26 +592,41 @@ static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, 
 }
 
 /* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
- * summed in the order of tiles, too. Two squares after the other are a line of the cache. */
-SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y,
-                                                                     int64_t y_column, int64_t k,
-                                                                     const int squares)
+ * summed in the order of tiles, too. Two squares after the other are a line of the cache; those of bf16 are
+ * one, of two after the other each. */
+SPECIALIZED OF(Side) OF(add_squares)(OF(Side) sum, const T *x, const S *y, int64_t y_column)
 {
-    OF(Side) sum[2], r[SQUARE];
+    OF(Side) r[SQUARE];
+#if HALVES && PACK == 1
+    UNROLL for (int i = 0; i < SQUARE; i++)
+        r[i] = *(const OF(LooseSide) *)(y + i * y_column);
+    OF(TRANSPOSE)(r);
+    UNROLL for (int i = 0; i < SQUARE; i++) {
+        sum = OF(FMA_SIDE)(x[2 * i], (OF(Side))((OF(SideBits))r[i] << 16), sum);
+        sum = OF(FMA_SIDE)(x[2 * i + 1], (OF(Side))((OF(SideBits))r[i] & 0xffff0000), sum);
+    }
+#else
+    UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
+        UNROLL for (int i = 0; i < SQUARE; i++)
+            r[i] = OF(take_side)(y + i * y_column + half * PACK);
+        OF(TRANSPOSE)(r);
+        UNROLL for (int i = 0; i < SQUARE; i++)
+            sum = OF(FMA_SIDE)(x[half + i], r[i], sum);
+    }
+#endif
+    return sum;
+}
+
+SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
+                                    const int squares)
+{
+    OF(Side) sum[2];
     int64_t l = 0;
     UNROLL for (int s = 0; s < squares; s++)
         sum[s] = (OF(Side)){0};
-    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE) {
-        const S *from = y + l * PACK;
-        UNROLL for (int s = 0; s < squares; s++, from += SQUARE * y_column)
-            UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
-                UNROLL for (int i = 0; i < SQUARE; i++)
-                    r[i] = OF(take_side)(from + i * y_column + half * PACK);
-                OF(TRANSPOSE)(r);
-                UNROLL for (int i = 0; i < SQUARE; i++)
-                    sum[s] = OF(FMA_SIDE)(x[l + half + i], r[i], sum[s]);
-            }
-    }
+    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE)
+        UNROLL for (int s = 0; s < squares; s++)
+            sum[s] = OF(add_squares)(sum[s], x + l, y + s * SQUARE * y_column + l * PACK, y_column);
     for (; l < k; l++)
         for (int s = 0; s < squares; s++) {
             OF(Side) row = {0};
@@ -625,26 +639,41 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y,
             total[s * SQUARE + i] += sum[s][i];
 }
 
+/* Of one column. */
+static void OF(turned_column)(T *total, const T *x, const S *y, int64_t k)
+{
+    OF(Side) sum = {0};
+    for (int64_t l = 0; l < k; l++) {
+        OF(Side) one = {OF(unit)(y + l * PACK, 1)};
+        sum = OF(FMA_SIDE)(x[l], one, sum);
+    }
+    *total += sum[0];
+}
+
+/* All of some columns comes before the next ones: their memory is read from one end to the other. */
 static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    T row[OF(LONGEST)];
-    int64_t y_column = n[Y_COLUMN];
+    enum { LONGEST = 4096 };
+    T row[LONGEST];
+    const int64_t y_column = n[Y_COLUMN], span = LONGEST / n[BLOCK] * n[BLOCK];
     for (int64_t group = 0; group < n[GROUPS]; group++)
-        for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
-            int64_t k = least(n[K] - first, n[BLOCK]) / PACK, j = 0;
-            const S *b = y + group * n[Y_GROUP] + first;
-            const T *a = OF(row_of)(row, x + group * n[X_GROUP] + first * n[X_K], n[X_K], k);
-            for (; j + 2 * SQUARE <= columns; j += 2 * SQUARE)
-                OF(turned_squares)(total + j, a, b + j * y_column, y_column, k, 2);
-            for (; j + SQUARE <= columns; j += SQUARE)
-                OF(turned_squares)(total + j, a, b + j * y_column, y_column, k, 1);
-            for (; j < columns; j++) {
-                OF(Side) sum = {0};
-                for (int64_t l = 0; l < k; l++) {
-                    OF(Side) one = {OF(unit)(b + j * y_column + l * PACK, 1)};
-                    sum = OF(FMA_SIDE)(a[l], one, sum);
+        for (int64_t start = 0; start < n[K]; start += span) {
+            const int64_t end = least(n[K], start + span), wide = 2 * SQUARE;
+            const S *from = x + group * n[X_GROUP] + start * n[X_K];
+            const T *units = OF(row_of)(row, from, n[X_K], (end - start) / PACK);
+            for (int64_t j = 0, some; j < columns; j += some) {
+                some = columns - j >= wide ? wide : columns - j >= SQUARE ? SQUARE : 1;
+                for (int64_t first = start; first < end; first += n[BLOCK]) {
+                    const int64_t k = least(end - first, n[BLOCK]) / PACK;
+                    const T *a = units + (first - start) / PACK;
+                    const S *b = y + group * n[Y_GROUP] + first + j * y_column;
+                    if (some == wide)
+                        OF(turned_squares)(total + j, a, b, y_column, k, 2);
+                    else if (some > 1)
+                        OF(turned_squares)(total + j, a, b, y_column, k, 1);
+                    else
+                        OF(turned_column)(total + j, a, b, k);
                 }
-                total[j] += sum[0];
             }
         }
 }
