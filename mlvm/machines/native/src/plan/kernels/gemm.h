@@ -639,42 +639,46 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_
             total[s * SQUARE + i] += sum[s][i];
 }
 
-/* Of one column. */
-static void OF(turned_column)(T *total, const T *x, const S *y, int64_t k)
+/* All of some columns, of which there are 1, SQUARE or two times as many: their memory is read from one end
+ * to the other. k counts elements. */
+SPECIALIZED void OF(turned_columns)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
+                                    int64_t block, const int columns)
 {
-    OF(Side) sum = {0};
-    for (int64_t l = 0; l < k; l++) {
-        OF(Side) one = {OF(unit)(y + l * PACK, 1)};
-        sum = OF(FMA_SIDE)(x[l], one, sum);
+    for (int64_t first = 0; first < k; first += block) {
+        const T *a = x + first / PACK;
+        const S *b = y + first;
+        const int64_t some = least(k - first, block) / PACK;
+        if (columns > 1) {
+            OF(turned_squares)(total, a, b, y_column, some, columns / SQUARE);
+            continue;
+        }
+        OF(Side) sum = {0};
+        for (int64_t l = 0; l < some; l++) {
+            OF(Side) one = {OF(unit)(b + l * PACK, 1)};
+            sum = OF(FMA_SIDE)(a[l], one, sum);
+        }
+        *total += sum[0];
     }
-    *total += sum[0];
 }
 
-/* All of some columns comes before the next ones: their memory is read from one end to the other. */
 static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
     enum { LONGEST = 4096 };
     T row[LONGEST];
-    const int64_t y_column = n[Y_COLUMN], span = LONGEST / n[BLOCK] * n[BLOCK];
+    const int64_t y_column = n[Y_COLUMN], block = n[BLOCK];
+    const int64_t span = n[K] <= LONGEST ? n[K] : LONGEST / block * block;
     for (int64_t group = 0; group < n[GROUPS]; group++)
-        for (int64_t start = 0; start < n[K]; start += span) {
-            const int64_t end = least(n[K], start + span), wide = 2 * SQUARE;
-            const S *from = x + group * n[X_GROUP] + start * n[X_K];
-            const T *units = OF(row_of)(row, from, n[X_K], (end - start) / PACK);
-            for (int64_t j = 0, some; j < columns; j += some) {
-                some = columns - j >= wide ? wide : columns - j >= SQUARE ? SQUARE : 1;
-                for (int64_t first = start; first < end; first += n[BLOCK]) {
-                    const int64_t k = least(end - first, n[BLOCK]) / PACK;
-                    const T *a = units + (first - start) / PACK;
-                    const S *b = y + group * n[Y_GROUP] + first + j * y_column;
-                    if (some == wide)
-                        OF(turned_squares)(total + j, a, b, y_column, k, 2);
-                    else if (some > 1)
-                        OF(turned_squares)(total + j, a, b, y_column, k, 1);
-                    else
-                        OF(turned_column)(total + j, a, b, k);
-                }
-            }
+        for (int64_t first = 0; first < n[K]; first += span) {
+            const int64_t k = least(n[K] - first, span);
+            const T *a = OF(row_of)(row, x + group * n[X_GROUP] + first * n[X_K], n[X_K], k / PACK);
+            const S *b = y + group * n[Y_GROUP] + first;
+            int64_t j = 0;
+            for (; j + 2 * SQUARE <= columns; j += 2 * SQUARE)
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, 2 * SQUARE);
+            for (; j + SQUARE <= columns; j += SQUARE)
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, SQUARE);
+            for (; j < columns; j++)
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, 1);
         }
 }
 
