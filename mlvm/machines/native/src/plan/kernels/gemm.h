@@ -120,13 +120,19 @@ static inline const T *OF(packed)(const int64_t *n, const S *y, int64_t column, 
     return (const T *)y + column / n[Y_K] * n[Y_PANEL] + row * n[Y_K] + column % n[Y_K];
 }
 
-/* Elements that lie side by side are made units each. */
+/* Of bf16 in panels, k and k + 1 lie side by side, as pairs do: each is made an f32. Other panels are read
+ * in place. */
 static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
 {
-    const int64_t side = sizeof(T) / sizeof(S);
+#if HALVES && PACK == 1
     for (int64_t l = 0; l < k; l++)
-        for (int64_t j = 0; j < COLUMNS; j++)
-            to[l * COLUMNS + j] = OF(unit)((const S *)(packed + l / side * y_k + j) + l % side, 0);
+        for (int v = 0; v < COLUMNS; v += LANES) {
+            const OF(Bits) both = *(const OF(Pairs) *)(packed + l / 2 * y_k + v);
+            OF(store)(to + l * COLUMNS + v, (V)(l % 2 ? both & 0xffff0000 : both << 16));
+        }
+#else
+    (void)to, (void)packed, (void)y_k, (void)k;
+#endif
 }
 
 /* --- the loops --- */
