@@ -262,3 +262,22 @@ def test_one_call_has_the_bits_of_the_loop_and_of_two_threads(kind: str) -> None
         finally:
             step_by_step.reset(token)
     assert len(set(found)) == 1
+
+
+@pytest.mark.skipif(extension.EXTENSION is None, reason="h is rounded to the kernel's dtype there")
+@pytest.mark.parametrize("hidden", [3, 9, 17, 40, 384])
+def test_a_kernel_of_bf16_is_read_as_it_is(hidden: int) -> None:
+    """The bits are those of the same kernel in f32, for one thread and where two share a step."""
+    x = normal(3, 2, 4).astype("f")
+    made = ml.nn.LSTM(4, hidden)
+    kernel = ml.astype(made.forward[0].hidden_kernel, ml.bfloat16)
+    weights = {path: each.numpy() for path, each in made.named_parameters().items()}
+    narrow = kernel.numpy()
+    found = []
+    for dtype, threads in ((ml.float32, 1), (ml.bfloat16, 1), (ml.bfloat16, 2)):
+        with ml.Arena(ml.VM("bits", threads=threads, native=True), "bits"):
+            layer = ml.nn.LSTM(4, hidden)
+            layer.load_parameters(weights)
+            layer.forward[0].hidden_kernel = ml.astype(ml.asarray(narrow, dtype=ml.bfloat16), dtype)
+            found.append(layer(ml.asarray(x))[0].numpy().tobytes())
+    assert len(set(found)) == 1

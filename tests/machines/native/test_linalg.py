@@ -16,7 +16,7 @@ from mlvm.core.op import OPS
 from mlvm.core.ops import half
 from mlvm.core.types import Array, TensorType, aligned_array, bf16, f16
 from mlvm.machines.native._native import KernelCall
-from mlvm.machines.native.planner import kernel_call
+from mlvm.machines.native.planner import has_kernel, kernel_call
 from mlvm.machines.native.planners.linalg import Chain, headed_call, matmul_chain
 from tests.machines.native.planners import POOLS, native, planned, reference
 
@@ -299,6 +299,29 @@ def test_bf16_is_read_as_it_is_added_in_f32_and_rounded_once(tx: bool, ty: bool)
         part = np.ascontiguousarray(x[:, rows] if tx else x[rows])
         alone = native("matmul", part, y, **attributes)
         assert alone.tobytes() == results[0][rows].tobytes()
+
+
+@pytest.mark.skipif(has_kernel("matmul_bf16_amx"), reason="tiles of AMX add in another order")
+@pytest.mark.parametrize("ty", [False, True])
+def test_a_row_of_bf16_has_the_bits_of_f32_rounded_once(ty: bool) -> None:
+    """Columns are taken apart, as many as are loaded at once, and come together again."""
+    for k in (1, 15, 37, 705):  # no whole pairs
+        for n in (2, 7, 9, 15, 16, 17, 31, 33, 40, 63, 64, 65, 129, 300, 2100):
+            x, y, attributes = _operands(1, k, n, False, ty, "float32")
+            x, y = half.cast(x, bf16), half.cast(y, bf16)
+            wide = native("matmul", half.widened(x), half.widened(y), **attributes)
+            rounded = half.cast(wide, bf16)
+            for threads in (1, 3):
+                found = native("matmul", x, y, threads=threads, **attributes)
+                assert found.tobytes() == rounded.tobytes()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_long_row_has_the_same_bits_by_a_transposed_matrix(dtype: str) -> None:
+    """So long that it is gone through in several spans."""
+    x, y, attributes = _operands(1, 9001, 21, False, True, dtype)
+    lying = native("matmul", x, np.ascontiguousarray(y.T), transpose_x=False, transpose_y=False)
+    assert native("matmul", x, y, **attributes).tobytes() == lying.tobytes()
 
 
 def test_a_batch_of_bf16() -> None:

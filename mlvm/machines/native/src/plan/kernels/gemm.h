@@ -120,13 +120,19 @@ static inline const T *OF(packed)(const int64_t *n, const S *y, int64_t column, 
     return (const T *)y + column / n[Y_K] * n[Y_PANEL] + row * n[Y_K] + column % n[Y_K];
 }
 
-/* Elements that lie side by side are made units each. */
+/* Of bf16 in panels, k and k + 1 lie side by side, as pairs do: each is made an f32. Other panels are read
+ * in place. */
 static void OF(widen_panel)(T *to, const T *packed, int64_t y_k, int64_t k)
 {
-    const int64_t side = sizeof(T) / sizeof(S);
+#if HALVES && PACK == 1
     for (int64_t l = 0; l < k; l++)
-        for (int64_t j = 0; j < COLUMNS; j++)
-            to[l * COLUMNS + j] = OF(unit)((const S *)(packed + l / side * y_k + j) + l % side, 0);
+        for (int v = 0; v < COLUMNS; v += LANES) {
+            const OF(Bits) both = *(const OF(Pairs) *)(packed + l / 2 * y_k + v);
+            OF(store)(to + l * COLUMNS + v, (V)(l % 2 ? both & 0xffff0000 : both << 16));
+        }
+#else
+    (void)to, (void)packed, (void)y_k, (void)k;
+#endif
 }
 
 /* --- the loops --- */
@@ -443,88 +449,190 @@ enum { OF(AT_ONCE) = 2048 }; /* columns, whose sums are made at once */
 /* M is 1, and rows of y are packed: those rows, times the elements of x, are added. A unit is UNIT
  * columns. The order of the sums is that of tiles. The last vector ends with the last column, and has sums
  * of its own. */
-static void OF(add_rows)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
-                         int64_t k)
+static void OF(add_rows)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
 {
-    const int64_t x_step = PACK * x_k, y_step = PACK * y_k, last = columns - LANES;
+    const int64_t step = PACK * y_k, last = columns - LANES;
     int64_t l = 0, j;
-    for (; l + 4 <= k; l += 4, x += 4 * x_step, y += 4 * y_step) {
-        V x0 = OF(SPREAD)(OF(unit)(x, x_k)), x1 = OF(SPREAD)(OF(unit)(x + x_step, x_k));
-        V x2 = OF(SPREAD)(OF(unit)(x + 2 * x_step, x_k));
-        V x3 = OF(SPREAD)(OF(unit)(x + 3 * x_step, x_k));
+    for (; l + 4 <= k; l += 4, y += 4 * step) {
+        const V x0 = OF(SPREAD)(x[l]), x1 = OF(SPREAD)(x[l + 1]);
+        const V x2 = OF(SPREAD)(x[l + 2]), x3 = OF(SPREAD)(x[l + 3]);
         for (j = 0; j < columns; j += LANES) {
             const S *from = y + least(j, last);
             V s = OF(load)(sum + j);
             s = OF(FMA)(x0, OF(take)(from, y_k), s);
-            s = OF(FMA)(x1, OF(take)(from + y_step, y_k), s);
-            s = OF(FMA)(x2, OF(take)(from + 2 * y_step, y_k), s);
-            OF(store)(sum + j, OF(FMA)(x3, OF(take)(from + 3 * y_step, y_k), s));
+            s = OF(FMA)(x1, OF(take)(from + step, y_k), s);
+            s = OF(FMA)(x2, OF(take)(from + 2 * step, y_k), s);
+            OF(store)(sum + j, OF(FMA)(x3, OF(take)(from + 3 * step, y_k), s));
         }
     }
-    for (; l < k; l++, x += x_step, y += y_step)
-        for (j = 0; j < columns; j += LANES) {
-            V factor = OF(SPREAD)(OF(unit)(x, x_k));
+    for (; l < k; l++, y += step) {
+        const V factor = OF(SPREAD)(x[l]);
+        for (j = 0; j < columns; j += LANES)
             OF(store)(sum + j, OF(FMA)(factor, OF(take)(y + least(j, last), y_k), OF(load)(sum + j)));
-        }
+    }
 }
 
 /* The same for less than a vector of columns. */
-static void OF(add_narrow)(T *sum, const S *x, int64_t x_k, const S *y, int64_t y_k, int64_t columns,
-                           int64_t k)
+static void OF(add_narrow)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
 {
     V total = {0};
-    for (int64_t l = 0; l < k; l++, x += PACK * x_k, y += PACK * y_k) {
+    for (int64_t l = 0; l < k; l++, y += PACK * y_k) {
         _Alignas(64) T row[LANES] = {0};
         for (int64_t j = 0; j < columns; j++)
             row[j] = OF(unit)(y + j, y_k);
-        total = OF(FMA)(OF(SPREAD)(OF(unit)(x, x_k)), OF(load)(row), total);
+        total = OF(FMA)(OF(SPREAD)(x[l]), OF(load)(row), total);
     }
     for (int64_t j = 0; j < columns; j++)
         sum[j] = total[j];
 }
 
+#if HALVES
+enum { OF(LOADS) = 4, OF(SHORT_RUN) = 512 };
+
+/* The same for columns of bf16 that are taken apart, and so are their sums: those of a load's even columns,
+ * then those of its odd ones. `ahead`: the next rows are fetched. */
+SPECIALIZED void OF(add_loads)(T *sum, const V *factor, const S *y, int64_t y_k, const int rows,
+                               const int loads, const int ahead)
+{
+    V s[2 * OF(LOADS)];
+    UNROLL for (int i = 0; i < 2 * loads; i++)
+        s[i] = OF(load)(sum + i * LANES);
+    UNROLL for (int r = 0; r < rows; r++) {
+        const S *from = y + r * PACK * y_k;
+        for (int i = 0; i < ahead * PACK; i++)
+            UNROLL for (int at = 0; at < loads * VECTOR_BYTES; at += 64)
+                __builtin_prefetch((const char *)(from + (rows * PACK + i) * y_k) + at);
+        UNROLL for (int i = 0; i < loads; i++) {
+            V even, odd;
+            OF(take_apart)(from + i * 2 * LANES, y_k, &even, &odd);
+            s[2 * i] = OF(FMA)(factor[r], even, s[2 * i]);
+            s[2 * i + 1] = OF(FMA)(factor[r], odd, s[2 * i + 1]);
+        }
+    }
+    UNROLL for (int i = 0; i < 2 * loads; i++)
+        OF(store)(sum + i * LANES, s[i]);
+}
+
+SPECIALIZED void OF(add_apart)(T *sum, const T *x, const S *y, int64_t y_k, int64_t columns,
+                               const int rows, const int ahead)
+{
+    enum { WIDE = 2 * LANES, SOME = OF(LOADS) * WIDE };
+    V factor[4];
+    UNROLL for (int r = 0; r < rows; r++)
+        factor[r] = OF(SPREAD)(x[r]);
+    int64_t j = 0;
+    for (; j + SOME <= columns; j += SOME)
+        OF(add_loads)(sum + j, factor, y + j, y_k, rows, OF(LOADS), ahead);
+    for (; j < columns; j += WIDE)
+        OF(add_loads)(sum + j, factor, y + least(j, columns - WIDE), y_k, rows, 1, ahead);
+}
+
+static void OF(total_apart)(T *total, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
+{
+    enum { WIDE = 2 * LANES };
+    _Alignas(64) T sum[OF(AT_ONCE)], pair[WIDE];
+    int64_t l = 0, j = 0;
+    memset(sum, 0, (size_t)((columns + WIDE - 1) / WIDE * WIDE) * sizeof(T));
+    if (columns < OF(SHORT_RUN) && columns < y_k) /* no line of a row comes by itself */
+        for (; l + 8 <= k; l += 4)
+            OF(add_apart)(sum, x + l, y + l * PACK * y_k, y_k, columns, 4, 1);
+    for (; l + 4 <= k; l += 4)
+        OF(add_apart)(sum, x + l, y + l * PACK * y_k, y_k, columns, 4, 0);
+    for (; l < k; l++)
+        OF(add_apart)(sum, x + l, y + l * PACK * y_k, y_k, columns, 1, 0);
+    for (; j < columns; j += WIDE) {
+        for (int i = 0; i < LANES; i++) {
+            pair[2 * i] = sum[j + i];
+            pair[2 * i + 1] = sum[j + LANES + i];
+        }
+        const int64_t at = least(j, columns - WIDE);
+        for (int64_t i = j - at; i < WIDE; i++)
+            total[at + i] += pair[i];
+    }
+}
+#endif
+
+/* What a block of k adds to some columns. */
+static void OF(add_block)(T *total, const T *x, const S *y, int64_t y_k, int64_t columns, int64_t k)
+{
+#if HALVES
+    if (columns >= 2 * LANES) {
+        OF(total_apart)(total, x, y, y_k, columns, k);
+        return;
+    }
+#endif
+    _Alignas(64) T sum[OF(AT_ONCE)];
+    const int64_t whole = columns / LANES * LANES, left = columns - whole;
+    memset(sum, 0, (size_t)((columns + LANES - 1) / LANES * LANES) * sizeof(T));
+    if (whole)
+        OF(add_rows)(sum, x, y, y_k, columns, k);
+    else
+        OF(add_narrow)(sum, x, y, y_k, columns, k);
+    if (whole && left)
+        memmove(sum + whole, sum + whole + LANES - left, (size_t)left * sizeof(T));
+    for (int64_t j = 0; j < columns; j++)
+        total[j] += sum[j];
+}
+
+/* The units of a row of x, side by side: `row`, or where they are. */
+static inline const T *OF(row_of)(T *row, const S *x, int64_t x_k, int64_t k)
+{
+    if (sizeof(S) == sizeof(T) && x_k == 1)
+        return (const T *)x;
+    for (int64_t l = 0; l < k; l++)
+        row[l] = OF(unit)(x + l * PACK * x_k, x_k);
+    return row;
+}
+
 static void OF(row_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    _Alignas(64) T sum[OF(AT_ONCE)];
-    int64_t whole = columns / LANES * LANES, left = columns - whole;
+    enum { LONGEST = 512 }; /* BLOCK is less */
+    T row[LONGEST];
     for (int64_t group = 0; group < n[GROUPS]; group++)
         for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
             int64_t k = least(n[K] - first, n[BLOCK]) / PACK;
             const S *a = x + group * n[X_GROUP] + first * n[X_K];
             const S *b = y + group * n[Y_GROUP] + first * n[Y_K];
-            memset(sum, 0, (size_t)((columns + LANES - 1) / LANES * LANES) * sizeof(T));
-            if (whole)
-                OF(add_rows)(sum, a, n[X_K], b, n[Y_K], columns, k);
-            else
-                OF(add_narrow)(sum, a, n[X_K], b, n[Y_K], columns, k);
-            if (whole && left)
-                memmove(sum + whole, sum + whole + LANES - left, (size_t)left * sizeof(T));
-            for (int64_t j = 0; j < columns; j++)
-                total[j] += sum[j];
+            OF(add_block)(total, OF(row_of)(row, a, n[X_K], k), b, n[Y_K], columns, k);
         }
 }
 
 /* M is 1, and columns of y are packed: squares of y are turned in registers, so that an element is
- * summed in the order of tiles, too. Two squares after the other are a line of the cache. */
-SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y,
-                                                                     int64_t y_column, int64_t k,
-                                                                     const int squares)
+ * summed in the order of tiles, too. Two squares after the other are a line of the cache; those of bf16 are
+ * one, of two after the other each. */
+SPECIALIZED OF(Side) OF(add_squares)(OF(Side) sum, const T *x, const S *y, int64_t y_column)
 {
-    OF(Side) sum[2], r[SQUARE];
+    OF(Side) r[SQUARE];
+#if HALVES && PACK == 1
+    UNROLL for (int i = 0; i < SQUARE; i++)
+        r[i] = *(const OF(LooseSide) *)(y + i * y_column);
+    OF(TRANSPOSE)(r);
+    UNROLL for (int i = 0; i < SQUARE; i++) {
+        sum = OF(FMA_SIDE)(x[2 * i], (OF(Side))((OF(SideBits))r[i] << 16), sum);
+        sum = OF(FMA_SIDE)(x[2 * i + 1], (OF(Side))((OF(SideBits))r[i] & 0xffff0000), sum);
+    }
+#else
+    UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
+        UNROLL for (int i = 0; i < SQUARE; i++)
+            r[i] = OF(take_side)(y + i * y_column + half * PACK);
+        OF(TRANSPOSE)(r);
+        UNROLL for (int i = 0; i < SQUARE; i++)
+            sum = OF(FMA_SIDE)(x[half + i], r[i], sum);
+    }
+#endif
+    return sum;
+}
+
+SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
+                                    const int squares)
+{
+    OF(Side) sum[2];
     int64_t l = 0;
     UNROLL for (int s = 0; s < squares; s++)
         sum[s] = (OF(Side)){0};
-    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE) {
-        const S *from = y + l * PACK;
-        UNROLL for (int s = 0; s < squares; s++, from += SQUARE * y_column)
-            UNROLL for (int half = 0; half < 2 * SQUARE; half += SQUARE) {
-                UNROLL for (int i = 0; i < SQUARE; i++)
-                    r[i] = OF(take_side)(from + i * y_column + half * PACK);
-                OF(TRANSPOSE)(r);
-                UNROLL for (int i = 0; i < SQUARE; i++)
-                    sum[s] = OF(FMA_SIDE)(x[l + half + i], r[i], sum[s]);
-            }
-    }
+    for (; l + 2 * SQUARE <= k; l += 2 * SQUARE)
+        UNROLL for (int s = 0; s < squares; s++)
+            sum[s] = OF(add_squares)(sum[s], x + l, y + s * SQUARE * y_column + l * PACK, y_column);
     for (; l < k; l++)
         for (int s = 0; s < squares; s++) {
             OF(Side) row = {0};
@@ -537,30 +645,46 @@ SPECIALIZED void OF(turned_squares)(T *total, const T *x, const S *y,
             total[s * SQUARE + i] += sum[s][i];
 }
 
+/* All of some columns, of which there are 1, SQUARE or two times as many: their memory is read from one end
+ * to the other. k counts elements. */
+SPECIALIZED void OF(turned_columns)(T *total, const T *x, const S *y, int64_t y_column, int64_t k,
+                                    int64_t block, const int columns)
+{
+    for (int64_t first = 0; first < k; first += block) {
+        const T *a = x + first / PACK;
+        const S *b = y + first;
+        const int64_t some = least(k - first, block) / PACK;
+        if (columns > 1) {
+            OF(turned_squares)(total, a, b, y_column, some, columns / SQUARE);
+            continue;
+        }
+        OF(Side) sum = {0};
+        for (int64_t l = 0; l < some; l++) {
+            OF(Side) one = {OF(unit)(b + l * PACK, 1)};
+            sum = OF(FMA_SIDE)(a[l], one, sum);
+        }
+        *total += sum[0];
+    }
+}
+
 static void OF(turned_product)(const int64_t *n, const S *x, const S *y, T *total, int64_t columns)
 {
-    enum { LONGEST = 512 }; /* BLOCK is less */
+    enum { LONGEST = 4096 };
     T row[LONGEST];
-    int64_t y_column = n[Y_COLUMN];
+    const int64_t y_column = n[Y_COLUMN], block = n[BLOCK];
+    const int64_t span = n[K] <= LONGEST ? n[K] : LONGEST / block * block;
     for (int64_t group = 0; group < n[GROUPS]; group++)
-        for (int64_t first = 0; first < n[K]; first += n[BLOCK]) {
-            int64_t k = least(n[K] - first, n[BLOCK]) / PACK, j = 0;
-            const S *a = x + group * n[X_GROUP] + first * n[X_K];
+        for (int64_t first = 0; first < n[K]; first += span) {
+            const int64_t k = least(n[K] - first, span);
+            const T *a = OF(row_of)(row, x + group * n[X_GROUP] + first * n[X_K], n[X_K], k / PACK);
             const S *b = y + group * n[Y_GROUP] + first;
-            for (int64_t l = 0; l < k; l++)
-                row[l] = OF(unit)(a + l * PACK * n[X_K], n[X_K]);
+            int64_t j = 0;
             for (; j + 2 * SQUARE <= columns; j += 2 * SQUARE)
-                OF(turned_squares)(total + j, row, b + j * y_column, y_column, k, 2);
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, 2 * SQUARE);
             for (; j + SQUARE <= columns; j += SQUARE)
-                OF(turned_squares)(total + j, row, b + j * y_column, y_column, k, 1);
-            for (; j < columns; j++) {
-                OF(Side) sum = {0};
-                for (int64_t l = 0; l < k; l++) {
-                    OF(Side) one = {OF(unit)(b + j * y_column + l * PACK, 1)};
-                    sum = OF(FMA_SIDE)(row[l], one, sum);
-                }
-                total[j] += sum[0];
-            }
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, SQUARE);
+            for (; j < columns; j++)
+                OF(turned_columns)(total + j, a, b + j * y_column, y_column, k, block, 1);
         }
 }
 

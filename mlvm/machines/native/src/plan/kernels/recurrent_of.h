@@ -3,50 +3,19 @@
  * A unit is UNIT elements of the hidden state, with the columns of all its gates. A turn is a step: see
  * `take_turns`. */
 
-/* A row times rows of bf16, in the order of `add_rows`. */
-static void OF(add_halves)(T *sum, const T *x, const uint16_t *y, int64_t y_k, int64_t columns, int64_t k)
-{
-    const int64_t whole = columns / LANES * LANES;
-    int64_t l = 0;
-    for (; l + 4 <= k; l += 4)
-        for (int64_t j = 0; j < whole; j += LANES) {
-            V s = OF(load)(sum + j);
-            UNROLL for (int i = 0; i < 4; i++) /* each row begins another page, or ends one */
-                __builtin_prefetch(y + (l + i + 4) * y_k + j);
-            UNROLL for (int i = 0; i < 4; i++)
-                s = OF(FMA)(OF(SPREAD)(x[l + i]), (V)take_bf16(y + (l + i) * y_k + j, 1), s);
-            OF(store)(sum + j, s);
-        }
-    for (; l < k; l++)
-        for (int64_t j = 0; j < whole; j += LANES)
-            OF(store)(sum + j,
-                      OF(FMA)(OF(SPREAD)(x[l]), (V)take_bf16(y + l * y_k + j, 1), OF(load)(sum + j)));
-    for (int64_t j = whole; j < columns; j++) {
-        V total = {0};
-        for (l = 0; l < k; l++) {
-            V one = {widen_bf16(y[l * y_k + j])};
-            total = OF(FMA)(OF(SPREAD)(x[l]), one, total);
-        }
-        sum[j] = total[0];
-    }
-}
-
 /* Columns of x @ y for some elements of the state. `of` has the product's integers; y may be bf16. */
 static void OF(recur)(const int64_t *of, const T *x, const char *y, int half, T *sums, T *scratch,
                       int64_t column, int64_t columns)
 {
     if (sizeof(T) == 4 && half) {
         for (int64_t i = 0; i < of[M]; i++) {
-            T *total = sums + i * of[N] + column;
-            memset(total, 0, (size_t)columns * sizeof(T));
-            for (int64_t first = 0; first < of[K]; first += of[BLOCK]) {
-                memset(scratch, 0, (size_t)columns * sizeof(T));
-                OF(add_halves)(scratch, x + i * of[K] + first,
-                               (const uint16_t *)y + first * of[N] + column, of[N], columns,
-                               least(of[K] - first, of[BLOCK]));
-                for (int64_t j = 0; j < columns; j++)
-                    total[j] += scratch[j];
-            }
+            float *total = (float *)sums + i * of[N] + column;
+            memset(total, 0, (size_t)columns * sizeof *total);
+            for (int64_t first = 0; first < of[K]; first += of[BLOCK])
+                for (int64_t j = 0; j < columns; j += AT_ONCE_bf16)
+                    add_block_bf16(total + j, (const float *)x + i * of[K] + first,
+                                   (const uint16_t *)y + first * of[N] + column + j, of[N],
+                                   least(columns - j, AT_ONCE_bf16), least(of[K] - first, of[BLOCK]));
         }
         return;
     }

@@ -13,6 +13,7 @@ typedef T OF(LooseSide) __attribute__((vector_size(SQUARE_BYTES), aligned(sizeof
 WIDE_TYPES(, VECTOR_BYTES)
 WIDE_TYPES(Side, SQUARE_BYTES)
 #undef WIDE_TYPES
+typedef uint32_t OF(Pairs) __attribute__((vector_size(VECTOR_BYTES), aligned(2), may_alias));
 #define BITS(Name, from)                                                                 \
     __builtin_convertvector(*(const OF(Name##Halves) *)(from), OF(Name##Bits))
 #endif
@@ -42,6 +43,24 @@ static inline V OF(take)(const S *from, int64_t step)
     return OF(load)(from);
 #endif
 }
+
+#if HALVES
+/* Of twice as many units those of even columns, and those of odd ones: a shift and a mask take less than
+ * a permutation and a shift for each vector. */
+static inline void OF(take_apart)(const S *from, int64_t step, V *even, V *odd)
+{
+    const OF(Bits) low = *(const OF(Pairs) *)from;
+#if PACK == 2
+    const OF(Bits) high = *(const OF(Pairs) *)(from + step);
+    *even = (V)(high << 16 | (low & 0xffff));
+    *odd = (V)((high & 0xffff0000) | low >> 16);
+#else
+    (void)step;
+    *even = (V)(low << 16);
+    *odd = (V)(low & 0xffff0000);
+#endif
+}
+#endif
 
 /* The units of one k after the other, which lie beside each other. */
 static inline V OF(take_run)(const S *from)
