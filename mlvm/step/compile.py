@@ -26,6 +26,7 @@ from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
 from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
+from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, hoisted
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
@@ -147,6 +148,8 @@ def compile_flow(
     """
     options = _Options(fuse, recompute, policy)
     flow = without_moves(Flow(without_dead_calls(flow), flow.results))
+    if policy.halves:
+        flow = Flow(in_halves(flow), flow.results)
     parts = None if hoist is None else hoisted(flow, hoist, panels=policy.panels)
     if parts is None:
         planned = _compiled(flow, options)

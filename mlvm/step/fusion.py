@@ -33,7 +33,7 @@ class FusionPolicy(NamedTuple):
     kernels make several passes.
     `shortest`: links of a chain, but for an update in place, which reads and writes more memory
     than others. `longest`: more gain nothing. `panels`: products of weights take these in panels,
-    packed ahead.
+    packed ahead. `halves`: row functions widen halves as they read them (`mlvm.step.halves`).
     """
 
     heads: frozenset[str]
@@ -42,18 +42,25 @@ class FusionPolicy(NamedTuple):
     shortest: int
     longest: float
     panels: bool
+    halves: bool
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
 
 
 REFERENCE: Final = FusionPolicy(
-    heads=frozenset(), reductions=True, passes=False, shortest=3, longest=math.inf, panels=False
+    heads=frozenset(),
+    reductions=True,
+    passes=False,
+    shortest=3,
+    longest=math.inf,
+    panels=False,
+    halves=False,
 )
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
 NATIVE: Final = FusionPolicy(
-    heads=HEADS, reductions=False, passes=True, shortest=2, longest=24, panels=True
+    heads=HEADS, reductions=False, passes=True, shortest=2, longest=24, panels=True, halves=True
 )
 """A reduction of its own is as fast as in a chain, for which there is no such row function."""
 

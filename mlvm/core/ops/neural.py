@@ -20,7 +20,7 @@ from mlvm.core.ops.erf import write_erf
 from mlvm.core.ops.random import generator, require_key
 from mlvm.core.ops.rows import row_sums, sum_rows
 from mlvm.core.rules import normalize_axis, require, require_cotangent, require_one_float_dtype
-from mlvm.core.types import Array, TensorType
+from mlvm.core.types import Array, TensorType, f32
 
 
 def _activation(x: TensorType, **_: object) -> TensorType:
@@ -281,7 +281,10 @@ def _layer_norm_normalize(x: TensorType, eps: float) -> TensorType:
 
 
 def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
+    """The type of the result. Of f32 vectors, x may be a half: it is widened as it is read."""
     _layer_norm_normalize(x, eps)
+    if x.dtype.is_half and vectors and vectors[0].dtype is f32:
+        x = x.with_dtype(f32)
     require_one_float_dtype(x, *vectors)
     for vector in vectors:
         if vector.shape != x.shape[-1:]:
@@ -293,11 +296,15 @@ def _layer_norm(x: TensorType, *vectors: TensorType, eps: float) -> TensorType:
 
 
 def _layer_norm_vjp(g: TensorType, x: TensorType, scale: TensorType, eps: float) -> TensorType:
-    return _vjp(g, _layer_norm(x, scale, eps=eps), x)
+    require_cotangent(g, _layer_norm(x, scale, eps=eps))
+    return x
 
 
 def _layer_norm_scale_vjp(g: TensorType, x: TensorType, eps: float) -> TensorType:
-    return _activation_vjp(g, _layer_norm(x, eps=eps)).with_shape(x.shape[-1:])
+    result = _layer_norm(x, eps=eps)
+    if x.dtype.is_half and g.dtype is f32:
+        result = result.with_dtype(f32)
+    return _activation_vjp(g, result).with_shape(x.shape[-1:])
 
 
 @op(infer=_layer_norm, precision="f32")
@@ -305,8 +312,8 @@ def layer_norm(out: Array, x: Array, scale: Array, bias: Array, *, eps: float) -
     """(x - mean) / sqrt(var + eps) * scale + bias over the last axis (Ba et al., arXiv
     1607.06450). scale and bias are vectors as long as that axis; var is the biased variance.
 
-    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]. Raises `ShapeError` for a
-    scale or bias of another shape, `DTypeError` unless all three are floats of one dtype.
+    x: [..., n], scale and bias: [n], floats of one dtype -> [..., n]; a half beside f32 is widened.
+    Raises `ShapeError` for a scale or bias of another shape, `DTypeError` for other dtypes.
 
         >>> ml.layer_norm([[1.0, 2.0, 3.0]], ml.ones(3), ml.zeros(3), eps=1e-6)
         Tensor([[-1.224744,  0.      ,  1.224744]], f32[1,3])

@@ -134,6 +134,8 @@ def in_precision(
 ) -> tuple[Sequence[Any], dict[str, Any]]:
     """The operands of an op that has a precision, and its attributes, as `autocast` casts them."""
     if autocast_dtype() is None:
+        if op.name == "layer_norm" and f32 in [x.dtype for x in operands]:  # a half beside f32
+            operands = [_cast(x, f32) if x.dtype.is_half else x for x in operands]
         return operands, attributes
     if op.precision == "half":
         operands = in_half(operands)

@@ -30,7 +30,7 @@ def _rows(
     device: Facts, types: Types, axis: int, entry: str, args: tuple[Any, ...], **defines: str | int
 ) -> Calls:
     """One launch over the rows along `axis` of the first operand."""
-    if not runs(device, types):
+    if not runs(device, types) or len({x.dtype for x in types if x.dtype.is_float}) > 1:
         return None
     x = types[1]
     return [_over_rows(device, x.shape, x.dtype.name, axis, entry, args, **defines)]
@@ -106,7 +106,7 @@ def _layer_norm_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
 @kernel("layer_norm_scale_vjp")
 def _layer_norm_scale_vjp(device: Facts, types: Types, *, eps: float) -> Calls:
     """The statistics of each row, then sums over pieces of the rows, which a reduction adds up."""
-    if not runs(device, types):
+    if not runs(device, types) or len({x.dtype for x in types}) > 1:
         return None
     out, _, x = types
     dtype, length = computed(x.dtype), x.shape[-1]

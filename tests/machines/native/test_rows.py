@@ -214,3 +214,23 @@ def test_a_label_that_is_none_is_refused_beside_halves() -> None:
     x = half.cast(random((3, 4), np.float32), bf16)
     with pytest.raises(OperandValueError):
         native("softmax_cross_entropy", x, np.array([0, 4, 1]))
+
+
+@pytest.mark.parametrize("dtype", [f16, bf16], ids=str)
+def test_a_half_beside_f32_is_widened_as_it_is_read(dtype: DType) -> None:
+    for rows, n in ((1, 5), (7, 2), (300, 33), (40, 1000), (3, 5000)):
+        g, x = random((rows, n), np.float32), half.cast(random((rows, n), np.float32, 1), dtype)
+        scale, bias = random((n,), np.float32, 2), random((n,), np.float32, 3)
+        wide, eps = half.widened(x), 1e-5
+        expected = {
+            "layer_norm": native("layer_norm", wide, scale, bias, eps=eps),
+            "layer_norm_vjp": half.cast(native("layer_norm_vjp", g, wide, scale, eps=eps), dtype),
+            "layer_norm_scale_vjp": native("layer_norm_scale_vjp", g, wide, eps=eps),
+        }
+        given = (x, scale, bias), (g, x, scale), (g, x)
+        for (name, wanted), inputs in zip(expected.items(), given, strict=True):
+            assert planned(name, *inputs, eps=eps)
+            for threads in (1, 3):
+                result = native(name, *inputs, threads=threads, eps=eps)
+                assert result.dtype == wanted.dtype
+                assert result.tobytes() == wanted.tobytes(), (name, rows, n)

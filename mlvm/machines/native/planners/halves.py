@@ -26,7 +26,7 @@ PRODUCTS: Final = frozenset(["batch_contract", "matmul"])
 """All of their operands is widened: of large ones better by itself."""
 _WHOLE: Final = frozenset(["scale", "bias"])
 _MOST_WIDENED: Final = 1 << 16  # elements, for a product
-_PIECE: Final = 4096  # elements of an operand, roughly, that are widened before they are used
+_PIECE: Final = 1024  # elements of an operand, roughly, that are widened before they are used
 
 
 def halves_call(op: str, types: Types, attributes: Attributes) -> KernelCall | None:

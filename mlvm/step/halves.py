@@ -1,0 +1,73 @@
+"""Row functions of f32 that read halves: a half that is widened only for them stays as it is.
+
+Under `ml.autocast` a LayerNorm of a half is one of f32 behind a cast, and its gradient is rounded
+by another. Kernels that widen rows as they read them, and round them as they write them, make the
+same bits without the f32 copy, which a step would keep until the way back.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from mlvm.core.types import f32
+from mlvm.step.flow import Call, Flow, Use, Value
+
+_READ: Final = {"layer_norm": 0, "layer_norm_scale_vjp": 1, "layer_norm_vjp": 1}
+"""Ops whose operand in that place may be a half beside others that are f32."""
+_ROUNDED: Final = "layer_norm_vjp"
+"""Its result has the dtype of that operand."""
+
+
+def in_halves(flow: Flow) -> list[Call]:
+    """The calls, where these ops alone read what a cast has widened, without that cast."""
+    readers: dict[Value, list[Call]] = {}
+    for call in flow.calls:
+        for value in {use.value for use in call.ins}:
+            readers.setdefault(value, []).append(call)
+    wanted = flow.wanted()
+
+    def cast_of(call: Call) -> Call | None:
+        """The cast that alone reads the call's result, if nobody else wants it."""
+        value = call.outs[0].value
+        if value in wanted or len(readers.get(value, ())) != 1:
+            return None
+        [reader] = readers[value]
+        return reader if reader.op is not None and reader.op.name == "astype" else None
+
+    def reads(call: Call, widened: Use, narrow: Use) -> bool:
+        """Whether the call may read the half instead."""
+        place = None if call.op is None else _READ.get(call.op.name)
+        if place is None or [i for i, use in enumerate(call.ins) if use == widened] != [place]:
+            return False
+        if call.op is None or call.op.name != _ROUNDED:
+            return True
+        cast = cast_of(call)
+        return cast is not None and cast.outs[0].type is narrow.type and _is_free(cast.outs[0])
+
+    changed: dict[Call, Call | None] = {}
+    for call in flow.calls:
+        if call.op is None or call.op.name != "astype":
+            continue
+        [wide], [narrow] = call.outs, call.ins
+        users = readers.get(wide.value, ())
+        if not users or wide.value in wanted or not (_is_free(wide) and _is_free(narrow)):
+            continue
+        if wide.type.dtype is not f32 or not narrow.type.dtype.is_half:
+            continue
+        if not all(reads(user, wide, narrow) for user in users):
+            continue
+        changed[call] = None
+        for user in users:
+            ins, outs = [narrow if use == wide else use for use in user.ins], user.outs
+            if user.op is not None and user.op.name == _ROUNDED:
+                cast = cast_of(user)
+                assert cast is not None  # or it would not read the half
+                changed[cast], outs = None, cast.outs
+            changed[user] = replace(user, ins=ins, outs=outs)
+    return [found for call in flow.calls if (found := changed.get(call, call)) is not None]
+
+
+def _is_free(use: Use) -> bool:
+    """Whether the value lies where nothing is written later."""
+    return use.value.home is None
