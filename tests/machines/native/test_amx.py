@@ -1,5 +1,5 @@
-"""Products of bf16 in the tiles of AMX, which are emulated here: the copying, the blocks, their
-borders and the threads are those of the true ones."""
+"""Products of bf16 in the tiles of AMX where there are any, and in emulated ones: the copying, the
+blocks, their borders and the threads are the same."""
 
 from __future__ import annotations
 
@@ -25,12 +25,14 @@ from mlvm.machines.native import _native
 from mlvm.machines.native.kernels import native_kernels
 from mlvm.machines.native.planners.linalg import headed_call
 
+SETS = [name for name in ("amx", "amx_emulated") if extension.simd_sets().get(name)]
 
-@pytest.fixture(autouse=True)
-def emulated() -> Iterator[None]:
+
+@pytest.fixture(params=SETS, autouse=True)
+def simd(request: pytest.FixtureRequest) -> Iterator[str]:
     used = _native.simd()
-    assert _native.choose_simd("amx_emulated")
-    yield
+    assert _native.choose_simd(request.param)
+    yield request.param
     assert _native.choose_simd(used)
 
 
@@ -76,7 +78,7 @@ def _defined(x: Array, y: Array) -> Array:
 
 
 @cases("small", False, True)
-def test_the_emulated_instruction_does_what_the_manual_says(small: bool) -> None:
+def test_the_instruction_does_what_the_manual_says(small: bool) -> None:
     """Subnormal numbers among operands, products and sums are zeros."""
     x, y = _noise(20, 70), _noise(70, 37)
     if small:
@@ -86,6 +88,16 @@ def test_the_emulated_instruction_does_what_the_manual_says(small: bool) -> None
     expected = half.cast(_defined(x, y), bf16)
     assert _product("matmul", x, y).tobytes() == expected.tobytes()
     assert small == (half.widened(expected) == 0).any()
+
+
+@pytest.mark.skipif("amx" not in SETS, reason="no AMX here")
+def test_true_and_emulated_tiles_have_the_same_bits() -> None:
+    x, y, bits = _noise(70, 1100), _noise(1100, 90), set()
+    x[::3, ::5] = _number(1e-39)
+    for each in SETS:
+        assert _native.choose_simd(each)
+        bits.add(_product("matmul", x, y, 2).tobytes())
+    assert len(bits) == 1
 
 
 SHAPES = [(1, 706, 300), (1, 37, 5), (5, 40, 33), (48, 32, 16), (50, 705, 129), (290, 1100, 530)]
