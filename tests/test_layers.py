@@ -63,7 +63,7 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_830,
+    "mlvm/core": 6_850,
     "mlvm/machines": 1_710,
     "mlvm/machines/native": 2_790,
     "mlvm/machines/gpu": 3_270,
@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/arena": 1_320,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
-    "mlvm/step": 2_300,
+    "mlvm/step": 2_360,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 820,
     "mlvm/eager/tensor": 1_690,
@@ -86,12 +86,12 @@ BUDGET = {
     "mlvm/eager/optim": 1_240,
     "mlvm/eager/files": 860,
     "mlvm/eager/interop": 1_090,
-    "mlvm/eager/capture": 2_030,
+    "mlvm/eager/capture": 2_080,
     "mlvm/onnx": 5_900,
     "mlvm": 500,
     "models": 3_440,
     "bench": 4_330,
-    "tests": 66_120,
+    "tests": 66_470,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
