@@ -25,6 +25,9 @@ _PANEL: Final = 32
 """The widest panel of y: two vectors of AVX-512."""
 _MOST_PANELS: Final = 1 << 24
 """Bytes of y that a thread copies at most, for a chain after the product."""
+_ROWS_OF_LARGE: Final = 204
+"""Rows of a product that a chain takes at once where y stays in no core's cache. Fewer would read y
+so often that it costs more than rows of the product that have left the second-level cache."""
 _AMX: Final = "bf16_amx"
 _SIDE: Final = 32
 """Of a block of products in the tiles of AMX: rows, columns, and factors of a step."""
@@ -389,6 +392,8 @@ def tiles(
     columns, at_once = n, max(1, -(-k // block) * groups)
     if chain:
         rows = max(12, min(rows, _CACHE // (n * unit_size + 1)))
+        if n * k * itemsize > 4 * _CACHE:
+            rows = _ROWS_OF_LARGE
         if copy_y and at_once * block * n * itemsize > _MOST_PANELS:
             return None
     else:
