@@ -63,6 +63,7 @@ from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, make_exclusive
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
@@ -586,8 +587,9 @@ class Captured(Generic[P, R]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
-        `python -m mlvm run` takes. Raises `CaptureError` before the first call, `AttributeRefused`
-        for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        `python -m mlvm run` takes. Where weights change before each call, and a second program
+        computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
+        `AttributeRefused` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
         if Path(path).suffix in (".onnx", ".safetensors"):
             raise AttributeRefused(
                 f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
@@ -865,6 +867,7 @@ def capture(
 def capture(
     *, fuse: bool = True, recompute: bool = True, hoist: bool = True
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+@hinted
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
