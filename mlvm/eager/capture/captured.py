@@ -32,10 +32,12 @@ from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     AttributeRefused,
     CaptureError,
+    DTypeError,
     GradientError,
     HandleError,
     MlvmError,
     OpError,
+    ShapeError,
     ShutDown,
 )
 from mlvm.core.locks import new_lock
@@ -956,7 +958,7 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises.
+    tensor itself. Raises what `capture` raises, and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
@@ -975,6 +977,12 @@ def measure(
 def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
     """What a call of the function would do, and the signature of its arguments, as `measure` takes
     them. Raises what `capture` raises."""
+    for x in args:
+        with suppress(DTypeError, ShapeError):
+            type = TensorType.parse(x) if isinstance(x, str) else None
+            if type is not None:
+                text = f'ml.TensorType("{type.dtype}", {type.shape})'
+                raise CaptureError(f"for the type {x!r} write {text}")
     captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
