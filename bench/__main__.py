@@ -1,4 +1,7 @@
-"""`python -m bench dispatch`: run one benchmark, or all; see `python -m bench --help`."""
+"""Run one benchmark, or all: mlvm beside what is installed of numpy, PyTorch, JAX and others.
+
+The last lines say of each ratio whether what was wanted is met. docs/performance.md has what was
+found, and says how to read it."""
 
 from __future__ import annotations
 

@@ -355,9 +355,12 @@ def read_type(number: int, text: str) -> TensorType:
         raise BadInput(f"argument {number}: {error}") from None
 
 
-def _check_count(wanted: int, given: int, what: str) -> None:
+def _check_count(
+    wanted: int, given: int, what: str, types: Sequence[TensorType] | None = None
+) -> None:
     if given != wanted:
-        raise BadInput(f"the program loads {wanted} arguments; {given} {what} given")
+        takes = f"; it takes {', '.join(map(str, types))}" if types else ""
+        raise BadInput(f"the program loads {wanted} arguments; {given} {what} given{takes}")
 
 
 # --- the commands ----------------------------------------------------------------------
@@ -368,8 +371,9 @@ def run(options: argparse.Namespace) -> None:
     found = read_file(options.file)
     vm = LocalVM()
     verify(program_of(found), vm.functions)
+    types = found.inputs if isinstance(found, SavedStep) else None
     wanted = len(found.inputs) if isinstance(found, SavedStep) else nargs_of(found)
-    _check_count(wanted, len(options.arg), "with --arg are")
+    _check_count(wanted, len(options.arg), "with --arg are", types)
     arrays = [read_argument(number, text) for number, text in enumerate(options.arg)]
     if options.out is not None:
         options.out.mkdir(parents=True, exist_ok=True)  # now, not after a long run

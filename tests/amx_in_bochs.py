@@ -4,15 +4,22 @@
         "python -m mlvm info" "MLVM_SIMD=amx python -m pytest tests/machines/native/test_amx.py"
 
 It boots an image of this Python, of the packages that tests need and of this checkout, prints what
-the guest writes, and exits with the first status that is not 0. It wants xorriso, Debian's packages
-`isolinux` and `syslinux-common`, and any kernel of Debian. The times in there mean nothing.
+the guest writes, and exits with the first status that is not 0, or with 0. The guest has no other
+files: its only commands are `sh` and `python`. It takes 1.5 GB of memory. The times in there mean
+nothing.
 
-Bochs is built of its sources (here 3.1 in development, 783b58fd), with tests/amx_in_bochs.patch:
+It wants Debian's packages `xorriso`, `isolinux` and `syslinux-common`. `--kernel` is the file
+/boot/vmlinuz-* of any `linux-image-*-amd64` of Debian; 6.1 was tried.
 
-    ./configure --enable-x86-64 --enable-avx --enable-evex --enable-amx --enable-all-optimizations
-        --with-nogui && make
+Bochs (https://github.com/bochs-emu/Bochs) is built of its sources (here 3.1 in development, commit
+783b58fd), in their folder bochs/:
 
-`--share` is a folder with its files BIOS-bochs-latest and VGABIOS-lgpl-latest.bin.
+    patch -p1 < CHECKOUT/tests/amx_in_bochs.patch
+    ./configure --enable-x86-64 --enable-avx --enable-evex --enable-amx \\
+        --enable-all-optimizations --with-nogui && make
+
+`--bochs` is the file `bochs` that this makes. `--share` is a folder with its files
+BIOS-bochs-latest and VGABIOS-lgpl-latest.bin, which lie in bios/ and below.
 """
 
 from __future__ import annotations
@@ -35,6 +42,8 @@ PYTHON: Final = Path(sys.executable).resolve()
 PACKAGES: Final = Path(sysconfig.get_path("purelib"))
 NEEDED: Final = "numpy numpy.libs pytest _pytest pluggy iniconfig packaging pygments hypothesis"
 UNUSED: Final = {"test", "tests", "idlelib", "tkinter", "ensurepip", "site-packages", "lib2to3"}
+LOADER: Final = "isolinux.bin", "ldlinux.c32"
+FIRMWARE: Final = "BIOS-bochs-latest", "VGABIOS-lgpl-latest.bin"
 ENDS: Final = "The guest ends with "
 LINE: Final = "initrd=initrd console=ttyS0 quiet panic=-1 mitigations=off nokaslr"
 HARDWARE: Final = """display_library: nogui
@@ -117,7 +126,7 @@ def make_image(options: argparse.Namespace, folder: Path) -> None:
     with open(disk / "initrd", "wb") as to:
         archive(to, files(), INIT.format(**told, **paths).encode())
     shutil.copy(options.kernel, disk / "kernel")
-    for name in ("isolinux.bin", "ldlinux.c32"):
+    for name in LOADER:
         shutil.copy(next(Path("/usr/lib").rglob(name)), disk)
     line = f"{LINE} clearcpuid=fsrm,erms{options.clear}"
     (disk / "isolinux.cfg").write_text(f"default it\nlabel it\nkernel kernel\nappend {line}\n")
@@ -151,15 +160,27 @@ def boot(options: argparse.Namespace, folder: Path) -> int:
     return 1
 
 
+def missing(options: argparse.Namespace) -> list[str]:
+    """What there is none of: files, or what brings them."""
+    files = [options.kernel, *(options.share / name for name in FIRMWARE)]
+    absent = [str(file) for file in files if not file.is_file()]
+    absent += [name for name in (options.bochs, "xorriso") if not shutil.which(name)]
+    parts = [name for name in LOADER if next(Path("/usr/lib").rglob(name), None) is None]
+    return absent + [f"{name} of isolinux and syslinux-common" for name in parts]
+
+
 def main() -> None:
     raw = argparse.RawTextHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
     parser.add_argument("--bochs", required=True, help="the emulator")
     parser.add_argument("--share", type=Path, required=True, help="the folder of its BIOS")
     parser.add_argument("--kernel", type=Path, required=True, help="of Linux, x86-64")
-    parser.add_argument("--clear", default="", help="features it lacks: ,amx_tile")
-    parser.add_argument("commands", nargs="+")
+    told = "what Linux is to hide of the processor, as in ,amx_tile"
+    parser.add_argument("--clear", default="", metavar="FEATURES", help=told)
+    parser.add_argument("commands", nargs="+", help="run in turn, in the checkout's folder")
     options = parser.parse_args()
+    if absent := missing(options):
+        parser.error(f"there is no {', no '.join(absent)}; see --help")
     with TemporaryDirectory() as folder:
         sys.exit(boot(options, Path(folder)))
 

@@ -64,7 +64,7 @@ Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
     "mlvm/core": 6_850,
-    "mlvm/machines": 1_710,
+    "mlvm/machines": 1_720,
     "mlvm/machines/native": 2_800,
     "mlvm/machines/gpu": 3_270,
     "mlvm/machines/standalone": 1_350,
@@ -75,23 +75,23 @@ BUDGET = {
     "mlvm/step": 2_360,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 820,
-    "mlvm/eager/tensor": 1_690,
+    "mlvm/eager/tensor": 1_700,
     "mlvm/eager/functions": 4_680,
     "mlvm/eager/recording": 910,
     "mlvm/eager/autodiff": 2_230,
-    "mlvm/eager/control": 1_400,
+    "mlvm/eager/control": 1_410,
     "mlvm/eager/transform": 2_020,
     "mlvm/eager/nn": 2_280,
     "mlvm/eager/parallel": 640,
     "mlvm/eager/optim": 1_240,
     "mlvm/eager/files": 860,
-    "mlvm/eager/interop": 1_090,
-    "mlvm/eager/capture": 2_080,
+    "mlvm/eager/interop": 1_130,
+    "mlvm/eager/capture": 2_090,
     "mlvm/onnx": 5_900,
-    "mlvm": 500,
+    "mlvm": 510,
     "models": 3_440,
     "bench": 4_330,
-    "tests": 66_470,
+    "tests": 66_500,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -65,6 +65,10 @@ class LocalVM(VM):
     """The VM of a device; see `mlvm.machines.gpu`, which adds it."""
 
     def __new__(cls, *args: Any, device: str = "cpu", **options: Any) -> LocalVM:
+        known = {"name", *(LocalVM.__init__.__kwdefaults__ or ())}
+        if cls is LocalVM and (unknown := options.keys() - known):
+            names = ", ".join(f"{name}=" for name in sorted(unknown))
+            raise TypeError(f"a VM takes no {names}; it takes {', '.join(sorted(known))}")
         if cls is LocalVM and device != "cpu":
             return super().__new__(cls.on_device)
         return super().__new__(cls)

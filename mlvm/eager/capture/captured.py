@@ -32,10 +32,12 @@ from mlvm.core.collecting import uncollected
 from mlvm.core.errors import (
     AttributeRefused,
     CaptureError,
+    DTypeError,
     GradientError,
     HandleError,
     MlvmError,
     OpError,
+    ShapeError,
     ShutDown,
 )
 from mlvm.core.locks import new_lock
@@ -63,6 +65,7 @@ from mlvm.eager.tensor.operands import array_beside, widest_of
 from mlvm.eager.tensor.reading import explain, values_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, make_exclusive
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import flatten, replace
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
@@ -586,8 +589,9 @@ class Captured(Generic[P, R]):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the last call's program, its plan and the state as it is now to a file, which
-        `python -m mlvm run` takes. Raises `CaptureError` before the first call, `AttributeRefused`
-        for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
+        `python -m mlvm run` takes. Where weights change before each call, and a second program
+        computes nothing ahead, it is the first. Raises `CaptureError` before the first call,
+        `AttributeRefused` for a name that ends in ".onnx" or ".safetensors", and `OSError`."""
         if Path(path).suffix in (".onnx", ".safetensors"):
             raise AttributeRefused(
                 f"{path}: Captured.save writes a planned step, such as step.mlvm; a function as "
@@ -865,6 +869,7 @@ def capture(
 def capture(
     *, fuse: bool = True, recompute: bool = True, hoist: bool = True
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
+@hinted
 def capture(
     fn: Callable[..., Any] | None = None,
     /,
@@ -953,7 +958,7 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises.
+    tensor itself. Raises what `capture` raises, and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
@@ -972,6 +977,12 @@ def measure(
 def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
     """What a call of the function would do, and the signature of its arguments, as `measure` takes
     them. Raises what `capture` raises."""
+    for x in args:
+        with suppress(DTypeError, ShapeError):
+            type = TensorType.parse(x) if isinstance(x, str) else None
+            if type is not None:
+                text = f'ml.TensorType("{type.dtype}", {type.shape})'
+                raise CaptureError(f"for the type {x!r} write {text}")
     captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)

@@ -55,11 +55,13 @@ def switch(index: Tensor | int, branches: Sequence[Body], *operands: Tree) -> An
     In a captured function all are recorded, as by `cond`.
 
     The index: i[]. Raises `AttributeRefused` without branches, `DTypeError` for an index that is no
-    integer and a branch that is no function.
+    integer, a branch that is no function, and branches that stand beside each other.
 
         >>> ml.switch(ml.asarray(1), [ml.sin, ml.negative], ml.asarray([1.0]))
         Tensor([-1.], f32[1])
     """
+    if callable(branches):
+        raise DTypeError("switch: the branches are one argument, a list: switch(index, [f, g], x)")
     if not branches:
         raise AttributeRefused("switch takes one branch or more")
     ways = _ways("switch", branches, operands)

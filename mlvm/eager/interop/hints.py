@@ -27,12 +27,12 @@ _NO_TAPE: Final = (
     "only ml.grad and its like record: leave it out; within them, see ml.stop_gradient"
 )
 _NO_DEVICE: Final = (
-    "a tensor is where its arena is: with ml.Arena(vm).allocating(), and a GPU is vm = "
+    'a tensor is where its arena is: with ml.Arena(vm, "x").allocating(), and a GPU is vm = '
     'ml.VM(device="opencl:0"), see docs/gpu.md'
 )
 _MODEL_DEVICE: Final = (
-    "a model is where its tensors were made: with ml.Arena(vm).allocating(), and a GPU is vm = "
-    'ml.VM(device="opencl:0"), see docs/gpu.md'
+    'a model is where its tensors were made: with ml.Arena(vm, "x").allocating(), and a GPU is '
+    'vm = ml.VM(device="opencl:0"), see docs/gpu.md'
 )
 _MODEL_DTYPE: Final = "which is another model, with gradients to this one; see docs/dtypes.md"
 _WIDE: Final = "use model.astype({}), " + _MODEL_DTYPE
@@ -276,6 +276,8 @@ KEYWORDS: Final = {
     "eta_min": "final",
     "final_div_factor": "final_divisor",
     "gamma": "decay_rate",
+    "group_size": "group",
+    "in_dims": "in_axes",
     "kdim": "memory_dim",
     "keepdim": "keepdims",
     "kernel_size": "window",
@@ -297,6 +299,7 @@ KEYWORDS: Final = {
     "num_groups": "groups",
     "num_parameters": "channels",
     "num_workers": "workers",
+    "out_dims": "out_axes",
     "output_size": "size",
     "p": "rate",
     "padding_mode": "padding",
@@ -351,6 +354,23 @@ _NO_KEYWORDS: Final = {
 }
 """Keywords of other libraries that have no other name here, and what to write."""
 
+_OF_CAPTURE: Final = {
+    **dict.fromkeys(
+        ("static_argnums", "static_argnames"),
+        "an argument that is no tensor is known by its value: leave it out",
+    ),
+    **dict.fromkeys(
+        ("donate_argnums", "donate_argnames"),
+        "what the function updates in place, as by x += y, has no second copy: leave it out",
+    ),
+    **dict.fromkeys(
+        ("backend", "fullgraph", "mode", "options"),
+        "each call is one program, fused and planned: leave it out",
+    ),
+    "dynamic": "tensors of another shape have a program of their own: leave it out",
+}
+"""Keywords of `jax.jit` and `torch.compile`, and what to write."""
+
 _OTHER_NAMES: Final = {
     "abs": "absolute fabs",
     "acos": "arccos",
@@ -366,6 +386,7 @@ _OTHER_NAMES: Final = {
     "atan": "arctan",
     "atan2": "arctan2",
     "atanh": "arctanh",
+    "bfloat16": "bf16",
     "binary_cross_entropy": "bce",
     "bitwise_invert": "bitwise_not invert",
     "bitwise_left_shift": "left_shift",
@@ -374,6 +395,8 @@ _OTHER_NAMES: Final = {
     "broadcast_to": "expand broadcast",
     "capture": "jit compile",
     "clip": "clamp",
+    "complex128": "c128 cdouble",
+    "complex64": "c64 cfloat",
     "concat": "cat concatenate dstack row_stack",
     "copy": "clone",
     "cosine_embedding": "cosine_embedding_loss",
@@ -387,8 +410,11 @@ _OTHER_NAMES: Final = {
     "erfinv": "erf_inv",
     "expand_dims": "unsqueeze",
     "eye": "identity",
-    "float32": "float single",
-    "float64": "double",
+    "float16": "f16 fp16",
+    "float32": "float single f32 fp32",
+    "float64": "double f64 fp64",
+    "float8_e4m3fn": "f8e4m3 float8_e4m3",
+    "float8_e5m2": "f8e5m2",
     "full": "fill",
     "gaussian_nll": "gaussian_nll_loss",
     "grad": "backward",
@@ -402,8 +428,10 @@ _OTHER_NAMES: Final = {
     "hinge": "hinge_loss",
     "histogram": "histc",
     "huber": "huber_loss",
-    "int32": "int",
-    "int64": "int_ long intp",
+    "int16": "i16 short",
+    "int32": "i32 int",
+    "int64": "i64 int_ long intp",
+    "int8": "i8",
     "interpolate": "upsample resize",
     "kl_divergence": "kl_div",
     "l1": "l1_loss",
@@ -460,6 +488,10 @@ _OTHER_NAMES: Final = {
     "tree.map": "tree_map",
     "triplet_margin": "triplet_margin_loss",
     "trunc": "fix",
+    "uint16": "u16",
+    "uint32": "u32",
+    "uint64": "u64",
+    "uint8": "u8 byte",
     "unstack": "unbind",
 }
 """The name here, and what it is called elsewhere."""
@@ -545,6 +577,8 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "data": "a DataLoader is ml.Pipeline, see docs/pipelines.md",
         "DataLoader": "use ml.Pipeline; see docs/pipelines.md",
         "device_get": "use x.numpy()",
+        "eval_shape": "use fn(x).type, with an x of the arena of an ml.DryVM(), which has no bytes",
+        "export": "use ml.onnx.save(fn, args, path), or the save of what ml.capture gives",
         "distributed": "see ml.parallel, and docs/parallel.md",
         "distributions": "see ml.random for draws, such as ml.random.normal(shape)",
         "floating": 'use ml.isdtype(x.dtype, "real floating")',
@@ -556,8 +590,13 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "index_select": "use ml.take(x, i, axis=...)",
         "integer": 'use ml.isdtype(x.dtype, "integral")',
         "issubdtype": 'use ml.isdtype(x.dtype, "real floating")',
+        "load_state_dict": "use model.load_state(arrays)",
         "make_jaxpr": "use ml.program_of(fn, *args), which ml.disassemble prints",
         "numel": "use x.size",
+        **dict.fromkeys(
+            ("ao", "qint8", "quantization", "quantize_dynamic", "quint8"),
+            'use ml.quantize(model, "i8"); see docs/quantization.md',
+        ),
         "randint": "use ml.random.randint(shape, low=..., high=...)",
         "savez": "use ml.save(file, {name: x})",
         "scipy": "the functions are ml's own, such as ml.erf, ml.logsumexp and ml.linalg.solve",
@@ -592,7 +631,9 @@ FUNCTIONS: Final[dict[str, dict[str, str]]] = {
         "profile": _TRACE,
         "profiler": _TRACE,
         "set_default_dtype": _DEFAULT_DTYPE,
+        "set_float32_matmul_precision": 'for products in a half see ml.autocast("bfloat16")',
         "shape": "use x.shape",
+        "ShapeDtypeStruct": "use ml.TensorType(dtype, shape)",
         "size": "use x.size",
         "tree_util": "use ml.tree.map, ml.tree.leaves",
         "use_deterministic_algorithms": "a program gives the same bits each time: leave it out",
@@ -761,12 +802,13 @@ def hint(
     None where there is nothing to say."""
     text = _of_places(function, args, {*keywords}, known)
     told = [text] if text else []
+    none = _NO_KEYWORDS | _OF_CAPTURE if function == "capture" else _NO_KEYWORDS
     for name in keywords:
         if name in known:
             continue
         here = KEYWORDS.get(name)
-        if name in _NO_KEYWORDS:
-            told.append(f"there is no {name}=; {_NO_KEYWORDS[name]}")
+        if name in none:
+            told.append(f"there is no {name}=; {none[name]}")
         elif here in known:
             also = ", 1 for True" if name == "unbiased" else ""
             told.append(f"there is no {name}=; use {here}={also}")
@@ -784,6 +826,8 @@ def _of_places(
         return 'is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
+    if function.startswith("Conv") and len(args) > 3:
+        return f"stride= and padding= are given by name: {function}(in, out, window, stride=...)"
     if function == "where" and len(args) == 1:
         return "takes a condition, x and y; the places are ml.nonzero(c)"
     if "key" in known and first != "key" and any(_is_key(x) for x in args):

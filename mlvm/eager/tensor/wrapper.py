@@ -107,6 +107,23 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
+def hinted(fn: Callable[P, R]) -> Callable[P, R]:
+    """The function, which says what to write where it is called as another library's."""
+    known = inspect.signature(fn).parameters
+
+    @wraps(fn)
+    def function(*args: P.args, **keywords: P.kwargs) -> R:
+        try:
+            return fn(*args, **keywords)
+        except TypeError:
+            text = hint(fn.__name__, args, keywords, known)
+            if text is not None:
+                raise TypeError(text) from None
+            raise
+
+    return function
+
+
 def names_of(space: Mapping[str, Any]) -> list[str]:
     """The public names that a module defines itself: functions that are `public`, and classes."""
     own = {name: x for name, x in space.items() if getattr(x, "__module__", 0) == space["__name__"]}

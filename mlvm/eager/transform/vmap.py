@@ -21,6 +21,7 @@ from mlvm.eager.functions.shapes import moveaxis
 from mlvm.eager.tensor.apply import alias_of
 from mlvm.eager.tensor.operands import NUMBERS, is_array
 from mlvm.eager.tensor.tensor import Tensor
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.transform.lanes import Batched, lanes_named
 from mlvm.eager.transform.trace import run, traced
 from mlvm.eager.tree import Node, Tree, anywhere, flatten, named_leaves, partners, unflatten
@@ -32,6 +33,7 @@ _WHAT: Final = "a function of vmap"
 _CONTAINERS: Final = (dict, list, tuple, Node)
 
 
+@hinted
 def vmap(
     fn: Callable[..., Tree],
     in_axes: Axes = 0,

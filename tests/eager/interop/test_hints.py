@@ -331,3 +331,19 @@ def test_modules_of_the_package_are_still_found() -> None:
 
     assert sys.modules["mlvm.eager.tensor.tensor"] is tensor
     assert primitives.__name__ == "mlvm.eager.tensor.primitives"
+
+
+def test_a_call_as_another_library_has_it() -> None:
+    m: Any = ml
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("no static_argnums=; .*: leave it out", lambda: m.capture(abs, static_argnums=1)),
+        ("no mode=; .*: leave it out", lambda: m.capture(abs, mode="max-autotune")),
+        ("no in_dims=; use in_axes=", lambda: m.vmap(abs, in_dims=0)),
+        ("stride= and padding= are given by name", lambda: m.nn.Conv2d(3, 8, 3, 2)),
+        ("a VM takes no num_threads=; .* threads", lambda: m.VM(num_threads=2)),
+    ]
+    for text, call in wrong:
+        refuses(TypeError, text, call)
+    refuses(ml.errors.DTypeError, "a list: switch", lambda: m.switch(0, abs, abs, ml.ones(2)))
+    text = re.escape('ml.TensorType("f32", (2, 4))')
+    refuses(ml.errors.CaptureError, text, lambda: ml.measure(ml.sin, "f32[2,4]"))
