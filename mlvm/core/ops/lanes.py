@@ -24,7 +24,8 @@ def _sum_lanes(x: TensorType, axis_name: str, size: int) -> TensorType:
 @internal(infer=_sum_lanes)
 def sum_lanes(out: Array, x: Array, *, axis_name: str, size: int) -> None:
     """The sum of x over so many lanes."""
-    np.multiply(x, size, out)
+    times = np.asarray(size).astype(x.dtype) if x.dtype.kind in "iu" else size  # modulo 2**bits
+    np.multiply(x, times, out)
 
 
 def _gather_lanes(x: TensorType, rank: TensorType, axis_name: str, size: int) -> TensorType:

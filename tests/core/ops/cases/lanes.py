@@ -18,6 +18,11 @@ CASES = {
         Case((_X,), lambda x, axis_name, size: x * size, _NAMED),
         Case((_X * 1j,), lambda x, axis_name, size: x * size, _NAMED),
         Case((np.array([1, -2], np.int32),), lambda x, axis_name, size: x * size, _NAMED),
+        Case(
+            (np.array([1, 3], np.uint8),),
+            lambda x, axis_name, size: (x.astype(int) * size).astype(np.uint8),
+            {"axis_name": "i", "size": 300},
+        ),
     ],
     "gather_lanes": [
         Case((_X, np.array(0)), lambda x, rank, axis_name, size: x[None], _ALONE),
