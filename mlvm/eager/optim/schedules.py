@@ -9,17 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
-from inspect import signature
 from typing import Any, ParamSpec, TypeAlias
 
 from mlvm.core.types import f32
 from mlvm.eager.functions import creation, elements
 from mlvm.eager.optim.ranges import number_in
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor import wrapper
 from mlvm.eager.tensor.apply import COPY
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import load
 
 Schedule: TypeAlias = Callable[[Tensor], Tensor]
@@ -57,15 +56,11 @@ class _Made:
 def _maker(fn: Callable[P, Schedule]) -> Callable[P, Callable[[Count], Tensor]]:
     """The function as users have it: what it makes takes any count, and can be pickled."""
 
+    made = hinted(fn)
+
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> Callable[[Count], Tensor]:
-        try:
-            return _Made(fn(*args, **keywords), partial(function, *args, **keywords))
-        except TypeError:
-            text = wrapper.hint(fn.__name__, args, keywords, signature(fn).parameters)
-            if text is not None:
-                raise TypeError(text) from None
-            raise
+        return _Made(made(*args, **keywords), partial(function, *args, **keywords))
 
     return function
 

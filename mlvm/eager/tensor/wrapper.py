@@ -109,14 +109,13 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
 
 def hinted(fn: Callable[P, R]) -> Callable[P, R]:
     """The function, which says what to write where it is called as another library's."""
-    known = inspect.signature(fn).parameters
 
     @wraps(fn)
     def function(*args: P.args, **keywords: P.kwargs) -> R:
         try:
             return fn(*args, **keywords)
         except TypeError:
-            text = hint(fn.__name__, args, keywords, known)
+            text = hint(fn.__name__, args, keywords, inspect.signature(fn).parameters)
             if text is not None:
                 raise TypeError(text) from None
             raise
