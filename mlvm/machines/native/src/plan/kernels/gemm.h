@@ -323,14 +323,20 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
         /* The next panel, or what it is made of, comes nearer while this one is read: `lines` of a
          * cache, as many as it has rows, each of a row; or of the columns in turn, if they lie apart.
          * A small y is in the caches already. */
-        const int made = n[COPY_Y] && copy && !n[Y_PANEL], apart = made && n[Y_COLUMN] != 1;
-        const int64_t lines = small || jr + 2 * COLUMNS > columns || (made && n[RUN_Y]) ? 0 : k;
-        const int64_t down = made ? n[Y_K] * PACK * (int64_t)sizeof(S) : t.b_k * (int64_t)sizeof(T);
-        const char *next = made ? (const char *)(panel_of + COLUMNS * n[Y_COLUMN])
-                           : n[COPY_Y] ? (const char *)(t.b + panel_length)
-                           : n[Y_PANEL]
-                               ? (const char *)OF(packed)(n, part->y, column + jr + COLUMNS, first)
-                               : (const char *)(t.b + COLUMNS);
+        int64_t lines = small || jr + 2 * COLUMNS > columns ? 0 : k, down = n[Y_K] * (int64_t)sizeof(T);
+        const char *next;
+        int apart = 0;
+        if (n[COPY_Y] && !copy) {
+            next = (const char *)(t.b + panel_length);
+            down = COLUMNS * (int64_t)sizeof(T);
+        } else if (n[Y_PANEL]) {
+            next = (const char *)OF(packed)(n, part->y, column + jr + COLUMNS, first);
+        } else {
+            next = (const char *)(panel_of + COLUMNS * n[Y_COLUMN]);
+            down = n[Y_K] * PACK * (int64_t)sizeof(S);
+            apart = n[Y_COLUMN] != 1;
+            lines = n[RUN_Y] ? 0 : lines;
+        }
         for (int64_t begin = 0; begin < rows; begin += line)
             for (int64_t tile = 0, ir = 0; tile < tiles; tile++) {
                 int64_t end = OF(tile_begin)(tile + 1, tiles, line), height = end - ir;
