@@ -245,6 +245,11 @@ def test_a_vm_has_no_negative_workers() -> None:
     refuses(MachineError, "workers >= 0, not -1", VM, workers=-1)
 
 
+def test_a_vm_says_which_options_it_takes() -> None:
+    options: dict[str, Any] = {"num_threads": 2}
+    refuses(TypeError, "a VM takes no num_threads=; .* threads", VM, **options)
+
+
 def test_workers_end_with_their_vm() -> None:
     def workers() -> list[str]:
         return [t.name for t in threading.enumerate() if t.name.startswith("ending_")]

@@ -340,7 +340,6 @@ def test_a_call_as_another_library_has_it() -> None:
         ("no mode=; .*: leave it out", lambda: m.capture(abs, mode="max-autotune")),
         ("no in_dims=; use in_axes=", lambda: m.vmap(abs, in_dims=0)),
         ("stride= and padding= are given by name", lambda: m.nn.Conv2d(3, 8, 3, 2)),
-        ("a VM takes no num_threads=; .* threads", lambda: m.VM(num_threads=2)),
     ]
     for text, call in wrong:
         refuses(TypeError, text, call)
