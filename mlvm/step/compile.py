@@ -31,6 +31,7 @@ from mlvm.step.hoist import Hoist, hoisted
 from mlvm.step.order import earlier_where_it_frees
 from mlvm.step.recompute import recomputed
 from mlvm.step.schedule import Placed, Run, Schedule, placed
+from mlvm.step.transposes import without_transposes
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
@@ -205,6 +206,8 @@ class _Inside(NamedTuple):
 
 def _planned(flow: Flow, options: _Options, result: Use | None = None) -> _Level:
     """A plan for the calls, and for all that runs inside them."""
+    if options.policy.transposes:
+        flow = Flow(without_transposes(flow), flow.results)
     inside: dict[Call, _Inside] = {}
     calls: list[Call] = []
     for call in flow.calls:

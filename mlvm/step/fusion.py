@@ -34,6 +34,7 @@ class FusionPolicy(NamedTuple):
     `shortest`: links of a chain, but for an update in place, which reads and writes more memory
     than others. `longest`: more gain nothing. `panels`: products of weights take these in panels,
     packed ahead. `halves`: row functions widen halves as they read them (`mlvm.step.halves`).
+    `transposes`: products take transposed factors to the same bits (`mlvm.step.transposes`).
     """
 
     heads: frozenset[str]
@@ -43,6 +44,7 @@ class FusionPolicy(NamedTuple):
     longest: float
     panels: bool
     halves: bool
+    transposes: bool
 
     def links(self, op: Op) -> bool:
         return op.links if self.passes else op.elementwise
@@ -56,11 +58,19 @@ REFERENCE: Final = FusionPolicy(
     longest=math.inf,
     panels=False,
     halves=False,
+    transposes=False,
 )
 """With numpy, what two ops gain by sharing the cache is less than the blocks cost."""
 
 NATIVE: Final = FusionPolicy(
-    heads=HEADS, reductions=False, passes=True, shortest=2, longest=24, panels=True, halves=True
+    heads=HEADS,
+    reductions=False,
+    passes=True,
+    shortest=2,
+    longest=24,
+    panels=True,
+    halves=True,
+    transposes=True,
 )
 """A reduction of its own is as fast as in a chain, for which there is no such row function."""
 

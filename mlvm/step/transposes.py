@@ -1,0 +1,140 @@
+"""Products that read and make matrices as they lie, in place of copies that are transposed.
+
+`x @ w.T` is recorded as a transposition and a product, and the gradient of w as a product and a
+transposition. But a product takes factors transposed, to the same bits, and `(x @ y).T` is
+`y.T @ x.T`. A product with a single column adds in another order, so it stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from mlvm.core.op import OPS
+from mlvm.step.flow import Call, Flow, Home, Use, Value
+
+_MATMUL, _CONTRACT = OPS["matmul"], OPS["batch_contract"]
+_MOST: Final = 2
+"""So many products take no longer with a matrix as it lies than with a copy made for them: one, and
+one of its gradients. More share the copy."""
+_SIDE: Final = 16
+"""A result with fewer rows or columns takes longer if these change places."""
+
+
+def without_transposes(flow: Flow) -> list[Call]:
+    """The calls, without matrices that are transposed only for products, or only made for that."""
+    return _of_results(Flow(_of_factors(flow), flow.results))
+
+
+class _Order:
+    """Calls in their order: who reads what, and when memory is written to."""
+
+    def __init__(self, flow: Flow) -> None:
+        self._wanted = flow.wanted()
+        self._place = {call: i for i, call in enumerate(flow.calls)}
+        self._readers: dict[Value, list[Call]] = {}
+        self._writes: dict[Home, list[int]] = {}
+        for i, call in enumerate(flow.calls):
+            for value in {use.value for use in call.ins}:
+                self._readers.setdefault(value, []).append(call)
+            for use in call.outs:
+                if use.value.home is not None:
+                    self._writes.setdefault(use.value.home, []).append(i)
+
+    def readers(self, made: Use) -> Sequence[Call]:
+        """All that read the value; none, if it is there for others too."""
+        if made.value.home is not None or made.value in self._wanted:
+            return ()
+        return self._readers.get(made.value, ())
+
+    def stay(self, ins: Sequence[Use], first: Call, last: Call) -> bool:
+        """Whether `last` could read what `first` reads: nothing is written over it meanwhile."""
+        homes = [use.value.home for use in ins if use.value.home is not None]
+        begin, end = self._place[first], self._place[last]
+        return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))
+
+
+def _of_factors(flow: Flow) -> list[Call]:
+    """The calls, where products take factors as they lie."""
+    order = _Order(flow)
+    changed: dict[Call, Call | None] = {}
+    for swap in filter(_swaps, flow.calls):
+        [made], [source] = swap.outs, swap.ins
+        readers = order.readers(made)
+        if not 1 <= len(readers) <= _MOST:
+            continue
+        if not all(_may_take(call, made) and order.stay([source], swap, call) for call in readers):
+            continue
+        changed[swap] = None
+        for call in readers:
+            product = changed.get(call) or call
+            turned = [use == made for use in product.ins]
+            ins = [source if use == made else use for use in product.ins]
+            changed[call] = _with(product, ins, _turns(product), turned)
+    return _changed(flow, changed)
+
+
+def _of_results(flow: Flow) -> list[Call]:
+    """The calls, where products make transposed what was only transposed."""
+    order = _Order(flow)
+    makers = {call.outs[0].value: call for call in flow.calls if _multiplies(call)}
+    changed: dict[Call, Call | None] = {}
+    for swap in filter(_swaps, flow.calls):
+        [made] = swap.ins
+        product = makers.get(made.value)
+        if product is None or product.outs != [made] or len(order.readers(made)) != 1:
+            continue
+        x, y = product.ins
+        if x.type.ndim != y.type.ndim or min(made.type.shape[-2:]) < _SIDE:
+            continue
+        if order.stay([x, y], product, swap):
+            changed[product] = None
+            swapped = replace(product, outs=swap.outs)
+            changed[swap] = _with(swapped, [y, x], _turns(product)[::-1], [True, True])
+    return _changed(flow, changed)
+
+
+def _swaps(call: Call) -> bool:
+    """Whether the call swaps the last two axes, and no others."""
+    if call.op is None or call.op.name != "permute_dims" or call.ins[0].type.ndim < 2:
+        return False
+    *rows, i, j = range(call.ins[0].type.ndim)
+    return bool(call.attributes["axes"] == (*rows, j, i))
+
+
+def _multiplies(call: Call) -> bool:
+    """Whether the call is a product whose kernel takes transposed factors."""
+    if call.op not in (_MATMUL, _CONTRACT):
+        return False
+    x, y = call.ins
+    return x.type.dtype.is_float and x.type.dtype is y.type.dtype
+
+
+def _may_take(call: Call, made: Use) -> bool:
+    """Whether the call is a product that may have this factor transposed. A batch times one matrix
+    is one product as the batch lies, and many else."""
+    if not _multiplies(call) or call.op is not _MATMUL:
+        return False
+    if {use for use in call.ins if use.value is made.value} != {made}:
+        return False
+    x, y = call.ins
+    if x != made:
+        return True
+    one_column = y.type.ndim < 2 or call.outs[0].type.shape[-1] == 1
+    return not one_column and (x.type.ndim == 2 or y.type.ndim > 2)
+
+
+def _turns(product: Call) -> list[bool]:
+    """Which factors are transposed."""
+    return [product.attributes["transpose_x"], product.attributes["transpose_y"]]
+
+
+def _with(call: Call, ins: list[Use], turns: list[bool], turned: list[bool]) -> Call:
+    """The product of these, which are transposed once more where they are `turned`."""
+    x, y = (turn is not again for turn, again in zip(turns, turned, strict=True))
+    return replace(call, ins=ins, attributes={"transpose_x": x, "transpose_y": y})
+
+
+def _changed(flow: Flow, changed: dict[Call, Call | None]) -> list[Call]:
+    return [found for call in flow.calls if (found := changed.get(call, call)) is not None]
