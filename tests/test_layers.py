@@ -72,7 +72,7 @@ BUDGET = {
     "mlvm/arena": 1_320,
     "mlvm/show": 1_610,
     "mlvm/input": 1_300,
-    "mlvm/step": 2_470,
+    "mlvm/step": 2_490,
     "mlvm/parallel": 3_160,
     "mlvm/eager": 820,
     "mlvm/eager/tensor": 1_700,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 510,
     "models": 3_440,
     "bench": 4_330,
-    "tests": 66_560,
+    "tests": 66_570,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

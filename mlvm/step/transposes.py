@@ -24,7 +24,9 @@ _SIDE: Final = 16
 
 def without_transposes(flow: Flow) -> list[Call]:
     """The calls, without matrices that are transposed only for products, or only made for that."""
-    return _of_results(Flow(_of_factors(flow), flow.results))
+    for turn in (_beside_casts, _of_factors, _of_results):
+        flow = Flow(turn(flow), flow.results)
+    return flow.calls
 
 
 class _Order:
@@ -53,6 +55,30 @@ class _Order:
         homes = [use.value.home for use in ins if use.value.home is not None]
         begin, end = self._place[first], self._place[last]
         return not any(begin < i <= end for home in homes for i in self._writes.get(home, ()))
+
+
+def _beside_casts(flow: Flow) -> list[Call]:
+    """The calls, where a matrix is transposed in fewer bytes: behind a cast that narrows it, and in
+    front of one that widens it, as `ml.autocast` has it around products."""
+    order = _Order(flow)
+    makers = {call.outs[0].value: call for call in flow.calls if _swaps(call) or _casts(call)}
+    changed: dict[Call, Call | None] = {}
+    for second in makers.values():
+        first = makers.get(second.ins[0].value)
+        if first is None or second.op is None or _swaps(first) is _swaps(second):
+            continue
+        if first in changed:
+            continue
+        [source], [made], [result] = first.ins, first.outs, second.outs
+        if second.ins != [made] or len(order.readers(made)) != 1:
+            continue
+        narrows = result.type.nbytes < source.type.nbytes
+        type = second.op.infer([source.type], second.attributes)
+        if narrows is _swaps(first) and type is not None:
+            between = Use(Value(type.nbytes), type)
+            changed[first] = replace(second, outs=[between], ins=[source])
+            changed[second] = replace(first, outs=[result], ins=[between])
+    return _changed(flow, changed)
 
 
 def _of_factors(flow: Flow) -> list[Call]:
@@ -101,6 +127,10 @@ def _swaps(call: Call) -> bool:
         return False
     *rows, i, j = range(call.ins[0].type.ndim)
     return bool(call.attributes["axes"] == (*rows, j, i))
+
+
+def _casts(call: Call) -> bool:
+    return call.op is not None and call.op.name == "astype"
 
 
 def _multiplies(call: Call) -> bool:

@@ -67,6 +67,15 @@ def test_products_take_matrices_as_they_lie(
     assert turned(monkeypatch, f, *args) == left
 
 
+def test_casts_around_products_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step(x: Tensor, w: Tensor) -> object:
+        return ml.value_and_grad(loss, argnums=(0, 1))(x, w)
+
+    with ml.autocast("bfloat16"):
+        assert turned(monkeypatch, step, X, W) == 0
+        assert turned(monkeypatch, lambda x: ml.astype(x.T, ml.bfloat16), X) == 1
+
+
 def test_a_matrix_that_is_written_meanwhile_was_copied(monkeypatch: pytest.MonkeyPatch) -> None:
     w = ml.asarray(V.numpy().copy())
 
