@@ -151,3 +151,38 @@ def test_the_gradient_of_kernels_of_one_number(groups: int) -> None:
     result = native("conv2d_kernel_vjp", g, x, **attributes)
     expected = reference("conv2d_kernel_vjp", g, x, **attributes)
     np.testing.assert_allclose(result, expected, 0, 1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("each", [2, 4, 8, 16])
+@pytest.mark.parametrize(("across", "wide", "stride", "apart"), [
+    (3, 3, 1, 1), (5, 1, 1, 1), (7, 3, 1, 1), (9, 3, 2, 1), (14, 5, 1, 2), (70, 9, 1, 3)
+])  # fmt: skip
+def test_narrow_groups(
+    across: int, wide: int, stride: int, apart: int, each: int, dtype: str
+) -> None:
+    """Tiles of places, some of them outside of the image, and pixels that are copied in parts."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((2, 6, across, 64)).astype(dtype)
+    kernel = rng.standard_normal((3, wide, each, 64)).astype(dtype)
+    far = (wide - 1) * apart
+    attributes: dict[str, Any] = {"groups": 64 // each, "stride": (2, stride)}
+    attributes |= {"padding": ((1, 1), (far // 2 + 1, far // 2)), "dilation": (1, apart)}
+    y = native("conv2d", x, kernel, **attributes)
+    ways = [("conv2d", (x, kernel), attributes)]
+    ways += [("conv2d_kernel_vjp", (y, x), attributes | {"window": (3, wide)})]
+    for op, operands, given_attributes in ways:
+        assert planned(op, *operands, **given_attributes)
+        result = native(op, *operands, **given_attributes)
+        expected = reference(op, *[each.astype("f8") for each in operands], **given_attributes)
+        np.testing.assert_allclose(result, expected, 1e-4, 1e-3 * abs(expected).max())
+        again = native(op, *operands, threads=3, **given_attributes)
+        assert again.tobytes() == result.tobytes()
+
+
+def test_a_result_of_the_type_of_its_kernel() -> None:
+    rng = np.random.default_rng(0)
+    x, kernel = (rng.standard_normal((1, 1, 16, 1024), np.float32) for _ in range(2))
+    how: dict[str, Any] = {"groups": 64, "stride": (1, 1), "padding": ((0, 0), (0, 0))}
+    expected = reference("conv2d", x, kernel, **how)
+    np.testing.assert_allclose(native("conv2d", x, kernel, **how), expected, 1e-4, 1e-4)

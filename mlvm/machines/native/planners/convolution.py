@@ -23,6 +23,8 @@ from mlvm.machines.native.planners.linalg import (
 
 _NARROW: Final = (2, 4, 8, 16)
 """Channels of groups that are convolved without products of matrices."""
+_PIXELS: Final = 16384
+"""Bytes of a group's pixels that are copied at once, and stay in the first-level cache."""
 _VECTOR: Final = 64
 """Bytes of the longest vector."""
 _LINES: Final = 3 << 16
@@ -149,7 +151,13 @@ def _is_narrow(kernel: TensorType, attributes: Attributes) -> bool:
         return False
     if outputs == 1:  # no lanes to fill
         return False
-    return inputs == 1 or (inputs in _NARROW and outputs * kernel.dtype.itemsize % _VECTOR == 0)
+    if inputs == 1:
+        return True
+    (tall, wide), apart = window, attributes["dilation"][1]
+    pixels = 7 * attributes["stride"][1] + (wide - 1) * apart + 1  # that eight places see
+    seen = tall * pixels * inputs * kernel.dtype.itemsize
+    full = outputs * kernel.dtype.itemsize % _VECTOR == 0
+    return inputs in _NARROW and full and seen <= _PIXELS
 
 
 def _axes(name: str, numbers: Iterable[int], otherwise: int) -> dict[str, int]:
@@ -231,7 +239,8 @@ def _narrow(
     integers |= {"down": down, "across": across, "tall": tall, "wide": wide, "block": block}
     integers |= {"stride_y": stride_y, "stride_x": stride_x, "top": top, "left": left}
     integers |= {"apart_y": apart_y, "apart_x": apart_x, "each_group": each}
-    units = -(-channels // block) * tall if out is weights else n * down
+    of_kernel = kernel == "grouped_kernel_vjp"
+    units = -(-channels // block) * tall if of_kernel else n * down
     places = min(height * width, down * across)
     work = 50 + n * places * weights.size / 20
     if each == 1:

@@ -8,7 +8,9 @@
 #include <string.h>
 
 enum { depthwise_integers(NAME) };
-enum { PART = 256 }; /* places whose terms are added before others are */
+enum { PART = 256 };     /* places whose terms are added before others are */
+enum { PIXELS = 16384 }; /* bytes of a group's pixels that are copied, and stay in the first-level cache */
+enum { WIDEST = 16, TAPS = 7, PLACES = 32 }; /* channels of a group; what is summed, and copied, at once */
 
 #define T float
 #define OF(name) MLVM_JOIN(name, f32)
