@@ -317,6 +317,17 @@ def test_an_element_has_the_same_bits_wherever_it_lies(name: str, dtype: str) ->
         assert function(x[start:stop].copy()).tobytes() == whole[start:stop].tobytes()
 
 
+def test_f32_is_rounded_to_bf16_as_the_reference_does() -> None:
+    """All upper halves, beside lower ones about the middle of two bf16."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        x = (upper | np.uint32(lower)).view(np.float32)
+        found, expected = (run("astype", x, dtype="bf16") for run in (native, reference))
+        nans = np.isnan(x)
+        assert found[~nans].tobytes() == expected[~nans].tobytes()
+        assert np.isnan(widened(found[nans])).all()
+
+
 @pytest.mark.parametrize("name", ["gelu", "gelu_slope"])
 def test_gelus_of_bf16_are_rounded_from_eight_digits_more(name: str) -> None:
     bits = np.arange(1 << 16, dtype=np.uint16)

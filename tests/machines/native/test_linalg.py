@@ -318,6 +318,41 @@ def test_a_row_of_bf16_has_the_bits_of_f32_rounded_once(ty: bool) -> None:
                 assert found.tobytes() == rounded.tobytes()
 
 
+ROUNDED = [(2, 1, 3), (5, 37, 33), (13, 15, 16), (31, 351, 65), (50, 705, 129), (210, 353, 40)]
+
+
+@pytest.mark.skipif(has_kernel("matmul_bf16_amx"), reason="tiles of AMX add in another order")
+@pytest.mark.parametrize(("tx", "ty"), TRANSPOSITIONS)
+def test_products_of_bf16_are_those_of_f32_rounded_once(tx: bool, ty: bool) -> None:
+    """In one block of k and in several, with an odd number of products: no whole pairs."""
+    for m, k, n in ROUNDED:
+        x, y, attributes = _operands(m, k, n, tx, ty, "float32", (3,))
+        x[0].flat[-1], y[1].flat[0] = np.inf, np.nan
+        x, y = half.cast(x, bf16), half.cast(y, bf16)
+        for name in ("matmul", "batch_contract"):
+            wide = native(name, half.widened(x), half.widened(y), **attributes)
+            expected = half.cast(wide, bf16)
+            for threads in (1, 3):
+                found = native(name, x, y, threads=threads, **attributes)
+                nans = np.isnan(half.widened(expected))
+                assert np.isnan(half.widened(found[nans])).all()
+                assert found[~nans].tobytes() == expected[~nans].tobytes()
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "bf16"])
+@pytest.mark.parametrize("tx", [False, True])
+def test_a_matrix_that_is_repeated_is_copied_once(tx: bool, dtype: str) -> None:
+    """Each product of a batch has the bits that it has alone, also if it is of several strips."""
+    for m, k, n in [(7, 20, 40), (32, 16, 300), (230, 16, 200), (230, 401, 20)]:
+        x, y, attributes = _operands(m, k, n, tx, False, "float64", (4,))
+        x = x[0]
+        x, y = (half.cast(z, bf16) if dtype == "bf16" else z.astype(dtype) for z in (x, y))
+        alone = [native("matmul", x, each, **attributes) for each in y]
+        for threads in (1, 2, 3, 5):
+            found = native("matmul", x, y, threads=threads, **attributes)
+            assert found.tobytes() == np.stack(alone).tobytes()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_long_row_has_the_same_bits_by_a_transposed_matrix(dtype: str) -> None:
     """So long that it is gone through in several spans."""

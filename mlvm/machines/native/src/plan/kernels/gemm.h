@@ -12,6 +12,8 @@ typedef struct {
     const S *x, *y;
     T *out;            /* the product's first element */
     T *strip, *panels; /* scratch: copied rows of x and panels of y */
+    const S *copied;   /* where the rows of x begin that were copied last, and how many they are */
+    int64_t copied_rows;
     int64_t row, rows, column, columns;
     Next *next; /* NULL, or what to do with rows of the product */
 } OF(Part);
@@ -259,7 +261,7 @@ static int64_t OF(runs_of)(OF(Run) *run, const int64_t *w, int64_t first, int64_
 /* One block of k of a strip of rows: for each panel of y (jr), for each line of rows, for each tile of
  * these (ir). `panels` has room for all, panel_length apart; `copy`: they are not there yet; `fresh`:
  * lines of images are not. */
-static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t rows,
+static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
                       int64_t column, int64_t columns, T *panels, int64_t panel_length, int copy,
                       int fresh)
 {
@@ -290,10 +292,14 @@ static void OF(strip)(const OF(Part) *part, int64_t block, int64_t row, int64_t 
     } else if (n[COPY_X]) {
         if (n[COPY_X] == GATHER)
             OF(gather_rows)(part->strip, part->x, n, row, rows, first, k);
+        else if (x == part->copied && rows == part->copied_rows)
+            ; /* the same x is a factor of the next product, too */
         else if (n[X_K] == 1)
             OF(copy_rows)(part->strip, x, n[X_ROW], rows, k);
         else
             OF(copy_columns)(part->strip, x, n[X_K], rows, k, tiles);
+        part->copied = x;
+        part->copied_rows = rows;
         from = part->strip;
         row_step = k;
         if (n[X_K] == 1)
