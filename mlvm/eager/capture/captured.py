@@ -39,6 +39,7 @@ from mlvm.core.errors import (
     OpError,
     ShapeError,
     ShutDown,
+    brief,
 )
 from mlvm.core.locks import new_lock
 from mlvm.core.observe import explaining
@@ -911,17 +912,24 @@ def capture(
     raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
     an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
     result or such a field. Raises `GradientError` inside a differentiated function,
-    and whatever the function raises.
+    `AttributeRefused` for an option that is no bool, and whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
         (Tensor(3., f32[]), Tensor(0., f32[]))
     """
+    _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     if fn is None:
         return partial(capture, fuse=fuse, recompute=recompute, hoist=hoist)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
     return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
+
+
+def _require_bools(name: str, **options: object) -> None:
+    for option, value in options.items():
+        if not isinstance(value, bool):
+            raise AttributeRefused(f"{name}: {option} is True or False, not {brief(value)}")
 
 
 def _hoist(recorded: RecordedCall, vm: VMProtocol) -> Hoist | None:
@@ -958,11 +966,13 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises, and `CaptureError` for a type given as text.
+    tensor itself. Raises what `capture` raises, `AttributeRefused` for an option that is no bool,
+    and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
     """
+    _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")
     recorded, _ = recorded_call(fn, args, kwargs)
     arena = current_arena()

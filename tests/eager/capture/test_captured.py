@@ -39,6 +39,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
 from models.mlp import Mlp
+from tests.brief import refuses
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
 
@@ -958,6 +959,14 @@ def test_options_are_given_to_the_decorator() -> None:
     assert plain(ml.ones(3)).tolist() == default(ml.ones(3)).tolist()
     with pytest.raises(CaptureError, match="takes a function"):
         ml.capture(fuse=False)(3)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("option", ["fuse", "recompute", "hoist"])
+def test_an_option_is_a_bool(option: str) -> None:
+    given: dict[str, Any] = {option: "no"}
+    refuses(AttributeRefused, f"capture: {option} is True or False, not 'no'", ml.capture, **given)
+    refuses(AttributeRefused, "capture: ", ml.capture, ml.sin, **given)
+    refuses(AttributeRefused, "measure: ", ml.measure, ml.sin, ml.ones(3), **given)
 
 
 # --- errors in the middle --------------------------------------------------------------------
