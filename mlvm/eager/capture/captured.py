@@ -68,6 +68,8 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import flatten, replace
+from mlvm.input.queue import QueueTensor
+from mlvm.input.queue_get import taken_ahead
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
@@ -245,6 +247,9 @@ class _KnownProgram:
         self.in_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
+        first = planned.first_queue
+        queues = [x for x in self.held if isinstance(x, QueueTensor) and x.handle == first]
+        self.first = queues[0] if queues else None
 
     def way(self) -> _KnownProgram:
         """What the next call is to launch: `plain` if somebody has written to the weights since the
@@ -462,8 +467,9 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it again and again, in a loop of the machine's own, until its queue is closed and
-        drained. The results are those of the last call.
+        """Call it again and again until its queue is closed and drained: while elements are there,
+        in a loop of the machine's own. The results are those of the last call. It waits without the
+        VM's lock, so what makes the elements may launch on the same VM.
 
         Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
         begins by taking an element, and does so once.
@@ -757,7 +763,7 @@ class Captured(Generic[P, R]):
         loop: bool = False,
         pattern: Any = None,
     ) -> Any:
-        programs = [known.planned.program]
+        program = again = known.planned.program
         if loop:
             if known.rebound:
                 raise CaptureError(
@@ -767,14 +773,13 @@ class Captured(Generic[P, R]):
             if len(known.ahead) > 1:
                 raise no_loop(len(known.ahead))
             if not known.ahead:
-                known.looped = known.looped or known.planned.looped()
-                programs.append(known.looped)
+                again = known.looped = known.looped or known.planned.looped()
         outputs = [output.alloc(arena) for output in known.outputs]
-        self._launch(known, feed, arena.vm, programs, inputs, outputs, pattern)
-        if loop and known.ahead:
+        self._launch(known, feed, arena.vm, program, inputs, outputs, pattern)
+        if loop:
             with suppress(ShutDown):
                 while True:
-                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
+                    self._launch(known, feed, arena.vm, again, inputs, outputs)
 
         if known.single is not None:  # as below, sooner
             return outputs[known.single].root
@@ -798,15 +803,21 @@ class Captured(Generic[P, R]):
         known: _KnownProgram,
         feed: _Feed,
         vm: VMProtocol,
-        programs: Sequence[Program],
+        program: Program,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         pattern: Any = None,
+        *,
+        taken: bool = False,
     ) -> None:
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
+        if known.first is not None and not taken:
+            with taken_ahead(vm, known.first):
+                self._launch(known, feed, vm, program, inputs, outputs, pattern, taken=True)
+            return
         if known.ahead:
             inputs = [*inputs, *known.taken()]
         used: Sequence[Allocation] = ()
@@ -834,13 +845,12 @@ class Captured(Generic[P, R]):
                     updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
                     saved = partial(known.saved, *given)
                     try:
-                        debug.launch_watched(vm, programs, handles, updated, saved)
+                        debug.launch_watched(vm, program, handles, updated, saved)
                     except MlvmError as error:
                         error.late = False  # each call of it is waited for
                         raise
                     return
-                for program in programs:
-                    vm.launch(program, handles)
+                vm.launch(program, handles)
         except Exception as error:
             if getattr(error, "late", False):
                 raise
