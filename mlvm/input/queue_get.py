@@ -78,11 +78,13 @@ def register(vm: LocalVMProtocol, queue: Queue) -> None:
 
 
 @contextmanager
-def taken_ahead(vm: LocalVMProtocol, queue: Queue) -> Iterator[None]:
+def taken_ahead(queue: Queue) -> Iterator[None]:
     """Wait for the queue's next element. Inside the block it is what the first program of this
     thread gets that takes from the queue. If there was none, it is used up. Raises as the queue's
     `get` does."""
-    ahead, mine = vm.attached(Queues).ahead, (get_ident(), queue.handle)
+    vm, mine = queue.arena.lender, (get_ident(), queue.handle)
+    assert vm is not None  # or no program takes from it
+    ahead = vm.attached(Queues).ahead
     ahead[mine] = queue.next_slot()
     try:
         yield
