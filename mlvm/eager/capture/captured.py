@@ -815,7 +815,7 @@ class Captured(Generic[P, R]):
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
         if known.first is not None and not taken:
-            with taken_ahead(vm, known.first):
+            with taken_ahead(known.first):
                 self._launch(known, feed, vm, program, inputs, outputs, pattern, taken=True)
             return
         if known.ahead:
@@ -956,12 +956,18 @@ class Measured(NamedTuple):
     that it runs in eagerly, `plan` is the plan of the captured function.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+        >>> measured
+        eagerly, in an arena: 4,096 bytes
+        captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
         >>> measured.arena, measured.plan.nbytes
         (4096, 4032)
     """
 
     arena: int
     plan: Plan
+
+    def __repr__(self) -> str:
+        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
 
 
 def measure(
@@ -994,15 +1000,21 @@ def measure(
     return Measured(recorded.record.needed, plan)
 
 
+def as_code(x: object) -> str | None:
+    """What to write for a type given as text, such as "f32[2,4]"; None for anything else."""
+    with suppress(DTypeError, ShapeError):
+        type = TensorType.parse(x) if isinstance(x, str) else None
+        return type and f'ml.TensorType("{type.dtype}", {type.shape})'
+    return None
+
+
 def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
     """What a call of the function would do, and the signature of its arguments, as `measure` takes
     them. Raises what `capture` raises."""
-    for x in args:
-        with suppress(DTypeError, ShapeError):
-            type = TensorType.parse(x) if isinstance(x, str) else None
-            if type is not None:
-                text = f'ml.TensorType("{type.dtype}", {type.shape})'
-                raise CaptureError(f"for the type {x!r} write {text}")
+    for x in (*args, *kwargs.values()):
+        write = as_code(x)
+        if write is not None:
+            raise CaptureError(f"for the type {x!r} write {write}")
     captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)
