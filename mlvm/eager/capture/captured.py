@@ -220,6 +220,7 @@ class _KnownProgram:
         ]
         self.ahead = record.ahead
         self.held = [*signature.look.held, record.vm, *record.held]
+        self.queues = [x for x in record.held if isinstance(x, QueueTensor)]
         self.fields = [field for field, _ in signature.fields]
         self.inputs = tuple([x.type for x in signature.inputs])
         self.same = {i: signature.inputs[i].root for i in record.same}
@@ -248,22 +249,24 @@ class _KnownProgram:
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
         first = planned.first_queue
-        queues = [x for x in self.held if isinstance(x, QueueTensor) and x.handle == first]
+        queues = [x for x in self.queues if x.handle == first]
         self.first = queues[0] if queues else None
 
     def way(self) -> _KnownProgram:
         """What the next call is to launch: `plain` if somebody has written to the weights since the
-        last call, and did so often before; else this."""
+        last call, and did so often before, or may have where nobody counts it; else this."""
         way, hoisted = self, self.hoisted
         if hoisted is None:
             return self
-        if not hoisted.is_stale:
+        uncounted = is_shared(hoisted.vm)
+        if not (hoisted.is_stale or uncounted):
             self.changed = 0
         else:
             with hoisted.vm.lock:
                 before, self.writes = self.writes, hoisted.writes()
-            if before != self.writes:
-                if self.changed >= _MOST_COMPUTED and self.compiled is not None:
+            if before != self.writes or uncounted:
+                often = self.changed >= _MOST_COMPUTED or uncounted
+                if often and self.compiled is not None:
                     self.plain, self.compiled = self._without(hoisted, self.compiled), None
                 self.changed += 1
                 way = self.plain or self
