@@ -11,11 +11,12 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bench.environment import describe, environment
-from bench.harness import SIMD, BenchError, Suite, outcomes, ratios, run, say, table
+from bench.harness import SIMD, BenchError, Record, Suite, outcomes, ratios, run, say, table
 
 SUITES = {
     "batches": "bench.batches",
@@ -39,7 +40,8 @@ SUITES = {
 
 
 def main() -> int:
-    """The exit status: 0, 1 for a contender that failed, 2 for bad usage."""
+    """The exit status: 0, 1 for a contender that failed, 2 for bad usage, 130 for Ctrl-C. What was
+    measured before one failed, or before Ctrl-C, is told and written all the same."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("benchmark", choices=[*SUITES, "all"])
     parser.add_argument("--quick", action="store_true", help="few and short rounds")
@@ -64,20 +66,36 @@ def main() -> int:
         "contests": [],
     }
     print(describe(report["environment"]), flush=True)
+    status = 0
     try:
         for suite in suites:
-            records = run(suite, quick=options.quick)
-            if records:  # else each contender has said why it measured nothing
-                print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
-            report["records"] += map(dataclasses.asdict, records)
-            report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
-            report["contests"] += map(dataclasses.asdict, outcomes(suite, records))
-        if options.json:
-            options.json.write_text(json.dumps(report, indent=2) + "\n")
+            records: list[Record] = []
+            try:
+                run(suite, quick=options.quick, records=records)
+            finally:
+                tell(suite, records, report)
     except (BenchError, OSError) as error:
         say(f"error: {error}")
+        status = 1
+    except KeyboardInterrupt:
+        say("interrupted: what was measured till then is told")
+        status = 130
+    try:
+        if options.json:
+            options.json.write_text(json.dumps(report, indent=2) + "\n")
+    except OSError as error:
+        say(f"error: {error}")
         return 1
-    return 0
+    return status
+
+
+def tell(suite: Suite, records: Sequence[Record], report: dict[str, Any]) -> None:
+    """Print the suite's table, and put what it has into the report."""
+    if records:  # else each contender has said why it measured nothing
+        print(f"\n{suite.name}\n{table(suite, records)}", flush=True)
+    report["records"] += map(dataclasses.asdict, records)
+    report["ratios"] += map(dataclasses.asdict, ratios(suite, records))
+    report["contests"] += map(dataclasses.asdict, outcomes(suite, records))
 
 
 if __name__ == "__main__":

@@ -220,6 +220,7 @@ class Child:
             stdin=subprocess.DEVNULL,
             stdout=2,
             pass_fds=[theirs.fileno()],
+            process_group=0,  # Ctrl-C is for the harness alone, which then ends it
         )
         theirs.close()
 
@@ -274,12 +275,13 @@ class Child:
         return BenchError(f"{self._name} ended with status {status} while {doing}")
 
 
-def run(suite: Suite, *, quick: bool = False) -> list[Record]:
-    """Measure every case of every installed contender: one record for each metric.
+def run(suite: Suite, *, quick: bool = False, records: list[Record] | None = None) -> list[Record]:
+    """Measure every case of every installed contender: one record for each metric, appended to
+    `records` when its case ends, if only by an error or Ctrl-C.
 
     `quick` takes few and short rounds. Progress goes to stderr. Raises `BenchError`.
     """
-    records = []
+    records = [] if records is None else records
     with ExitStack() as stack:
         children = {}
         cases = {}
@@ -300,11 +302,13 @@ def run(suite: Suite, *, quick: bool = False) -> list[Record]:
                 for child in entrants.values():
                     child.round(case)
             samples: dict[str, list[dict[str, float]]] = {name: [] for name in entrants}
-            for _ in range(rounds):
-                for name, child in entrants.items():
-                    samples[name].append(child.round(case))
-            for name, metrics in samples.items():
-                records += summarize(suite, case, name, metrics)
+            try:
+                for _ in range(rounds):
+                    for name, child in entrants.items():
+                        samples[name].append(child.round(case))
+            finally:
+                for name, metrics in samples.items():
+                    records += summarize(suite, case, name, metrics) if metrics else ()
     return records
 
 

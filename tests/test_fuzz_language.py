@@ -17,6 +17,7 @@ from tests.fuzz.language import fuzzing
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
 from tests.fuzz.language.trying import Found, Kind, require_same
+from tests.fuzz.language.world import World, tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
 
@@ -151,6 +152,22 @@ def test_a_plan_that_fusion_made_larger_is_found(monkeypatch: pytest.MonkeyPatch
     _, failure = fuzzing.fuzz(5, seed=0, skip=[kind for kind in KNOWN if kind != "plans"])
     assert failure is not None
     assert "200 bytes, and 100 unfused" in failure
+
+
+def test_the_old_value_of_what_is_updated_may_end_sooner() -> None:
+    """Its memory stays where it is in eager code; a captured call's results are of its arena."""
+
+    def build() -> World:
+        w = tensor("f32", (2,), 0)
+
+        def step() -> ml.Tensor:
+            before = ml.reshape(w, (2, 1))
+            w[...] = w * 2.0
+            return before
+
+        return World(step, lambda i: (), lambda: [w], resets=True)
+
+    assert require_same(build) == "same"
 
 
 def test_too_many_refused_programs_are_a_failure() -> None:

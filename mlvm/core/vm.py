@@ -376,7 +376,10 @@ class VM(Identity):
         if not self.checked and linked.nargs > len(args):
             raise ProgramError(f"the program loads {linked.nargs} arguments of {len(args)}")
         operands = tuple([entry.array for entry in entries[: linked.nargs]])
-        bound = next(reversed(linked.bound.values()), None)
+        try:
+            bound = next(reversed(linked.bound.values()), None)
+        except RuntimeError:  # the garbage collector ran a finalizer, which has cleared it
+            bound = None
         code = bind(code, operands, self._workspace, checked=self.checked, bound=bound)
         if len(linked.bound) >= max(_MOST_BOUND // (linked.size + 1), _FEW):
             linked.bound.clear()
@@ -403,7 +406,8 @@ class VM(Identity):
         """Names may mean other functions now."""
         for linked in list(self._linked.values()):  # programs may die meanwhile
             if self.depth and self.checked:
-                for code in [*linked.codes.values(), *(code for code, _ in linked.bound.values())]:
+                bound = list(linked.bound.values())  # a finalizer may clear it meanwhile
+                for code in [*linked.codes.values(), *(code for code, _ in bound)]:
                     distrust(code)
             linked.codes.clear()
             linked.bound.clear()

@@ -470,12 +470,12 @@ def meant(leaves: Leaves, where: Where | None) -> set[int]:
     return found
 
 
-def nothing_meant(where: Where, paths: Iterable[str]) -> AttributeRefused:
+def nothing_meant(where: Where, paths: Iterable[str], what: str = "tensor") -> AttributeRefused:
     """The error where none of the paths is meant."""
     name = repr(where) if isinstance(where, str) else "this function"
     hint = ", with / between names" if isinstance(where, str) and "." in where else ""
     there = ", ".join(paths) or "none"
-    return AttributeRefused(f"no tensor is meant by {name}; there are{hint}: {there}")
+    return AttributeRefused(f"no {what} is meant by {name}; there are{hint}: {there}")
 
 
 def pruned(structure: Structure, kept: Iterable[bool]) -> Structure:

@@ -17,21 +17,28 @@ leaves empty tensors and 0, so that the stack has one height on both paths:
         pop 2
         halt
 
-`cfunc 1 2 {"raises": true}` leaves only the tensors, and raises `ShutDown` at the end. The tensors
+`cfunc 1 2 {"raises": true}` leaves only the tensors, and raises `ShutDown` at the end.
+`cfunc 1 3 {"wait": false}` does not wait: where no element is there it leaves 0, too. The tensors
 lie in the slot itself. The slot is free again when the program has no more use for them and no
 worker reads them.
+
+While a program waits, its launch has the VM's lock, which a producer must not need then. Who
+launches may wait before the launch instead, without the lock: `taken_ahead`.
 """
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from threading import get_ident
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import AttributeRefused, HandleError, MachineError, ShutDown
+from mlvm.core.errors import AttributeRefused, HandleError, MachineError, QueueEmpty, ShutDown
 from mlvm.core.machine.callee import Value, describe
 from mlvm.core.machine.frame import Frame
 from mlvm.core.protocol import LocalVMProtocol, StorageHandle, VMProtocol
@@ -55,10 +62,12 @@ class Queue(Protocol):
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
-    """The queues that the programs of one VM may take from, by their handles."""
+    """The queues that the programs of one VM may take from, by their handles. `ahead` has what was
+    taken for a program, by thread and queue."""
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
+        self.ahead: dict[tuple[int, StorageHandle], Slot] = {}
 
 
 def register(vm: LocalVMProtocol, queue: Queue) -> None:
@@ -68,15 +77,34 @@ def register(vm: LocalVMProtocol, queue: Queue) -> None:
     queues[queue.handle] = queue
 
 
-def _get(queues: Queues, frame: Frame) -> None:
-    raises = frame.attributes.get("raises", False)
-    if not isinstance(raises, bool) or frame.attributes.keys() - {"raises"}:
-        raise AttributeRefused("the one attribute is raises, true or false").at(NAME, ())
-    queue = _named(frame.param(0), queues)
+@contextmanager
+def taken_ahead(queue: Queue) -> Iterator[None]:
+    """Wait for the queue's next element. Inside the block it is what the first program of this
+    thread gets that takes from the queue. If there was none, it is used up. Raises as the queue's
+    `get` does."""
+    vm, mine = queue.arena.lender, (get_ident(), queue.handle)
+    assert vm is not None  # or no program takes from it
+    ahead = vm.attached(Queues).ahead
+    ahead[mine] = queue.next_slot()
     try:
-        slot = queue.next_slot()
-    except ShutDown:
-        if raises:
+        yield
+    finally:
+        left = ahead.pop(mine, None)
+        if left is not None:
+            left.come_back()
+
+
+def _get(queues: Queues, frame: Frame) -> None:
+    options = {"raises": False, "wait": True, **frame.attributes}
+    raises, wait, *others = options.values()
+    if others or not isinstance(raises, bool) or not isinstance(wait, bool):
+        raise AttributeRefused("the attributes are raises and wait, true or false").at(NAME, ())
+    queue = _named(frame.param(0), queues)
+    slot = queues.ahead.pop((get_ident(), queue.handle), None)
+    try:
+        slot = slot or queue.next_slot(None if wait else 0)
+    except (ShutDown, QueueEmpty) as error:
+        if raises or (wait and isinstance(error, QueueEmpty)):
             raise
         for type in queue.types:
             frame.push(frame.new_tensor(TensorType(type.dtype, (0,))))

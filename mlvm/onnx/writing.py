@@ -19,7 +19,7 @@ import numpy as np
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ModelError, brief
 from mlvm.core.types import Array, DType, TensorType, bool_, i64
 from mlvm.eager import Tensor
-from mlvm.eager.capture.captured import Captured, recorded_call
+from mlvm.eager.capture.captured import Captured, as_code, recorded_call
 from mlvm.eager.files.safetensors import destination, replacing
 from mlvm.eager.nn.recurrent import step_by_step
 from mlvm.eager.recording.recorder import refuse_captured
@@ -93,7 +93,7 @@ def save(
     if isinstance(fn, Captured):
         fn = fn.fn
     if not callable(fn) or not isinstance(args, (list, tuple)):
-        raise AttributeRefused("save takes a function, and its arguments as a list").at("save", ())
+        raise _refused_arguments(args)
     for name in kwargs.keys() & _ELSEWHERE.keys():
         if name not in _parameters(fn):
             raise AttributeRefused(f"it has no {name}=: {_ELSEWHERE[name]}").at("save", ())
@@ -114,6 +114,16 @@ def save(
     if beside:
         _write(target.with_name(f"{target.name}.data"), beside)
     _write(target, parts)
+
+
+def _refused_arguments(args: Any) -> AttributeRefused:
+    told = "save takes a function, and its arguments as a list"
+    write = as_code(args)
+    if write is not None:
+        told += f": for {args!r} write [{write}]"
+    elif isinstance(args, (Tensor, TensorType, np.ndarray)):
+        told += ", [x] for one"
+    return AttributeRefused(told).at("save", ())
 
 
 def _write(path: Path, parts: Parts) -> None:

@@ -7,17 +7,17 @@ process made: how long each took here, and how many bytes went and came.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, Generic, NamedTuple, TextIO, TypeVar
 
 import numpy as np
 
-from mlvm.core.errors import Place, brief, user_place
+from mlvm.core.errors import AttributeRefused, Place, brief, user_place
 from mlvm.core.machine.callee import Value, describe, is_tensor
 from mlvm.core.observe import Layer, observed, on_wait
 from mlvm.core.op import Attributes
@@ -202,15 +202,27 @@ def _in_order(program: Program) -> tuple[int, list[tuple[int, str]]]:
     return len(calls), calls if is_straight(program) else []
 
 
-@contextmanager
-def trace(vm: VMProtocol, path: str | Path) -> Iterator[None]:
+def trace(
+    vm: VMProtocol, path: str | os.PathLike[str] | None = None
+) -> AbstractContextManager[None]:
     """Write what runs inside the block to a trace file, which Perfetto and chrome://tracing open.
     The VM and each worker have a row; each call has its name, types and bytes, each wait for the
     VM's device its time. Of a VM that is not of this process it has the calls of the protocol, with
     the time that they take here.
 
-    Raises `OSError` at the start if the file cannot be written.
+    Raises `AttributeRefused` for what names no file, and `OSError` at the start if the file cannot
+    be written.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        given = "" if path is None else f", not {brief(path)}"
+        raise AttributeRefused(
+            f'trace takes the path of the file to write{given}: with vm.trace("trace.json")'
+        )
+    return _traced(vm, path)
+
+
+@contextmanager
+def _traced(vm: VMProtocol, path: str | os.PathLike[str]) -> Iterator[None]:
     seen = Trace(vm.name)
 
     def waited(name: str, what: str, began: float) -> None:

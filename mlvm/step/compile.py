@@ -21,6 +21,7 @@ from mlvm.arena.writes import leave_out
 from mlvm.core.errors import ProgramError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
@@ -35,6 +36,9 @@ from mlvm.step.transposes import without_transposes
 
 ROLES: Final[tuple[Role, ...]] = ("input", "output", "state", "scratch")
 """In this order a planned program takes its arguments."""
+
+_AT_START: Final = 2
+"""The pc of an element's taking: after the queue's handle and the function's name."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +84,26 @@ class Planned:
         step = replace(self, arguments=tuple(renumbered(self.arguments)), ahead=None)
         return step, renumbered(results), list(numbers)
 
+    @property
+    def first_queue(self) -> StorageHandle | None:
+        """The handle of the queue that the program begins by taking an element from."""
+        if self.takes[:1] != (_AT_START,):
+            return None
+        [handle] = self.program.main.code[0].immediates
+        return StorageHandle(handle)
+
     def looped(self) -> Program:
-        """The program, which begins by taking an element from a queue, again and again until that
-        queue is closed and drained.
+        """The program, which begins by taking an element from a queue, again and again until no
+        element waits there.
 
         Raises `ProgramError` for one that does not begin so, or takes from a queue once more.
         """
-        if self.takes != (2,):  # after the queue's handle and the function's name
+        if self.takes != (_AT_START,):
             raise no_loop(len(self.takes))
         code = self.program.main.code
         _, nresults, _ = code[2].immediates
         ahead, body = code[:2], _moved(code[3:-1], 1)
-        start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1))]
+        start = [*ahead, Instruction(Opcode.cfunc, (1, nresults + 1, {"wait": False}))]
         end = len(start) + 1 + len(body) + 1
         leave, again = Instruction(Opcode.jump_if_false, (end,)), Instruction(Opcode.jump, (0,))
         after = [Instruction(Opcode.pop, (nresults,)), Instruction(Opcode.halt)]

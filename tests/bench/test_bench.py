@@ -22,6 +22,7 @@ from bench.harness import (
     ROOT,
     SIMD,
     BenchError,
+    Child,
     Contest,
     Record,
     Suite,
@@ -222,10 +223,39 @@ def test_where_nothing_was_measured_there_is_no_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(command, "SUITES", {"gpu": "bench.gpu"})
-    monkeypatch.setattr(command, "run", lambda suite, quick: [])
+    monkeypatch.setattr(command, "run", lambda suite, quick, records: records)
     monkeypatch.setattr(sys, "argv", ["bench", "gpu"])
     assert command.main() == 0
     assert "contender " not in capsys.readouterr().out
+
+
+@cases("error, status", (KeyboardInterrupt(), 130), (BenchError("it crashed"), 1))
+def test_what_was_measured_till_then_is_kept(
+    error: BaseException,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    rounds = 0
+    timed = Child.round
+
+    def round(self: Child, case: str) -> dict[str, float]:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 1 + 3:  # of warming up, and of the five
+            raise error
+        return timed(self, case)
+
+    monkeypatch.setattr(Child, "round", round)
+    monkeypatch.setattr(command, "SUITES", {"dispatch": SUITE.module})
+    monkeypatch.setattr(command, "run", lambda _, **given: run(only("ours"), **given))
+    file = tmp_path / "measured.json"
+    monkeypatch.setattr(sys, "argv", ["bench", "dispatch", "--json", str(file)])
+    assert command.main() == status
+    assert "count  ours" in capsys.readouterr().out
+    [record] = json.loads(file.read_text())["records"]
+    assert (record["median"], record["runs"]) == (2, 3)
 
 
 @pytest.mark.parametrize(

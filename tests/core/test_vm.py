@@ -69,6 +69,33 @@ def assert_usable(vm: VM) -> None:
 # --- tensors and storages -------------------------------------------------------------
 
 
+class Collected(dict[Any, Any]):
+    """Bound programs that a finalizer clears as soon as somebody walks over them: from Python 3.12
+    on the garbage collector may run after any call."""
+
+    def values(self) -> Any:
+        return Walked(self)
+
+
+class Walked:
+    def __init__(self, walked: Collected) -> None:
+        self.walked = walked
+
+    def __reversed__(self) -> Any:
+        walk = reversed(dict.values(self.walked))
+        self.walked.clear()
+        return walk
+
+
+def test_a_finalizer_may_clear_what_a_launch_looks_through() -> None:
+    vm = VM()
+    x, y = put(vm, f32s(1, 2)), put(vm, f32s(3, 4))
+    vm.launch(NEGATE, (x,))
+    linked = vm._linked[id(NEGATE)]
+    linked.bound = Collected(linked.bound)
+    assert vm.launch(NEGATE, (y,))[0].tolist() == [-3, -4]
+
+
 def test_values_are_copied_in_and_out(vm: VM) -> None:
     written = f32s(1, 2)
     handle = put(vm, written)

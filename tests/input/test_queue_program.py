@@ -229,6 +229,16 @@ def launch_text(vm: VM, text: str, *args: Array) -> Any:
     return vm.launch(assemble(f".func main 0 *\n{text}\n halt"), handles)
 
 
+def test_a_program_that_does_not_wait_goes_on_without_an_element(vm: VM) -> None:
+    q = QueueTensor(vm, ["f32[2]"], 1)
+    text = f'push_int {q.handle}\n push_str "queue.get"\n cfunc 1 2 {{"wait": false}}'
+    [x] = launch_text(vm, text)
+    assert x.size == 0
+    q.put((np.ones(2, np.float32),))
+    [x] = launch_text(vm, text)
+    assert x.tolist() == [1.0, 1.0]
+
+
 @cases(
     "text, refused, message",
     (
@@ -244,7 +254,7 @@ def launch_text(vm: VM, text: str, *args: Array) -> Any:
     (
         'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raise": true}}',
         AttributeRefused,
-        "the one attribute is raises",
+        "the attributes are raises and wait",
     ),
     (
         'push_int {q}\n push_str "queue.get"\n cfunc 1 2 {{"raises": 1}}',

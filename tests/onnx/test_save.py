@@ -529,6 +529,17 @@ def test_axes_that_cannot_be_open_are_refused(tmp_path: Path) -> None:
     for given, text in bad:
         refuses(ml.errors.AttributeRefused, text, save, convnet, [images], path, dynamic_axes=given)
     refuses(
+        ml.errors.AttributeRefused,
+        r"list: for 'f32\[2\]' write \[ml.T",
+        save,
+        ml.sin,
+        "f32[2]",
+        path,
+    )
+    refuses(
+        ml.errors.AttributeRefused, r"list, \[x\] for one", save, ml.sin, cast(Any, images), path
+    )
+    refuses(
         ml.errors.AttributeRefused, r"no opset=: .* opset 20", save, convnet, [X], path, opset=9
     )
     assert not path.exists()

@@ -71,6 +71,11 @@ class Binding:
         )
         self.call = callee.call if self.instrument is None else self._watched_call
 
+    def watch(self, instrument: Instrument | None) -> None:
+        """Put the instrument around it, or with None take it away."""
+        self.instrument = instrument
+        self.fill(self.callee)
+
     def watched(self, kernel: Kernel) -> Kernel:
         """The kernel with the instrument, if any, around it."""
         instrument = self.instrument
@@ -179,8 +184,7 @@ class FunctionTable:
         self.version += 1
         self.instrument = instrument
         for binding in [*self._bindings.values()]:  # others may ask for more meanwhile
-            binding.instrument = instrument
-            binding.fill(binding.callee)
+            binding.watch(instrument)
 
     def binding(self, name: str) -> Binding:
         """The binding of that name. Raises `UnknownFunction`, which offers names like it."""
@@ -189,7 +193,10 @@ class FunctionTable:
         except KeyError:
             if name not in self._names:
                 raise _unknown("function", name, self._names) from None
-            return self._bindings.setdefault(name, Binding(name, self._own(name), self.instrument))
+            made = self._bindings.setdefault(name, Binding(name, self._own(name), self.instrument))
+            if made.instrument is not self.instrument:  # another thread has watched meanwhile
+                made.watch(self.instrument)
+            return made
 
     def _own(self, name: str) -> Callee:
         """What stands behind the name of an op, or `fused`, from the beginning."""

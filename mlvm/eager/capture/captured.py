@@ -39,6 +39,7 @@ from mlvm.core.errors import (
     OpError,
     ShapeError,
     ShutDown,
+    brief,
 )
 from mlvm.core.locks import new_lock
 from mlvm.core.observe import explaining
@@ -67,6 +68,8 @@ from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes, make_exclusive
 from mlvm.eager.tensor.wrapper import hinted
 from mlvm.eager.tree import flatten, replace
+from mlvm.input.queue import QueueTensor
+from mlvm.input.queue_get import taken_ahead
 from mlvm.machines import residuals
 from mlvm.machines.native.extension import EXTENSION
 from mlvm.show import html
@@ -217,6 +220,7 @@ class _KnownProgram:
         ]
         self.ahead = record.ahead
         self.held = [*signature.look.held, record.vm, *record.held]
+        self.queues = [x for x in record.held if isinstance(x, QueueTensor)]
         self.fields = [field for field, _ in signature.fields]
         self.inputs = tuple([x.type for x in signature.inputs])
         self.same = {i: signature.inputs[i].root for i in record.same}
@@ -244,20 +248,25 @@ class _KnownProgram:
         self.in_scratch = [(a.place, a.type) for a in given if a.role == "scratch"]
         self.storage: StorageHandle | None = None
         self.scratch: tuple[TensorHandle, ...] = ()
+        first = planned.first_queue
+        queues = [x for x in self.queues if x.handle == first]
+        self.first = queues[0] if queues else None
 
     def way(self) -> _KnownProgram:
         """What the next call is to launch: `plain` if somebody has written to the weights since the
-        last call, and did so often before; else this."""
+        last call, and did so often before, or may have where nobody counts it; else this."""
         way, hoisted = self, self.hoisted
         if hoisted is None:
             return self
-        if not hoisted.is_stale:
+        uncounted = is_shared(hoisted.vm)
+        if not (hoisted.is_stale or uncounted):
             self.changed = 0
         else:
             with hoisted.vm.lock:
                 before, self.writes = self.writes, hoisted.writes()
-            if before != self.writes:
-                if self.changed >= _MOST_COMPUTED and self.compiled is not None:
+            if before != self.writes or uncounted:
+                often = self.changed >= _MOST_COMPUTED or uncounted
+                if often and self.compiled is not None:
                     self.plain, self.compiled = self._without(hoisted, self.compiled), None
                 self.changed += 1
                 way = self.plain or self
@@ -461,8 +470,9 @@ class Captured(Generic[P, R]):
         return self._call(args, kwargs)  # type: ignore[no-any-return]
 
     def drain(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it again and again, in a loop of the machine's own, until its queue is closed and
-        drained. The results are those of the last call.
+        """Call it again and again until its queue is closed and drained: while elements are there,
+        in a loop of the machine's own. The results are those of the last call. It waits without the
+        VM's lock, so what makes the elements may launch on the same VM.
 
         Raises `ShutDown` if not one element was left, and `ProgramError` unless the function
         begins by taking an element, and does so once.
@@ -756,7 +766,7 @@ class Captured(Generic[P, R]):
         loop: bool = False,
         pattern: Any = None,
     ) -> Any:
-        programs = [known.planned.program]
+        program = again = known.planned.program
         if loop:
             if known.rebound:
                 raise CaptureError(
@@ -766,14 +776,13 @@ class Captured(Generic[P, R]):
             if len(known.ahead) > 1:
                 raise no_loop(len(known.ahead))
             if not known.ahead:
-                known.looped = known.looped or known.planned.looped()
-                programs.append(known.looped)
+                again = known.looped = known.looped or known.planned.looped()
         outputs = [output.alloc(arena) for output in known.outputs]
-        self._launch(known, feed, arena.vm, programs, inputs, outputs, pattern)
-        if loop and known.ahead:
+        self._launch(known, feed, arena.vm, program, inputs, outputs, pattern)
+        if loop:
             with suppress(ShutDown):
                 while True:
-                    self._launch(known, feed, arena.vm, programs, inputs, outputs)
+                    self._launch(known, feed, arena.vm, again, inputs, outputs)
 
         if known.single is not None:  # as below, sooner
             return outputs[known.single].root
@@ -797,15 +806,21 @@ class Captured(Generic[P, R]):
         known: _KnownProgram,
         feed: _Feed,
         vm: VMProtocol,
-        programs: Sequence[Program],
+        program: Program,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         pattern: Any = None,
+        *,
+        taken: bool = False,
     ) -> None:
         scratch = self._scratch.get(vm)
         if scratch is None:
             with self._lock:
                 scratch = self._scratch.setdefault(vm, _Scratch())
+        if known.first is not None and not taken:
+            with taken_ahead(known.first):
+                self._launch(known, feed, vm, program, inputs, outputs, pattern, taken=True)
+            return
         if known.ahead:
             inputs = [*inputs, *known.taken()]
         used: Sequence[Allocation] = ()
@@ -833,13 +848,12 @@ class Captured(Generic[P, R]):
                     updated = [given[_ROLES.index(role)][i].root for role, i in known.updates]
                     saved = partial(known.saved, *given)
                     try:
-                        debug.launch_watched(vm, programs, handles, updated, saved)
+                        debug.launch_watched(vm, program, handles, updated, saved)
                     except MlvmError as error:
                         error.late = False  # each call of it is waited for
                         raise
                     return
-                for program in programs:
-                    vm.launch(program, handles)
+                vm.launch(program, handles)
         except Exception as error:
             if getattr(error, "late", False):
                 raise
@@ -911,17 +925,24 @@ def capture(
     raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
     an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
     result or such a field. Raises `GradientError` inside a differentiated function,
-    and whatever the function raises.
+    `AttributeRefused` for an option that is no bool, and whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
         (Tensor(3., f32[]), Tensor(0., f32[]))
     """
+    _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     if fn is None:
         return partial(capture, fuse=fuse, recompute=recompute, hoist=hoist)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
     return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
+
+
+def _require_bools(name: str, **options: object) -> None:
+    for option, value in options.items():
+        if not isinstance(value, bool):
+            raise AttributeRefused(f"{name}: {option} is True or False, not {brief(value)}")
 
 
 def _hoist(recorded: RecordedCall, vm: VMProtocol) -> Hoist | None:
@@ -938,12 +959,18 @@ class Measured(NamedTuple):
     that it runs in eagerly, `plan` is the plan of the captured function.
 
         >>> measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+        >>> measured
+        eagerly, in an arena: 4,096 bytes
+        captured: 4,032 bytes, lower bound 4,032 (1.00), unfused 4,032, by size
         >>> measured.arena, measured.plan.nbytes
         (4096, 4032)
     """
 
     arena: int
     plan: Plan
+
+    def __repr__(self) -> str:
+        return f"eagerly, in an arena: {self.arena:,} bytes\ncaptured: {self.plan}"
 
 
 def measure(
@@ -958,11 +985,13 @@ def measure(
     without running it or allocating anything.
 
     Arguments are as the function takes them, with a `TensorType` where a tensor would be, or the
-    tensor itself. Raises what `capture` raises, and `CaptureError` for a type given as text.
+    tensor itself. Raises what `capture` raises, `AttributeRefused` for an option that is no bool,
+    and `CaptureError` for a type given as text.
 
         >>> ml.measure(lambda x: ml.sum(ml.sort(x)), ml.zeros(1000)).plan.nbytes
         4032
     """
+    _require_bools("measure", fuse=fuse, recompute=recompute, hoist=hoist)
     recorder.refuse_captured("a function is measured")
     recorded, _ = recorded_call(fn, args, kwargs)
     arena = current_arena()
@@ -974,15 +1003,21 @@ def measure(
     return Measured(recorded.record.needed, plan)
 
 
+def as_code(x: object) -> str | None:
+    """What to write for a type given as text, such as "f32[2,4]"; None for anything else."""
+    with suppress(DTypeError, ShapeError):
+        type = TensorType.parse(x) if isinstance(x, str) else None
+        return type and f'ml.TensorType("{type.dtype}", {type.shape})'
+    return None
+
+
 def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
     """What a call of the function would do, and the signature of its arguments, as `measure` takes
     them. Raises what `capture` raises."""
-    for x in args:
-        with suppress(DTypeError, ShapeError):
-            type = TensorType.parse(x) if isinstance(x, str) else None
-            if type is not None:
-                text = f'ml.TensorType("{type.dtype}", {type.shape})'
-                raise CaptureError(f"for the type {x!r} write {text}")
+    for x in (*args, *kwargs.values()):
+        write = as_code(x)
+        if write is not None:
+            raise CaptureError(f"for the type {x!r} write {write}")
     captured, arena = Captured(fn, fuse=False, recompute=False, hoist=False), current_arena()
     while True:
         signature, _ = captured._signature(arena.vm, args, kwargs)

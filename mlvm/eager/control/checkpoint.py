@@ -13,11 +13,11 @@ from typing import Any, Final, NoReturn, ParamSpec, TypeVar
 from mlvm.core.errors import GradientError
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, closures_of, leave, seed
-from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, taping
+from mlvm.eager.autodiff.tape import Joint, Node, Pending, Tape, has_effect, taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, made_again
-from mlvm.eager.tensor.apply import alias_of
+from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_tape, taped
 from mlvm.eager.tensor.tensor import Tensor
@@ -54,16 +54,18 @@ def checkpoint(fn: Callable[P, R]) -> Callable[P, R]:
         with random.drawing(keys):
             result, origins = _run(fn, given, operands, tape)
         outs = [y for y in tensors(result) if y.tape is tape and y.node >= start]
-        closures = closures_of(tape, _from(tape, start, origins), start, outs)
+        closures = closures_of(tape, _live(_from(tape, start, origins), start, outs), start, outs)
         tape.nodes[start:] = [_LEFT] * (len(tape.nodes) - start)
         reached = [] if record is None else _reached(record.read_in_blocks(ncalls), tape, start)
         inner = {x.node for x in reached if x.tape is tape}
+        inside = [x if x.tape is tape and x.node in closures else untracked(x) for x in reached]
         closures = {n: type for n, type in closures.items() if n not in inner}
         noperands = len(operands)
-        operands += reached
+        saved = [*operands, *reached, *keys]
+        operands += inside
         again = partial(_run, autocast(autocast_dtype())(fn), given)
         pull = partial(_pull, again, tape, start, closures, noperands, reached)
-        leave(tape, outs, operands, closures, [*operands, *keys], pull)
+        leave(tape, outs, operands, closures, saved, pull)
         return result  # type: ignore[no-any-return]
 
     return checkpointed
@@ -98,6 +100,19 @@ def _from(tape: Tape, start: int, origins: Sequence[int | None]) -> list[Node | 
         if origin is not None:
             nodes[origin - start] = None
     return nodes
+
+
+def _live(nodes: Sequence[Node | None], start: int, results: Sequence[Tensor]) -> list[Node | None]:
+    """Those of the nodes, which begin with the number `start`, that a way back from the results
+    comes to. No cotangent goes to what the others used, not even a zero."""
+    live, wanted = list(nodes), {y.node for y in results}
+    for number in reversed(range(len(live))):
+        node = live[number]
+        if node is not None and (start + number in wanted or has_effect(node)):
+            wanted.update(node[1])
+        else:
+            live[number] = None
+    return live
 
 
 def _reached(roots: Sequence[Tensor], tape: Tape, start: int) -> list[Tensor]:

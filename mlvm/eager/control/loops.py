@@ -36,13 +36,13 @@ from mlvm.eager.functions.indexing import getitem
 from mlvm.eager.functions.shapes import concat, expand_dims
 from mlvm.eager.recording.recorder import Recorder
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import COPY, one_op, untracked
+from mlvm.eager.tensor.apply import COPY, alias_of, one_op, untracked
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.number import is_free
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import overwrite
-from mlvm.eager.tree import Tree, named_leaves, with_leaves
+from mlvm.eager.tree import Tree, named_leaves, replace, with_leaves
 from mlvm.step.flow import Turns
 
 Turn: TypeAlias = Callable[[Tensor, Tensors, Tensors], tuple[Tensors, Tensors]]
@@ -85,8 +85,10 @@ def while_loop(cond_fun: Body, body_fun: Body, init_val: Tree, *, checkpoint: bo
         with taped(None):
             return bool(_condition(cond_fun(aliased(state))))
 
+    given = state
     while goes_on():
-        state = next_state(state, body_fun(_apart(state)))
+        given = _apart(state, given)
+        state = next_state(state, body_fun(given))
     return copied(state)
 
 
@@ -127,9 +129,10 @@ def fori_loop(
         total = turns if isinstance(turns, int) else None
         final, _ = _scan(turn, tensors(state), [], turns, total, stacked=False)
         return with_leaves(state, iter(final))
-    state = copied(state)
+    given = state = copied(state)
     for i in range(integer("lower", lower), integer("upper", upper)):
-        state = next_state(state, body_fun(asarray(i), _apart(state)))
+        given = _apart(state, given)
+        state = next_state(state, body_fun(asarray(i), given))
     return copied(state)
 
 
@@ -172,10 +175,12 @@ def scan(
         if total is not None and turns > total:
             raise OperandValueError(f"length is 0 to {total}, the number of rows, not {turns}")
     rows = aliased(rows)  # whose gradient is added up by itself, as it is in a captured function
-    state, made = copied(state), list[Tree]()
+    given = state = copied(state)
+    made: list[Tree] = []
     for i in reversed(range(turns)) if reverse else range(turns):
         row = with_leaves(rows, iter([getitem(x, i) for x in tensors(rows)]))
-        state, y = _turn(f, _apart(state), row)
+        given = _apart(state, given)
+        state, y = _turn(f, given, row)
         made.append(copied(as_like(made[0], y, "a turn makes another row") if made else y))
     if reverse:
         made.reverse()
@@ -249,9 +254,19 @@ def next_state(before: Tree, after: Any) -> Tree:
     return as_like(before, as_tree(after), "a body makes another state than it is given")
 
 
-def _apart(state: Tree) -> Tree:
-    """The state for a turn. Its gradient is added up by itself, as it is in a captured function."""
-    return state if taping() is None else aliased(state)
+def _apart(state: Tree, given: Tree) -> Tree:
+    """The state for a turn. What is none of the tensors that the turn before was `given` may be
+    somebody else's, such as a weight: an update of it is the state's alone. With a gradient each is
+    added up by itself, as it is in a captured function."""
+    own = {id(x) for x in tensors(given)} if taping() is None else set[int]()
+
+    def part(x: Tensor) -> Tensor:
+        if id(x) not in own:
+            return alias_of(x)
+        own.remove(id(x))  # it may be there twice
+        return x
+
+    return replace(part, state)
 
 
 def _turn(f: Body, state: Tree, x: Tree) -> tuple[Tree, Tree]:

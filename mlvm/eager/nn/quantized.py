@@ -5,20 +5,29 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, f32, i8
 from mlvm.eager.functions import elements, quantization, shapes
-from mlvm.eager.nn.linear import Linear
+from mlvm.eager.nn.linear import Embedding, Linear
 from mlvm.eager.nn.module import Module, buffer
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import public
-from mlvm.eager.tree import Where, fits, holds_tensors, named_nodes, nothing_meant
+from mlvm.eager.tree import (
+    Where,
+    fits,
+    holds_tensors,
+    named_leaves,
+    named_nodes,
+    nothing_meant,
+)
 from mlvm.show.report import table
 
 M = TypeVar("M", bound=Module)
+
+_A_LOOKUP: Final = "a lookup, see nn.QuantizedEmbedding"
 
 
 class QuantizedLinear(Module):
@@ -102,8 +111,9 @@ def quantize(
 ) -> M:
     """Another Module in which each Linear, or those that `where` means, is a QuantizedLinear with
     its weights in that dtype, by groups of so many (`quantize_groups`), or by rows. If `dynamic`,
-    rows of x are quantised to i8, too. All else is shared with the model, which stays as it is.
-    `quantization_errors` tells what it costs.
+    rows of x are quantised to i8, too. All else is shared with the model, which stays as it is:
+    embeddings, norms, convolutions, recurrent layers and layers of classes of your own.
+    `quantization_errors` tells what it costs, and what stays as it is, and why.
 
     Raises `DTypeError` for a dtype that is none of few bits or bytes, `ShapeError` where groups do
     not fill rows, `AttributeRefused` where no Linear is meant, for a group that is no number of
@@ -122,14 +132,15 @@ def quantize(
         raise AttributeRefused(f"group is an int, how many elements a scale is for, not {group!r}")
     layers = dict(_linear_layers(model))
     if not layers:
-        raise AttributeRefused("there is no Linear layer in what is given; see quantize_groups")
+        classes = dict.fromkeys(each.layer for each in _left(model))
+        raise AttributeRefused(_no_linear([*classes]))
     chosen = {
         id(layer): path
         for path, layer in layers.items()
         if where is None or fits(where, path, layer.kernel)
     }
     if not chosen:
-        raise nothing_meant("*" if where is None else where, layers)
+        raise nothing_meant("*" if where is None else where, layers, "Linear layer")
     made: dict[int, QuantizedLinear] = {}
 
     def quantized(layer: Linear) -> QuantizedLinear:
@@ -149,6 +160,15 @@ def quantize(
     return found
 
 
+def _no_linear(classes: list[str]) -> str:
+    """Why a tree of such layers has nothing to quantise, and what to do."""
+    there = f"only Linear layers are made smaller, and there are {', '.join(classes) or 'none'}"
+    if "Embedding" in classes:
+        made = "ml.nn.QuantizedEmbedding(*ml.quantize_groups(layer.embedding))"
+        return f"{there}; for an Embedding write {made}"
+    return f"{there}; see ml.quantize_groups for a tensor"
+
+
 class Row(NamedTuple):
     """A layer of weights in few bits: its path, the type of its weights, the bytes that they and
     their scales take, and those of the Linear; how far they are from its kernel, and how far the
@@ -163,11 +183,23 @@ class Row(NamedTuple):
     output_error: float | None
 
 
-class QuantizationErrors:
-    """A table of the layers that `quantize` has made; `rows` has it as numbers."""
+class Left(NamedTuple):
+    """A layer that has stayed as it is: its path and class, the bytes of its own floats, and why it
+    has."""
 
-    def __init__(self, rows: list[Row]) -> None:
+    path: str
+    layer: str
+    nbytes: int
+    why: str
+
+
+class QuantizationErrors:
+    """A table of the layers that `quantize` has made; `rows` has it as numbers. `left` are those
+    layers that have stayed as they are."""
+
+    def __init__(self, rows: list[Row], left: list[Left]) -> None:
         self.rows = rows
+        self.left = left
 
     def __repr__(self) -> str:
         head = ("bytes", "before", "weight error", "output error", "weight", "layer")
@@ -182,7 +214,16 @@ class QuantizationErrors:
             )
             for row in self.rows
         ]
-        return "\n".join(table([head, *cells], right=4))
+        return "\n".join([*table([head, *cells], right=4), *self._stays()])
+
+    def _stays(self) -> list[str]:
+        """What has stayed as it is, a line for each class and reason."""
+        nbytes: dict[tuple[str, str], int] = {}
+        for each in self.left:
+            kind = each.layer, each.why
+            nbytes[kind] = nbytes.get(kind, 0) + each.nbytes
+        largest = sorted(nbytes.items(), key=lambda item: -item[1])
+        return [f"stays: {n:,} bytes of {layer}, {why}" for (layer, why), n in largest]
 
 
 class _Compared(Module):
@@ -203,7 +244,8 @@ class _Compared(Module):
 def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> QuantizationErrors:
     """How far each layer of few bits is from the Linear that `quantize` has made it of: its
     weights, and its outputs where the model is called with the inputs, if there are any. Each layer
-    gets what it gets in the model, so that no error is counted twice.
+    gets what it gets in the model, so that no error is counted twice. Also tells which layers have
+    stayed as they are, how many bytes they take, and why.
 
     Raises `AttributeRefused` for a Module that `quantize` has not made of the model.
 
@@ -232,8 +274,29 @@ def quantization_errors(model: Module, quantized: Module, *inputs: Any) -> Quant
                 _root(*compared[id(layer)].sums) if compared[id(layer)].sums[1] else None,
             )
             for path, (layer, other) in pairs.items()
-        ]
+        ],
+        list(_left(quantized)),
     )
+
+
+def _left(tree: Any) -> Iterator[Left]:
+    """The layers with floats of their own that are none of few bits."""
+    layers = dict(named_nodes(tree))
+    nbytes = dict.fromkeys(layers, 0)
+    for owner, x in named_leaves(tree, buffers=True):
+        while owner and owner not in layers:
+            owner = owner.rpartition("/")[0]
+        if x.dtype.is_float and owner in layers:
+            nbytes[owner] += x.nbytes
+    for path, layer in layers.items():
+        if nbytes[path] and not isinstance(layer, (QuantizedLinear, QuantizedEmbedding)):
+            yield Left(path, type(layer).__name__, nbytes[path], _why(layer))
+
+
+def _why(layer: object) -> str:
+    if type(layer) is Linear:
+        return "where= does not mean it" if layer.axis == -1 else "along another axis than the last"
+    return _A_LOOKUP if isinstance(layer, Embedding) else "no Linear"
 
 
 def _share(x: Tensor, y: Tensor) -> float:

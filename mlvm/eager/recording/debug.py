@@ -89,12 +89,12 @@ def _watching(vm: VMProtocol) -> Iterator[None]:
 
 def launch_watched(
     vm: VMProtocol,
-    programs: Sequence[Program],
+    program: Program,
     handles: Sequence[TensorHandle],
     updated: Sequence[Allocation],
     saved: Callable[[], tuple[SavedStep, list[Array]]],
 ) -> None:
-    """Launch the programs of a step, which update these tensors; where they raise `NotFinite` the
+    """Launch the program of a step, which updates these tensors; where it raises `NotFinite` the
     tensors are as before. `saved` gets the step as it stands, and its inputs."""
     rehearsal = _watched[vm]
     if rehearsal is not None:
@@ -108,8 +108,7 @@ def launch_watched(
             loaded.close()
     before = [(x, vm.read(x.handle)) for x in updated] if rehearsal is None else []
     try:
-        for program in programs:
-            vm.launch(program, handles)
+        vm.launch(program, handles)
         vm.synchronize()
     except NotFinite:
         for x, array in before:

@@ -13,10 +13,11 @@ from mlvm.core.errors import (
     ShapeError,
     UnknownFunction,
 )
-from mlvm.core.machine.functions import FunctionTable
+from mlvm.core.machine import functions
+from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import NO_ATTRIBUTES, OPS
 from mlvm.core.types import Array, TensorType, f32
-from tests.brief import refuses
+from tests.brief import Before, refuses
 from tests.core.ops.cases import CASES, Case
 from tests.core.programs import f32s
 
@@ -27,6 +28,25 @@ VECTOR = TensorType(f32, (2,))
 def test_every_op_is_there_twice_unless_its_shape_depends_on_values() -> None:
     forms = set(OPS) | {f"{name}.out" for name, op in OPS.items() if not op.dynamic}
     assert set(TABLE) == forms | {"fused"}
+
+
+def test_a_function_is_watched_that_another_thread_asks_for_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    table, instrument = FunctionTable(), Before(lambda name, params: None)
+
+    class Late(Binding):
+        """One that is made while another thread puts an instrument around every function."""
+
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            table.watch(instrument)
+
+    monkeypatch.setattr(functions, "Binding", Late)
+    assert table.binding("add").instrument is instrument
+    monkeypatch.undo()
+    table.watch(None)
+    assert table.binding("add").instrument is None
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ from mlvm.core.types import TensorType
 from mlvm.eager import nn, optim
 from mlvm.eager import random as ml_random
 from models.mlp import Mlp
+from tests.brief import refuses
 from tests.threads import PATIENCE, in_threads, start
 from tests.wired import machine
 
@@ -960,6 +961,15 @@ def test_options_are_given_to_the_decorator() -> None:
         ml.capture(fuse=False)(3)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("option", ["fuse", "recompute", "hoist"])
+def test_an_option_is_a_bool(option: str) -> None:
+    given: dict[str, Any] = {option: "no"}
+    capture: Any = ml.capture
+    refuses(AttributeRefused, f"capture: {option} is True or False, not 'no'", capture, **given)
+    refuses(AttributeRefused, "capture: ", capture, ml.sin, **given)
+    refuses(AttributeRefused, "measure: ", ml.measure, ml.sin, ml.ones(3), **given)
+
+
 # --- errors in the middle --------------------------------------------------------------------
 
 
@@ -1288,6 +1298,17 @@ def test_an_error_on_workers_is_gone_with_the_next_good_replay() -> None:
 
 
 # --- measuring ---------------------------------------------------------------------------------
+
+
+def test_what_was_measured_is_printed_in_two_lines() -> None:
+    measured = ml.measure(lambda x: ml.sum(ml.sort(x)), ml.TensorType("f32", [1000]))
+    assert repr(measured).splitlines() == [
+        "eagerly, in an arena: 4,096 bytes",
+        f"captured: {measured.plan}",
+    ]
+    write = r"'f32\[2,4\]' write ml.TensorType\(\"f32\", \(2, 4\)\)"
+    refuses(CaptureError, write, ml.measure, ml.sin, "f32[2,4]")
+    refuses(CaptureError, write, ml.measure, lambda x: x, x="f32[2,4]")
 
 
 def test_a_step_is_measured_on_a_machine_without_bytes() -> None:

@@ -208,6 +208,7 @@ def test_what_is_shared_may_be_written_elsewhere(before: bool) -> None:
         for k in range(2):
             others.write(handle, np.full((6, 4), k, "f4"))
             assert np.array_equal(step(x), model(x))
+            assert step.planned.ahead is None  # nothing is computed ahead in vain
 
 
 def test_a_weight_that_has_ended_is_refused() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown
+from mlvm.core.errors import CaptureError, OperandValueError, ProgramError, ShutDown, StaleTensor
 from mlvm.eager import optim
 from mlvm.machines.wire import WireVM
 from tests.threads import PATIENCE, start
@@ -112,6 +114,41 @@ def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: b
         with pytest.raises(ShutDown):
             again()
     assert drained.state() == one_by_one.state()
+
+
+@pytest.mark.parametrize("drains", [False, True])
+def test_a_producer_may_launch_on_the_vm(q: ml.QueueTensor, vm: Any, drains: bool) -> None:
+    step = ml.capture(lambda: q.get()[0] * 2.0)
+
+    def produce() -> None:
+        with ml.Arena(vm, "producer").allocating():
+            for value in range(5):
+                time.sleep(0.01)  # for the consumer, which then waits
+                put(q, float(ml.sum(ml.ones(3) * value)))
+            q.close()
+
+    def consume() -> Any:
+        with ml.Arena(vm, "consumer").allocating():
+            results = [step.drain()] if drains else [step() for _ in range(5)]
+            return results[-1].tolist()
+
+    producer, consumer = start(produce), start(consume)
+    producer.result(PATIENCE)
+    assert consumer.result(PATIENCE) == [[24] * 3] * 2
+
+
+def test_an_element_for_a_launch_that_fails_is_used_up(q: ml.QueueTensor) -> None:
+    w = ml.ones((2, 3))
+    step = ml.capture(lambda: q.get()[0] * w)
+    put(q, 1)
+    assert step().tolist() == [[1] * 3] * 2
+    w.arena.free(w)
+    put(q, 1)
+    with pytest.raises(StaleTensor):
+        step()
+    assert q.empty()
+    for value in range(q.maxsize):  # all slots are free again
+        q.put([np.full((2, 3), value, np.float32), np.zeros(2, np.int64)], timeout=0)
 
 
 def test_an_element_seen_as_another_shape_and_changed(q: ml.QueueTensor) -> None:

@@ -184,3 +184,23 @@ def test_a_checkpoint_in_a_captured_body_reaches_what_that_makes(name: str) -> N
         for ours, theirs in zip(found, expected, strict=True):
             np.testing.assert_allclose(ours, theirs, rtol=1e-10)
         assert ml.random.state().tolist() == state
+
+
+def test_what_a_checkpoint_does_not_need_gets_no_cotangent_captured_either() -> None:
+    """Not even zeros, which would be -0 times what is negative."""
+
+    def step(c: ml.Tensor, d: ml.Tensor) -> Any:
+        def loss(c: ml.Tensor) -> ml.Tensor:
+            h = c * d
+
+            def body(s: ml.Tensor, row: ml.Tensor) -> Any:
+                ml.exp(h)
+                return s, row
+
+            return ml.sum(ml.scan(body, d, d, checkpoint=True)[1])
+
+        return ml.grad(loss)(c)
+
+    x = ml.asarray([1.0, 2.0])
+    assert not np.signbit(step(x, -x).numpy()).any()
+    assert not np.signbit(ml.capture(step)(x, -x).numpy()).any()

@@ -583,3 +583,43 @@ def test_what_no_cotangent_reaches_in_a_loop_has_a_gradient_of_zero(wrap: Any) -
 
     found = wrap(gradients)(ml.ones(()), ml.ones(()), ml.ones(()))
     assert [[float(g) for g in each] for each in found] == [[0, 0, 4], [0, 0, 4]]
+
+
+def _while(body: Callable[[ml.Tensor], ml.Tensor], w: ml.Tensor) -> ml.Tensor:
+    count = ml.zeros((), dtype="i32")
+    return ml.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, body(s[1])), (count, w))[1]  # type: ignore[no-any-return]
+
+
+LOOPS: dict[str, Callable[..., Any]] = {
+    "while": _while,
+    "fori": lambda body, w: ml.fori_loop(0, 3, lambda i, s: body(s), w),
+    "scan": lambda body, w: ml.scan(lambda s, x: (body(s), x), w, ml.ones(3))[0],
+}
+
+
+@pytest.mark.parametrize("how", [lambda fn: fn, ml.capture], ids=["eager", "captured"])
+@pytest.mark.parametrize("loop", LOOPS)
+def test_an_update_of_the_state_is_none_of_a_weight_that_a_body_returns(
+    loop: str, how: Callable[..., Any]
+) -> None:
+    w = ml.asarray([2.0, 3.0])
+
+    def body(s: ml.Tensor) -> ml.Tensor:
+        s += 1.0
+        return w
+
+    assert how(lambda: LOOPS[loop](body, w))().tolist() == [2, 3]
+    assert w.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("how", [lambda fn: fn, ml.capture], ids=["eager", "captured"])
+def test_parts_of_the_state_that_were_one_tensor_are_updated_apart(how: Callable[..., Any]) -> None:
+    def step() -> Any:
+        def body(i: ml.Tensor, s: Any) -> Any:
+            a, b = s
+            a += 1.0
+            return b, b
+
+        return ml.fori_loop(0, 3, body, (ml.zeros(2), ml.ones(2)))
+
+    assert [x.tolist() for x in how(step)()] == [[1, 1], [1, 1]]

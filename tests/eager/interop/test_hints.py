@@ -109,6 +109,8 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
     calls: dict[Callable[[], object], str] = {
         (lambda: untyped.nn.Conv2d(3, 4, kernel_size=3)): r"Conv2d\(\): .* use window=$",
         (lambda: untyped.nn.Embedding(3, embedding_dim=2)): "use features=$",
+        (lambda: untyped.nn.ConvTranspose2d(3, 4, 3, output_padding=1)): "no output_padding=; ",
+        (lambda: untyped.conv_transpose1d(x, x, output_padding=1)): r"padding=\(\(1, 0\), ",
         (lambda: untyped.nn.LayerNorm(3, elementwise_affine=False)): r"layer\.freeze\(\)",
         (lambda: untyped.nn.BatchNorm(3, affine=False)): r"layer\.freeze\(\)",
         (lambda: untyped.nn.GRU(2, 3, bias=False)): r"GRU\(\): there is no bias=; ",
@@ -135,6 +137,28 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
             self.where = options["device"]
 
     assert Placed(device="here").where == "here"  # a constructor of the user's own
+
+
+@cases(
+    "namespace, name, text",
+    ("", "remat", "use ml.checkpoint"),
+    ("", "typeof", "use x.type"),
+    ("", "pmean", 'use ml.parallel.all_reduce(x, "mean", axis_name="i"), in place'),
+    ("", "dropout2d", "write x * ml.dropout(ml.ones((n, 1, 1, c)), rate)"),
+    ("nn", "ReflectionPad2d", 'use lambda x: ml.pad(x, widths, mode="reflect"), '),
+    ("nn", "LazyConv2d", "use ml.nn.Conv2d, which is told how many"),
+    ("random", "lognormal", "write ml.exp(ml.random.normal(shape))"),
+    ("optim", "PolynomialLR", "a function from the number of updates"),
+    ("linalg", "inv_ex", "use ml.linalg.inv"),
+)
+def test_names_of_every_day(namespace: str, name: str, text: str) -> None:
+    refuses(AttributeError, re.escape(text), getattr, NAMESPACES.get(namespace, ml), name)
+
+
+def test_padding_takes_what_is_called_output_padding() -> None:
+    x, kernel = ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 2, 3))
+    made = ml.conv_transpose2d(x, kernel, stride=2, padding=((1, 0), (1, 0)))
+    assert made.shape == (1, 8, 8, 2)  # PyTorch: (4 - 1) 2 - 2 + (3 - 1) + 1 + 1
 
 
 def test_a_device_by_name_is_told_of_vms() -> None:
@@ -198,6 +222,18 @@ WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
     ("fmax", (X, X[::-1])),
     ("fmin", (X, X[::-1])),
     ("intersect1d", (X[:2], X[1:2])),
+    ("setdiff1d", (X[:2], X[1:2])),
+    ("union1d", (X[:2], X[1:])),
+    ("diagflat", (Y,)),
+    ("ediff1d", (Y,)),
+    ("isneginf", (np.array([-np.inf, np.inf, 1.0]),)),
+    ("isposinf", (np.array([-np.inf, np.inf, 1.0]),)),
+    ("nanargmax", (X,)),
+    ("nanargmin", (X,)),
+    ("nancumsum", (X,)),
+    ("nanmedian", (X,)),
+    ("nanprod", (X,)),
+    ("correlate", (Y.ravel(), Y[0])),
 ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import re
 from typing import Any, cast
 
 import numpy as np
@@ -55,6 +56,24 @@ def test_errors_are_told_layer_by_layer(dtype: str, model: ml.nn.Sequential, x: 
     np.testing.assert_allclose(small(x).numpy(), dense(x).numpy(), rtol=1e-5, atol=1e-5)
 
 
+def test_what_stays_as_it_is_is_told_with_the_reason() -> None:
+    layers = ml.nn.Embedding(8, 4), ml.nn.Linear(4, 4), ml.nn.LayerNorm(4), ml.nn.LayerNorm(4)
+    model = ml.nn.Sequential(*layers, ml.nn.GRUCell(4, 4), ml.nn.Linear(4, 2), ml.nn.Linear(2, 2))
+    model[6].axis = -2
+    small = ml.quantize(model, "i8", where="layers_1")
+    told = ml.quantization_errors(model, small)
+    owners = [(each.path, each.layer, each.nbytes) for each in told.left if each.layer != "GRUCell"]
+    assert owners[:2] == [("layers_0", "Embedding", 128), ("layers_2", "LayerNorm", 32)]
+    assert sum(each.nbytes for each in told.left) == sum(
+        x.nbytes for path, x in model.state().items() if not path.startswith("layers_1/")
+    )
+    lines = repr(told).splitlines()[2:]
+    assert "stays: 128 bytes of Embedding, a lookup, see nn.QuantizedEmbedding" in lines
+    assert "stays: 64 bytes of LayerNorm, no Linear" in lines
+    assert "stays: 40 bytes of Linear, where= does not mean it" in lines
+    assert "stays: 24 bytes of Linear, along another axis than the last" in lines
+
+
 def test_rows_are_quantised_as_they_come(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     layer, small = model[0], ml.quantize(model, "i8", dynamic=True)[0]
     rows, kernel = x.numpy(), layer.kernel.numpy().T
@@ -85,8 +104,15 @@ def test_what_is_refused(model: ml.nn.Sequential, x: ml.Tensor) -> None:
     refuses(DTypeError, "not f32", ml.quantize, model, "f32")
     refuses(ShapeError, "groups of 48 do not .* layers_0", ml.quantize, model, "i4", group=48)
     refuses(AttributeRefused, "leave out group", ml.quantize, model, "i4", dynamic=True)
-    refuses(AttributeRefused, "no tensor is meant", ml.quantize, model, where="head")
-    refuses(AttributeRefused, "no Linear layer", ml.quantize, ml.nn.LayerNorm(2))
+    refuses(AttributeRefused, "no Linear layer is meant", ml.quantize, model, where="head")
+    refuses(AttributeRefused, "and there are LayerNorm; see ml.q", ml.quantize, ml.nn.LayerNorm(2))
+    lookup, text = ml.nn.Embedding(4, 2), r"Embedding write (ml\.nn.*\))$"
+    told = refuses(AttributeRefused, text, ml.quantize, lookup)
+    found = re.search(text, str(told))
+    assert found is not None
+    small = eval(found[1], {"ml": ml, "layer": lookup})
+    third = ml.asarray([3])
+    np.testing.assert_allclose(small(third).numpy(), lookup(third).numpy(), atol=0.05)
     for model_like in cast(Any, (ml.ones((2, 2)), lambda x: x)):
         refuses(AttributeRefused, "takes a Module", ml.quantize, model_like)
     for group in ("a", 32.0, 0):
