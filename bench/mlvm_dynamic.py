@@ -39,7 +39,7 @@ Array = NDArray[Any]
 Outputs = list[Array]
 Run = Callable[[], Outputs]
 
-BUCKETS = tuple(range(8, 129, 8))  # lengths that BERT has a branch for
+BUCKETS = tuple(range(8, 129, 8))  # lengths that BERT and trees have a branch for
 
 
 class Family:
@@ -78,6 +78,7 @@ Prepared = tuple[Callable[..., Tensor], list[tuple[Any, ...]], list[Callable[[Ar
 
 def _prepared(size: Size, greedy: bool) -> Prepared:
     inputs = inputs_of(size)
+    arguments: list[tuple[Any, ...]]
     match size:
         case LstmSize():
             longest = max(size.lengths)
@@ -85,12 +86,12 @@ def _prepared(size: Size, greedy: bool) -> Prepared:
             return Lstm(size), arguments, [_whole] * len(inputs)
         case TreeSize():
             most = max(size.leaves)
-            arguments = [
-                (ml.asarray(_padded(tree.words, most)), ml.asarray(_padded(tree.nodes, 2 * most)))
+            padded = [
+                (_padded(tree.words, most), len(tree.words), _padded(tree.nodes, 2 * most))
                 for tree in inputs
             ]
-            encoder = tree_lstm_of(size)
-            return lambda *tree: encoder(*tree)[0], arguments, [_whole] * len(inputs)
+            arguments = [tuple(map(ml.asarray, each)) for each in padded]
+            return Trees(size), arguments, [_whole] * len(inputs)
         case BertSize():
             longest = max(size.lengths)
             arguments = [(ml.asarray(_padded(xs, longest)), ml.asarray(len(xs))) for xs in inputs]
@@ -209,6 +210,37 @@ def tree_lstm_of(size: TreeSize) -> TreeLstm:
     return model
 
 
+class Trees(nn.Module):
+    """Words f[longest, features], of which so many count, and nodes i64[n,3] -> the root's state
+    f[hidden]; the words are looked at in the first of the buckets that they fit into."""
+
+    def __init__(self, size: TreeSize) -> None:
+        self.encoder = tree_lstm_of(size)
+        self.buckets = _buckets(max(size.leaves))
+
+    def __call__(self, words: Tensor, length: Tensor, nodes: Tensor) -> Tensor:
+        def known(bucket: int) -> Any:
+            more = ((0, len(words) - bucket), (0, 0))
+            return tuple(ml.pad(state, more) for state in self.encoder.at_leaf(words[:bucket]))
+
+        root: Tensor = self.encoder.at_root(_bucketed(known, length, self.buckets), nodes)[0]
+        return root
+
+
+def _buckets(longest: int) -> list[int]:
+    """The `BUCKETS` for so many words or less."""
+    return [*(bucket for bucket in BUCKETS if bucket < longest), longest]
+
+
+def _bucketed(run: Callable[[int], Any], length: Tensor, buckets: list[int]) -> Any:
+    """What `run` gives for the first bucket that so many words fit into."""
+    index = sum(
+        (ml.astype(length > bucket, ml.int64) for bucket in buckets[:-1]),
+        ml.zeros((), dtype=ml.int64),
+    )
+    return ml.switch(index, [partial(run, bucket) for bucket in buckets])
+
+
 class Encoder(nn.Module):
     """Words f[longest, width], of which so many count -> f[longest, width]; the first ones are
     encoded, in the first of the `BUCKETS` that they fit into."""
@@ -221,7 +253,7 @@ class Encoder(nn.Module):
         ]
         for i, block in enumerate(self.block):
             _load_block(block, weights, i)
-        self.buckets = [min(bucket, longest) for bucket in BUCKETS]
+        self.buckets = _buckets(longest)
 
     def __call__(self, words: Tensor, length: Tensor) -> Tensor:
         def encoded(bucket: int) -> Tensor:
@@ -231,9 +263,7 @@ class Encoder(nn.Module):
                 x = block(x, mask)
             return ml.pad(x[0], ((0, len(words) - bucket), (0, 0)))
 
-        index = sum(ml.astype(length > bucket, ml.int64) for bucket in self.buckets[:-1])
-        branches = [partial(encoded, bucket) for bucket in self.buckets]
-        result: Tensor = ml.switch(index, branches)
+        result: Tensor = _bucketed(encoded, length, self.buckets)
         return result
 
 
