@@ -360,7 +360,8 @@ def _check_count(
 ) -> None:
     if given != wanted:
         takes = f"; it takes {', '.join(map(str, types))}" if types else ""
-        raise BadInput(f"the program loads {wanted} arguments; {given} {what} given{takes}")
+        arguments = "1 argument" if wanted == 1 else f"{wanted} arguments"
+        raise BadInput(f"the program loads {arguments}; {given} {what} given{takes}")
 
 
 # --- the commands ----------------------------------------------------------------------

@@ -86,11 +86,11 @@ class _Writes:
         if self._of.get(watch) == now:
             return
         self._quiet.clear()
-        for region in self._of.pop(watch, ()):
-            self._watches[region].discard(watch)
+        before = self._of.pop(watch, ())
         self._of[watch] = now
-        for region in now:
-            self._watches.setdefault(region, weakref.WeakSet()).add(watch)
+        for region in {*before, *now}:  # another set at once, as a move counts without the lock
+            others = [each for each in self._watches.get(region, ()) if each is not watch]
+            self._watches[region] = weakref.WeakSet([*others, watch] if region in now else others)
 
     def _launched(self, program: Program, args: Sequence[TensorHandle]) -> bool:
         """Count what the launch has written to. Returns whether nothing of it is watched."""

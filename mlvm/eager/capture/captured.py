@@ -252,11 +252,13 @@ class _KnownProgram:
         queues = [x for x in self.queues if x.handle == first]
         self.first = queues[0] if queues else None
 
-    def way(self) -> _KnownProgram:
+    def way(self, *, loop: bool = False) -> _KnownProgram:
         """What the next call is to launch: `plain` if somebody has written to the weights since the
-        last call, and did so often before, or may have where nobody counts it; else this."""
+        last call, and did so often before, or may have where nobody counts it; else this, as in a
+        `loop`."""
         way, hoisted = self, self.hoisted
-        if hoisted is None:
+        if loop or hoisted is None:
+            self.launched = self.planned
             return self
         uncounted = is_shared(hoisted.vm)
         if not (hoisted.is_stale or uncounted):
@@ -282,6 +284,7 @@ class _KnownProgram:
         )
         other = copy.copy(self)
         other._use(planned, None)
+        other.compiled = None
         return other
 
     def make_exclusive(self, inputs: Sequence[Tensor]) -> bool:
@@ -511,7 +514,7 @@ class Captured(Generic[P, R]):
             if not (known.updates and known.make_exclusive(signature.inputs)):
                 break
         self._last = known
-        way = known if loop else known.way()
+        way = known.way(loop=loop)
         result = self._replay(way, arena, feed, signature.tensors, signature.inputs, loop=loop)
         if EXTENSION is not None and found is not None and not loop:
             self._remember(known, signature, arena.vm, given, named)
@@ -1014,7 +1017,7 @@ def as_code(x: object) -> str | None:
 def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[RecordedCall, Signature]:
     """What a call of the function would do, and the signature of its arguments, as `measure` takes
     them. Raises what `capture` raises."""
-    for x in (*args, *kwargs.values()):
+    for _, x in flatten((args, kwargs), None, ends=_at_texts)[0]:
         write = as_code(x)
         if write is not None:
             raise CaptureError(f"for the type {x!r} write {write}")
@@ -1190,6 +1193,10 @@ def _listed(known: _KnownProgram) -> str:
 
 def _at_leaves(part: Any) -> bool | None:
     return isinstance(part, _Leaf) or (None if isinstance(part, (dict, list, tuple)) else False)
+
+
+def _at_texts(part: Any) -> bool | None:
+    return isinstance(part, str) or (None if isinstance(part, (dict, list, tuple)) else False)
 
 
 def _at_arrays(part: Any) -> bool | None:

@@ -186,7 +186,7 @@ def _pull(
     [pred], rest = blocks.split(saved, 1)
     of_made, of_kept = blocks.split(cotangents, len(sides[0].made))
     cells, others = blocks.parted(closures, held)
-    before = {number: or_zeros(h, closures[number]) for number, h in others.items()}
+    before = {number: h for number, h in others.items() if h is not None}
 
     def back(side: _Side, kept: Tensors, outside: Tensors, of_kept: Cotangents) -> Tensors:
         segment = side.segment
@@ -195,12 +195,12 @@ def _pull(
         pending.update({**cells, **before})
         seed(pending, segment.tape, [*side.made, *segment.inside], [*of_made, *of_kept])
         segment.walk(pending, inside, outside)
-        return [pending[number] for number in before]
+        return [or_zeros(pending.get(number), closures[number]) for number in others]
 
     ways: list[Callable[[], Tensors]] = []
     for side in sides:
         kept, outside, rest = blocks.split(rest, len(side.kept), len(side.segment.outside))
         its_own, of_kept = blocks.split(of_kept, len(side.kept))
         ways.append(partial(back, side, kept, outside, its_own))
-    totals = {**cells, **dict(zip(before, _branch([], pred, ways), strict=True))}
+    totals = {**cells, **dict(zip(others, _branch([], pred, ways), strict=True))}
     return [totals[number] for number in closures]

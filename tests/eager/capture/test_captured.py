@@ -1309,6 +1309,7 @@ def test_what_was_measured_is_printed_in_two_lines() -> None:
     write = r"'f32\[2,4\]' write ml.TensorType\(\"f32\", \(2, 4\)\)"
     refuses(CaptureError, write, ml.measure, ml.sin, "f32[2,4]")
     refuses(CaptureError, write, ml.measure, lambda x: x, x="f32[2,4]")
+    refuses(CaptureError, write, ml.measure, lambda x: x, {"a": ["f32[2,4]"]})
 
 
 def test_a_step_is_measured_on_a_machine_without_bytes() -> None:

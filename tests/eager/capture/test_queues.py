@@ -116,6 +116,23 @@ def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: b
     assert drained.state() == one_by_one.state()
 
 
+def test_program_and_plan_are_those_of_the_drain(q: ml.QueueTensor) -> None:
+    weight = ml.ones((64, 64), device=q.arena.vm)
+    step = ml.capture(lambda: (q.get()[0], weight.T * 2.0))
+    for _ in range(4):  # as the weight changes before each call, a second program is launched
+        weight += 1.0
+        put(q, 0)
+        step()
+    known = step._last_program()
+    assert known.plain is not None
+    assert step.program is known.plain.planned.program
+    assert known.plain.compiled is None
+    put(q, 0)
+    q.close()
+    step.drain()
+    assert step.program is known.planned.program
+
+
 @pytest.mark.parametrize("drains", [False, True])
 def test_a_producer_may_launch_on_the_vm(q: ml.QueueTensor, vm: Any, drains: bool) -> None:
     step = ml.capture(lambda: q.get()[0] * 2.0)

@@ -884,3 +884,16 @@ def test_an_optimizer_in_a_loop() -> None:
     expected = trained(lambda fn: fn, ml.asarray(4))
     assert trained(lambda fn: ml.capture(fn, fuse=False), ml.asarray(4)) == expected
     assert trained(ml.capture, ml.asarray(4)) == expected
+
+
+def test_a_branch_adds_nothing_to_a_gradient_that_there_is_not() -> None:
+    """Not even zeros, to which -0 adds up to 0."""
+    x, mask = ml.asarray([1.0, -2.0, 0.0]), ml.asarray([0.0, -0.0, 1.0])
+
+    @ml.grad
+    def slope(x: Tensor) -> Tensor:
+        return ml.sum(ml.cond(ml.sum(x) < 0, lambda: -x * mask, lambda: mask))
+
+    for y in (x, -x):
+        assert slope(y).numpy().tobytes() == ml.capture(slope)(y).numpy().tobytes()
+    assert np.signbit(slope(x).numpy()).tolist() == [True, False, True]
