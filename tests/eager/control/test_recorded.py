@@ -891,7 +891,7 @@ def test_a_branch_adds_nothing_to_a_gradient_that_there_is_not() -> None:
     x, mask = ml.asarray([1.0, -2.0, 0.0]), ml.asarray([0.0, -0.0, 1.0])
 
     @ml.grad
-    def slope(x: Tensor) -> Tensor:
+    def slope(x: ml.Tensor) -> ml.Tensor:
         return ml.sum(ml.cond(ml.sum(x) < 0, lambda: -x * mask, lambda: mask))
 
     for y in (x, -x):
