@@ -30,6 +30,9 @@ from mlvm.core.program.assembly import assemble
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.tensor import primitives
 from mlvm.machines.wire import WireVM
+from mlvm.show import picture as _picture  # noqa: F401 (these add methods, once imported)
+from mlvm.show import report as _report  # noqa: F401
+from mlvm.show import trace as _trace  # noqa: F401
 from tests.brief import refuses
 from tests.core.ops.cases import CASES
 from tests.test_docstrings import public
@@ -1167,6 +1170,7 @@ ShapeError VM.storage_over: vm.storage_over(np.ones((2, 2), np.uint8))
 HandleError VM.tensor_from_storage: vm.tensor_from_storage(99, v.type, 0)
 ShapeError VM.tensor_from_storage: vm.tensor_from_storage(vm.alloc_storage(4), v.type, 0)
 HandleError VM.type_of: vm.type_of(99)
+AttributeRefused VM.trace: vm.trace()
 DTypeError VM.write: vm.write(vm.alloc_tensor(v.type), np.ones(2))
 HandleError VM.write: vm.write(99, array)
 ShapeError VM.write: vm.write(vm.alloc_tensor(v.type), array[:1])
