@@ -305,7 +305,7 @@ static void OF(strip)(OF(Part) *part, int64_t block, int64_t row, int64_t rows,
         if (n[X_K] == 1)
             t.a_row = k;
     }
-    const int small = k * columns * (int64_t)sizeof(T) <= 1 << 18;
+    const int small = k * columns * (int64_t)sizeof(T) < 1 << 18;
     const int64_t some = (k + tiles - 1) / tiles, across = n[Y_COLUMN] * (int64_t)sizeof(S);
     for (int64_t jr = 0; jr < columns; jr += COLUMNS) {
         int64_t width = least(columns - jr, COLUMNS);
