@@ -77,7 +77,7 @@ BUDGET = {
     "mlvm/eager": 820,
     "mlvm/eager/tensor": 1_700,
     "mlvm/eager/functions": 4_680,
-    "mlvm/eager/recording": 900,
+    "mlvm/eager/recording": 910,
     "mlvm/eager/autodiff": 2_230,
     "mlvm/eager/control": 1_430,
     "mlvm/eager/transform": 2_020,
@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 510,
     "models": 3_440,
     "bench": 4_360,
-    "tests": 66_900,
+    "tests": 66_910,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""

@@ -274,6 +274,13 @@ class Recorder:
         """Stand-ins for the next element of the queue, which each launch will take."""
         if self.frames:
             raise _refused("a queue's element is taken in an ml.function")
+        home = queue.arena.vm
+        if home is not self.vm:
+            raise CaptureError(
+                f"{user_line() or 'here'}: an element of queue {queue.arena.name!r} is taken, "
+                f"which lives on {home.name}, inside a captured function that runs on "
+                f"{self.name}; call it inside `with arena:`, with an arena of {home.name}"
+            )
         if not queue.in_programs:
             return self._take_ahead(queue)
         element = tuple([self._given_tensor(type) for type in queue.types])
@@ -679,7 +686,7 @@ class Recorder:
         reference = region.holder if region is not None else None
         holder = reference() if reference is not None else None
         if reference is None or holder is None:
-            raise _refused(f"a tensor that is in no arena (handle {handle}) is used")
+            raise _refused(f"a tensor that is in no arena of {self.name} (handle {handle}) is used")
         if id(reference) in self._references:
             return self._united.get(id(reference), reference)
         if isinstance(holder.arena, ScratchPad):

@@ -116,6 +116,16 @@ def test_drain_is_as_many_calls_as_there_are_elements(q: ml.QueueTensor, fuse: b
     assert drained.state() == one_by_one.state()
 
 
+def test_an_element_of_another_vm_is_refused_and_stays(q: ml.QueueTensor) -> None:
+    put(q, 1)
+    step = ml.capture(lambda: q.get()[0] * 2.0)
+    with ml.Arena(ml.VM("other"), "there"):
+        for call in (step, step.drain):
+            with pytest.raises(CaptureError, match=r"lives on .*, inside a captured"):
+                call()
+    assert step()[0, 0].item() == 2.0
+
+
 def test_program_and_plan_are_those_of_the_drain(q: ml.QueueTensor) -> None:
     weight = ml.ones((64, 64), device=q.arena.vm)
     step = ml.capture(lambda: q.get()[0] @ (weight.T * 2.0)[:3])
