@@ -14,16 +14,7 @@ from mlvm.eager.functions import halves
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager.interop.hints import (
-    OF_AVERAGES,
-    OF_LOSS_SCALES,
-    OF_MODULES,
-    OF_MULTI_STEPS,
-    OF_OPTIMIZERS,
-    existing,
-    hint_at,
-    missing,
-)
+from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.machines.local import LocalVM as VM
 
@@ -188,8 +179,10 @@ def later(name: str) -> Any:
     module = import_module(LATER[name])
     if name not in SHOWN:
         return getattr(module, name)
-    for owner, hints in _HINTS.get(name, {}).items():
-        hint_at(getattr(module, owner), hints, existing)
+    for each, texts in hints().items():
+        room, _, owner = each.rpartition(".")
+        if room == f"{__package__}.{name}" and owner[0].isupper():
+            hint_at(getattr(module, owner), texts, existing)
     return _shown(name, module)
 
 
@@ -210,17 +203,6 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     )
     return shown
 
-
-_HINTS: Final[dict[str, dict[str, Mapping[str, str]]]] = {
-    "nn": {"Module": OF_MODULES},
-    "optim": {
-        "EMA": OF_AVERAGES,
-        "LossScale": OF_LOSS_SCALES,
-        "MultiSteps": OF_MULTI_STEPS,
-        "Optimizer": OF_OPTIMIZERS,
-    },
-}
-"""What to write for names of other libraries, by module and class."""
 
 if not TYPE_CHECKING:
     for _owner, _name, _room in _ADDED:

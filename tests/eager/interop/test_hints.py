@@ -15,29 +15,17 @@ import pytest
 
 import mlvm
 import mlvm.eager as ml
-from mlvm.eager.interop.hints import (
-    FUNCTIONS,
-    METHODS,
-    OF_AVERAGES,
-    OF_DTYPES,
-    OF_LOSS_SCALES,
-    OF_MODULES,
-    OF_MULTI_STEPS,
-    OF_OPTIMIZERS,
-    OF_PLACES,
-)
+from mlvm.eager.interop.hints import hints
 from tests.brief import cases, refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
 NAMESPACES["nn.init"] = ml.nn.init
-HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
-HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
-HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
-HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
-HINTS += [(f"scale.{name}", hint) for name, hint in OF_LOSS_SCALES.items()]
-HINTS += [(f"average.{name}", hint) for name, hint in OF_AVERAGES.items()]
-HINTS += [(f"dtype.{name}", hint) for name, hint in OF_DTYPES.items()]
+TABLE = hints()
+METHODS, OF_MODULES = TABLE["mlvm.eager.Tensor"], TABLE["mlvm.eager.nn.Module"]
+OWNERS = [owner for owner in TABLE if owner.rpartition(".")[2][0].isupper()]
+FUNCTIONS = [owner for owner in TABLE if owner.startswith("mlvm.") and owner not in OWNERS]
+HINTS = [(f"{owner} {name}", hint) for owner in TABLE for name, hint in TABLE[owner].items()]
 
 
 def test_what_a_hint_names_exists() -> None:
@@ -63,7 +51,7 @@ def test_what_a_hint_names_exists() -> None:
 @pytest.mark.parametrize("module", FUNCTIONS)
 def test_a_name_from_elsewhere_is_none_of_the_module(module: str) -> None:
     [found] = [each for each in (ml, *NAMESPACES.values()) if each.__name__ == module]
-    for name, hint in FUNCTIONS[module].items():
+    for name, hint in TABLE[module].items():
         with pytest.raises(AttributeError, match=f"^{module} has no {name}; {re.escape(hint)}$"):
             getattr(found, name)
         assert not hasattr(found, name)
@@ -77,17 +65,17 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
 
 def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
     model = ml.nn.Linear(2, 2)
-    for owner, hints, kind in (
-        (model, OF_MODULES, "a Linear"),
-        (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS, "an Adam"),
-        (ml.optim.SGD(model, 0.1), OF_OPTIMIZERS, "an SGD"),
-        (ml.optim.MultiSteps(ml.optim.SGD(model, 0.1), 2), OF_MULTI_STEPS, "a MultiSteps"),
-        (ml.optim.EMA(model), OF_AVERAGES, "an EMA"),
-        (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
-        (ml.float32, OF_DTYPES, "a DType"),
-        (ml.zeros(3).at[0], OF_PLACES, "a Places"),
+    for owner, section, kind in (
+        (model, "nn.Module", "a Linear"),
+        (ml.optim.Adam(model, 0.1), "optim.Optimizer", "an Adam"),
+        (ml.optim.SGD(model, 0.1), "optim.Optimizer", "an SGD"),
+        (ml.optim.MultiSteps(ml.optim.SGD(model, 0.1), 2), "optim.MultiSteps", "a MultiSteps"),
+        (ml.optim.EMA(model), "optim.EMA", "an EMA"),
+        (ml.optim.LossScale(), "optim.LossScale", "a LossScale"),
+        (ml.float32, "DType", "a DType"),
+        (ml.zeros(3).at[0], "Places", "a Places"),
     ):
-        for name, hint in hints.items():
+        for name, hint in TABLE[f"mlvm.eager.{section}"].items():
             with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):
                 getattr(owner, name)
 
@@ -167,7 +155,7 @@ def test_a_device_by_name_is_told_of_vms() -> None:
         ml.errors.AttributeRefused, match=r'ml\.VM\(device="opencl:0"\), not \'cuda:0'
     ):
         x.to_device("cuda:0")
-    for hint in (METHODS["cuda"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
+    for hint in (METHODS["cuda"], OF_MODULES["to"], TABLE["mlvm.eager"]["cuda"]):
         assert 'ml.VM(device="opencl:0")' in hint
 
 
@@ -241,7 +229,7 @@ WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
 def test_what_to_write_for_a_function_that_there_is_not(
     name: str, arrays: tuple[np.ndarray[Any, Any], ...]
 ) -> None:
-    text = FUNCTIONS["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
+    text = TABLE["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
     if name == "trapezoid":
         arrays = arrays[::-1]  # numpy.trapezoid(y, x)
     given = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
