@@ -303,12 +303,15 @@ class Arena(ArenaFields):
     """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
 
     def __init__(
-        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
+        self, vm: VMProtocol, name: str = "", *, capacity: int | None = None, trims: bool = False
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
-                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second"
+                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second: "
+                'ml.Arena(ml.VM(), "weights")'
             )
+        if not name:
+            raise errors.ArenaError('an arena has a name: ml.Arena(vm, "weights")')
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm

@@ -11,7 +11,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -291,6 +291,9 @@ class TensorType:
         except ValueError:  # Python reads no integer of thousands of digits
             raise ShapeError(f"a length of {name}[...] has too many digits") from None
         return TensorType(DType.named(name), shape)
+
+    def __call__(self, *_: object) -> NoReturn:
+        raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
 
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         """The type of that shape and this dtype. Raises `ShapeError`."""

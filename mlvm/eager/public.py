@@ -3,6 +3,7 @@
 What many programs do not use is imported when it is first asked for: `LATER` says from where.
 """
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import isfunction
@@ -203,6 +204,22 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     )
     return shown
 
+
+class _Finder:
+    """Last finder of modules: an import of a name that another library has, such as `from
+    mlvm.eager.nn import functional`, raises `ImportError` with the hint."""
+
+    @staticmethod
+    def find_spec(path: str, *_: object) -> None:
+        owner, _, name = path.rpartition(".")
+        text = hints()[owner].get(name) if owner.startswith("mlvm.eager") else None
+        if owner == __package__ and name in SHOWN:
+            text = f"import mlvm.eager as ml, and write ml.{name}"
+        if text is not None:
+            raise ImportError(f"{owner} has no {name}; {text}", name=path)
+
+
+sys.meta_path.append(_Finder)
 
 if not TYPE_CHECKING:
     for _owner, _name, _room in _ADDED:

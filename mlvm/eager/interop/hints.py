@@ -37,7 +37,7 @@ def rows() -> Iterator[tuple[str, str, str]]:
 @cache
 def hints() -> Mapping[str, Mapping[str, str]]:
     """Return the hints by owner and name. The table is read at the first call."""
-    table: dict[str, dict[str, str]] = defaultdict(dict)
+    table = defaultdict[str, dict[str, str]](dict)
     for owner, name, text in rows():
         table[owner][name] = text.replace("`", "")
     return table
@@ -80,20 +80,24 @@ def _call(name: str, function: Callable[..., Any]) -> str:
 def hint_at(owner: type, texts: Mapping[str, Hint], listing: Callable[..., list[str]]) -> None:
     """Give the class a hint at each of these names that it lacks. `listing` becomes the `dir` of
     its instances."""
-    for name in texts.keys() - set(dir(owner)):
-        setattr(owner, name, Elsewhere(name, texts[name]))
+    own = set(dir(owner))
+    for name, text in texts.items():
+        if name not in own or isinstance(getattr_static(owner, name), Elsewhere):
+            setattr(owner, name, Elsewhere(name, text))
     owner.__dir__ = listing  # type: ignore[method-assign]
 
 
 def hint(
-    function: str, args: Sequence[object], keywords: Iterable[str], known: Collection[str]
+    function: str, args: Sequence[object], keywords: Mapping[str, object], known: Collection[str]
 ) -> str | None:
     """What to write where the arguments are meant for another library's function of that name. It
     tells what means something else here by its position, and what each unknown keyword is called.
     None where there is nothing to say."""
-    text = _of_places(function, args, {*keywords}, known)
+    if function == "__call__":
+        function = type(args[0]).__name__
+    text = _of_places(function, args, keywords, known)
     told = [text] if text else []
-    none = {**hints()["no_keyword"], **hints().get(f"no_keyword.{function}", {})}
+    none = {**hints()["no_keyword"], **hints()[f"no_keyword.{function}"]}
     for name in keywords:
         if name in known:
             continue
@@ -107,18 +111,24 @@ def hint(
 
 
 def _of_places(
-    function: str, args: Sequence[object], keywords: set[str], known: Collection[str]
+    function: str, args: Sequence[object], keywords: Mapping[str, object], known: Collection[str]
 ) -> str | None:
     first = next(iter(known), None)
     bounds = ", low=..., high=..." if "low" in known else ""
     ints = [x for x in args if isinstance(x, int)]
-    missing_bounds = function == "randint" and not keywords & {"low", "high"}
+    missing_bounds = function == "randint" and not keywords.keys() & {"low", "high"}
     if function == "autocast" and ("device_type" in keywords or (args and "dtype" in keywords)):
         return 'is for any device: ml.autocast("bfloat16")'
     if function in ("empty", "ones", "zeros") and 1 < len(ints) == len(args):
         return f"the shape is one argument: write {function}({(*ints,)})"
     if function.startswith("Conv") and len(args) > 3:
         return f"stride= and padding= are given by name: {function}(in, out, window, stride=...)"
+    if function.startswith(("MaxPool", "AvgPool")) and len(args) > 1 and first == "self":
+        return f"stride= and padding= are given by name: {function}(window, stride=...)"
+    if "memory" in known and len(args) > 3:
+        return "keys and values are both of memory: layer(x) or layer(x, memory), with mask="
+    if function in ("gelu", "GELU") and isinstance(keywords.get("approximate"), str):
+        return 'approximate=True is PyTorch\'s "tanh", and False its "none"'
     if function == "where" and len(args) == 1:
         return "takes a condition, x and y; the places are ml.nonzero(c)"
     if "key" in known and first != "key" and any(_is_key(x) for x in args):
@@ -193,7 +203,7 @@ def missing(module: str, names: Iterable[str]) -> Callable[[str], NoReturn]:
 
     @lru_cache(maxsize=1024)  # libraries ask for the same names again and again
     def text(name: str) -> str:
-        hint = hints().get(module, {}).get(name)
+        hint = hints()[module].get(name)
         if hint is None:
             meant = next((each for each in names if is_slip(name, each)), None)
             hint = f"did you mean {meant}?" if meant else None

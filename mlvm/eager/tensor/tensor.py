@@ -196,11 +196,32 @@ class Tensor(Methods, Allocation):
         return complex(self.item())
 
     def __round__(self, ndigits: int | None = None) -> Any:
+        self._require_one("round", "ml.round(x, decimals)")
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
         """As `str`; with a format such as `.4f`, the one element in that format."""
-        return format(self._one().item(), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        self._require_one("format", 'f"{x}", or numpy.array2string(x.numpy(), precision=3)')
+        return format(self._one().item(), spec)
+
+    def _require_one(self, function: str, instead: str) -> None:
+        if self.type.size != 1:
+            raise ShapeError(f"takes one element; write {instead}").at(function, (self.type,))
+
+    def __bytes__(self) -> bytes:
+        return self.numpy().tobytes()
+
+    def __contains__(self, value: Any) -> bool:
+        equal: object = self == value
+        return isinstance(equal, Tensor) and bool(equal.numpy().any())
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return other // self, other % self
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
