@@ -34,6 +34,7 @@ from mlvm.eager.tree import (
     require_live,
     require_types,
 )
+from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
 """Pairs of which parameters are meant, and the hyperparameters that these have of their own."""
@@ -490,6 +491,14 @@ class Optimizer(_OfFields):
         groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
 
+    def _repr_html_(self) -> str:
+        head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
+        rows = [
+            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
+            for x in self._options
+        ]
+        return html.table(head, rows, right=0)
+
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
     """Zeros of this type in the arena of x."""
@@ -512,7 +521,11 @@ def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={getattr(x, '__name__', x)}" for k, x in options.items())
+    return ", ".join(f"{k}={_text(x)}" for k, x in options.items())
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
 
 
 def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:
