@@ -58,7 +58,8 @@ def _without_zero(op: str, operator: Binary) -> Binary:
 
     def checked(self: Tensor, other: Operand) -> Tensor:
         if other.__class__ is int and other == 0 and self.dtype.is_integer:
-            raise OperandValueError("integers have no quotient by 0").at(op, (self.type, 0))
+            text = f"integers have no quotient by 0; ml.{op}(x, 0) gives 0"
+            raise OperandValueError(text).at(op, (self.type, 0))
         return operator(self, other)
 
     return checked
