@@ -211,7 +211,7 @@ class _Finder:
 
     @staticmethod
     def find_spec(path: str, *_: object) -> None:
-        owner, _, name = path.rpartition(".")
+        owner, name = path.rpartition(".")[::2]
         text = hints()[owner].get(name) if owner.startswith("mlvm.eager") else None
         if owner == __package__ and name in SHOWN:
             text = f"import mlvm.eager as ml, and write ml.{name}"

@@ -63,7 +63,9 @@ def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
     elif axes == 1 and isinstance(padding, (tuple, list)) and len(padding) == 2:
         padding = (padding,)
     if isinstance(padding, (tuple, list)) and len(padding) == axes:
-        sides = [(side, side) if isinstance(side, (int, np.integer)) else side for side in padding]
+        sides: list[Any] = [
+            (side, side) if isinstance(side, (int, np.integer)) else side for side in padding
+        ]
         if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides):
             return tuple(pair(integers(side, "padding"), "padding", least=0) for side in sides)
     raise AttributeRefused(
