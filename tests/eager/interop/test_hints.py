@@ -53,8 +53,13 @@ def operands(owner: str) -> dict[str, Any]:
     trained = ml.nn.Linear(3, 3)
     optimizer = ml.optim.SGD(trained, 0.1)
     scale, average = ml.optim.LossScale(), ml.optim.EMA(model)
-    states = {"Optimizer": optimizer, "MultiSteps": optimizer, "EMA": average, "LossScale": scale}
-    state = states.get(owner.rpartition(".")[2], model)
+    states: dict[str, Any] = {
+        "Optimizer": optimizer,
+        "MultiSteps": optimizer,
+        "EMA": average,
+        "LossScale": scale,
+    }
+    state: Any = states.get(owner.rpartition(".")[2], model)
     ml.save("file", optimizer if state is optimizer else model)
     return {
         "ml": ml,
