@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from types import EllipsisType
 from typing import Any, Final
 
 from mlvm.core.errors import AttributeRefused, NoTranspose
@@ -62,7 +61,7 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 
 
 @public
-def repeat(x: Tensor, /, *repeats: Any, axis: int | EllipsisType | None = ...) -> Tensor:
+def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
     """`repeat`, as numpy spells it: `x.repeat(2, axis=1)`.
 
     `x.repeat(2, 1)`, and `x.repeat(2)` of a vector, are refused: numpy repeats each element,
@@ -73,7 +72,9 @@ def repeat(x: Tensor, /, *repeats: Any, axis: int | EllipsisType | None = ...) -
             "numpy repeats each element, PyTorch the whole: take x.repeat(n, axis=...), or "
             f"ml.tile(x, {repeats})"
         ).at("repeat", (x.type, *repeats))
-    return shapes.repeat(x, repeats[0], axis=None if axis is ... else axis)
+    count: Any = repeats[0]
+    along: Any = None if axis is ... else axis
+    return shapes.repeat(x, count, axis=along)
 
 
 @public
