@@ -81,7 +81,8 @@ def save(
     load("model.safetensors", into=model)    # the values are the model's again
 
     A dict may have all that a training needs to go on as if it had not been interrupted: Modules,
-    optimizers, loss scales, pipelines, `ml.random` for the global keys, and whatever else has
+    optimizers, loss scales, pipelines, `ml.random` for the global keys of the current VM and of all
+    VMs on which the dict's tensors lie, and whatever else has
     `state()` and `load_state`; tensors and arrays; numbers, texts and None, and lists and dicts of
     these. Of an optimizer it has the hyperparameters too, but for a schedule.
 

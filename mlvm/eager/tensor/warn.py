@@ -5,6 +5,20 @@ from __future__ import annotations
 import warnings
 
 
+class NoEffectWarning(UserWarning):
+    """A line has no effect: a seed that a draw does not follow, a gradient that reaches no
+    parameter, a Module that is neither trained nor saved, an update of a tensor that nothing else
+    names. The text says which, and what to write.
+
+        >>> x = ml.zeros((2, 2))
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     x[0][0] = 5.0
+        >>> caught[0].category.__name__, x[0, 0].item()
+        ('NoEffectWarning', 0.0)
+    """
+
+
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
     """Issue a warning about that `file:line`; about this file where there is none."""
     file, _, number = (line or f"{__file__}:1").rpartition(":")
