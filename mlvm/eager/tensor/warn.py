@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any, Final
+
+_registries: Final[dict[str, dict[Any, Any]]] = {}
+"""For each file, what `warnings` notes of the warnings about its lines."""
 
 
 class NoEffectWarning(UserWarning):
@@ -20,6 +24,8 @@ class NoEffectWarning(UserWarning):
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`; about this file where there is none."""
+    """Issue a warning about that `file:line`; about this file where there is none. By default a
+    line is warned about once."""
     file, _, number = (line or f"{__file__}:1").rpartition(":")
-    warnings.warn_explicit(message, category, file, int(number))
+    registry = _registries.setdefault(file, {})
+    warnings.warn_explicit(message, category, file, int(number), registry=registry)

@@ -285,8 +285,7 @@ def test_no_schedule_changes_a_bit_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> 
         with ml.use(ml.VM(native=False)):
             model = Rooted(6, 7, key=ml.random.key(1))
             each = [(ml.asarray(x.numpy()), ml.asarray(nodes.numpy())) for x, nodes in inputs]
-            batch = ml.batch(model.root)
-            found = ml.grad(lambda model: loss_of(ml.stack(batch(each))))(model)
+            found = ml.grad(lambda model: loss_of(ml.stack(ml.batch(model.root)(each))))(model)
             return [x.numpy().tobytes() for x in ml.tree.leaves(found)]
 
     inputs, run = trees(), lanes.Run
