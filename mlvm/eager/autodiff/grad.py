@@ -217,8 +217,8 @@ def value_and_grad(
     else, which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees
     of float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its
     argument's structure, with dicts for Modules, and zeros where the value does not depend on a
-    tensor; where that are all parameters of a Module, `NoEffectWarning` says so. A tensor that occurs twice in one argument is one variable, with one gradient in both
-    places.
+    tensor; a Module of which it depends on no tensor is warned of, by `NoEffectWarning`. A tensor
+    that occurs twice in one argument is one variable, with one gradient in both places.
 
     `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
     `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are

@@ -11,8 +11,8 @@ import numpy as np
 from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
-from mlvm.eager.functions.random import KeysOf, set_state
 from mlvm.eager.files.safetensors import type_of
+from mlvm.eager.functions.random import KeysOf, set_state
 from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.context import current_arena
