@@ -12,7 +12,7 @@ from mlvm.core.errors import DTypeError, PathError, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
-from mlvm.eager.functions.random import KeysOf, set_state
+from mlvm.eager.functions.random import keys_of, set_state
 from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
 from mlvm.eager.tensor.context import current_arena
@@ -66,7 +66,7 @@ class Structure:
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
-                part = KeysOf(self._vms()) if _is_keys(x) else x
+                part = keys_of(self._vms()) if _is_keys(x) else x
                 inner = Structure(_state_of(part), path)
                 self.objects[path] = part, inner
                 self._add(self.tensors, inner.tensors)
@@ -128,7 +128,7 @@ class Structure:
         }
         found = {path: exactly(arrays[path], type.dtype) for path, type in types.items()}
         for path, (x, _) in self.objects.items():
-            if isinstance(x, KeysOf) and path in found:
+            if hasattr(x, "fitted") and path in found:
                 found[path] = x.fitted(found[path])
         require_types(types, {path: TensorType.of(x) for path, x in found.items()}, "tensor")
         require_live([x for x in self.tensors.values() if isinstance(x, Tensor)])

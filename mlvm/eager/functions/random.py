@@ -48,7 +48,6 @@ from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
 from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import names_of, public
-from mlvm.machines.dry import DryVM
 
 _KEY: Final = TensorType(u64, (2,))
 _SPLIT_ONE: Final = one_op("split_key", n=1)
@@ -108,7 +107,7 @@ class _Global:
         self.lock = threading.Lock()
         with process.lock, Arena(vm, "random").allocating():
             self.seed = process.seed
-            self.is_seeded = process.number > 0 or isinstance(vm, DryVM)
+            self.is_seeded = process.number > 0
             self.state = from_array(_words(self.seed, 1))
             self.one = from_array(np.array((0, 1), np.uint64))
             process.all.add(self)
@@ -122,6 +121,8 @@ class _Global:
     def warn(self) -> None:
         """Warn, once, that a draw has keys of no seed, although there was one for another VM."""
         self.is_seeded = True
+        if type(self.state.arena.vm).__name__ == "DryVM":  # whose draws have no values
+            return
         warn_at(
             user_line(),
             f"VM {self.state.arena.vm.name!r} draws with keys that no seed has reached: "
@@ -332,7 +333,7 @@ def set_state(state: Array | Tensor) -> None:
     prepare(current_arena().vm).write(state)
 
 
-class KeysOf:
+class _KeysOf:
     """The global keys of some VMs, as a checkpoint has them: u64[2] of one, u64[n,2] of several."""
 
     def __init__(self, vms: Sequence[VMProtocol]) -> None:
@@ -357,6 +358,11 @@ class KeysOf:
             fitted[:] = now
             fitted[: len(rows)] = rows[: len(fitted)]
         return fitted.reshape(now.shape)
+
+
+def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
+    """The global keys of these VMs, with the state of a checkpoint."""
+    return _KeysOf(vms)
 
 
 def _words(seed: int, n: int) -> Array:

@@ -70,7 +70,7 @@ def warn_of_row(frame: FrameType, type: object) -> None:
             and loop.lineno == number
             and isinstance(loop.target, ast.Name)
         ):
-            parts = [part for line in loop.body for part in ast.walk(line)]
+            parts: list[Any] = [part for line in loop.body for part in ast.walk(line)]
             name, written = loop.target.id, [p.value for p in parts if _is_stored(p)]
             if not any(_reads(part, name) and part not in written for part in parts):
                 warn_at(
