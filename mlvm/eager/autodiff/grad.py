@@ -508,7 +508,8 @@ def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
     if not isinstance(fn, FunctionType) or not depth:
         return None
     mine, names = {id(x) for _, x in flatten(model)[0]}, []
-    for kind, variables in zip(("local", "global"), getclosurevars(fn), strict=False):
+    places = getclosurevars(fn)
+    for kind, variables in (("local", places.nonlocals), ("global", places.globals)):
         for name, value in variables.items():
             if isinstance(value, Node) and any(id(x) in mine for _, x in flatten(value)[0]):
                 return f"{kind} variable {name!r}"

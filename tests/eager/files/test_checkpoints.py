@@ -523,7 +523,8 @@ class Plain:
 class Holding(ml.nn.Module):
     def __init__(self, held: Any) -> None:
         self.linear = ml.nn.Linear(2, 2)
-        self.held = held
+        self.held: Any = held
+        self.inner: Any = None
 
 
 @cases(
@@ -533,14 +534,14 @@ class Holding(ml.nn.Module):
     deque([ml.nn.Linear(2, 2)]),
     (ml.nn.Linear(2, 2) for _ in range(2)),
     Plain(ml.nn.Linear(2, 2)),
-    partial(ml.nn.Linear(2, 2), 1),
+    partial(ml.nn.Linear(2, 2), ml.ones((1, 2))),
     ml.nn.Linear(2, 2).__call__,
     {1: deque([ml.nn.Linear(2, 2)])},
     ids=lambda held: type(held).__name__,
 )
 def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, held: Any) -> None:
     text = f"held at inner is a {type(held).__name__}, in which a (Linear|Module that)"
-    model = ml.nn.Sequential(ml.nn.Linear(2, 2))
+    model = Holding([])
     model.inner = Holding(held)
     with pytest.warns(ml.NoEffectWarning, match=text) as caught:
         ml.optim.SGD(model, 0.1)
@@ -552,6 +553,7 @@ def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, held: A
 def test_what_hides_no_parameters_is_not_warned_of(tmp_path: Path) -> None:
     model = Holding(None)
     fields = model.linear, Pair(1, model.linear), model.linear.__call__, lambda x: model(x)
+    held: Any
     for held in (*fields, deque([ml.nn.ReLU()]), Plain(model), ml.tanh, np, iter([])):
         model.held = held
         ml.optim.SGD(model, 0.1)

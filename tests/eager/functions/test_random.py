@@ -257,7 +257,8 @@ def _states(rank: int, _: object) -> tuple[list[int], list[int]]:
 
 
 def _state_now(*_: object) -> list[int]:
-    return R.state().tolist()
+    found: list[int] = R.state().tolist()
+    return found
 
 
 def test_a_draw_that_no_seed_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
