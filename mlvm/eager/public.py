@@ -61,6 +61,7 @@ AT_ONCE: Final = {
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
     "mlvm.eager.tensor.precision": "PrecisionWarning",
     "mlvm.eager.tensor.tensor": "Tensor",
+    "mlvm.eager.tensor.warn": "NoEffectWarning",
     "mlvm.machines.local": "LocalVM:VM",
 }
 """What `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in `ml`."""

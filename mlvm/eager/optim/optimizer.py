@@ -33,6 +33,7 @@ from mlvm.eager.tree import (
     named_tensors,
     require_live,
     require_types,
+    warn_of_hidden,
 )
 from mlvm.show import html
 
@@ -232,6 +233,7 @@ class Optimizer(_OfFields):
         if len({id(arena.vm) for arena in arenas}) > 1:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+        warn_of_hidden(params)
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
             self._held = self._hold(params, None if self._by_element else self._name)

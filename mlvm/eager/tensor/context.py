@@ -180,6 +180,11 @@ def current_arena() -> Arena:
     return scope.get() or default_arena()
 
 
+def is_vm_chosen() -> bool:
+    """Whether this thread or task is in an arena, or has a VM in `use`."""
+    return scope.get() is not None or bool(_in_use.get())
+
+
 def arena_on(vm: VMProtocol) -> Arena:
     """The arena for results on that VM: the current one if it is there, else the thread's own
     `default` arena of the VM."""
