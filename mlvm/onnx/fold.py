@@ -132,6 +132,7 @@ def _fold_convolutions(graph: Graph) -> None:
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
             if (
                 node.inputs[1].dtype.kind == "f"
+                and node.inputs[1].ndim > 2  # else it is no kernel
                 and not grouped
                 and (
                     not rest or rest[0] == ""

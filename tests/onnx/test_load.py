@@ -13,7 +13,9 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import DType
 from mlvm.onnx import load, wire
+from mlvm.onnx.arrays import NAMES
 from tests.brief import cases, refuses
 from tests.onnx import backend, damaged
 from tests.onnx.making import constant, graph, model, node, value
@@ -272,6 +274,81 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     return model(graph(nodes, [value("x", 1, ("n",))], "y", constants), opset)
 
 
+def computed(type: str, *operands: Any, opset: int = 19, **attributes: Any) -> Any:
+    """The results of one node with its first operand as the input and the others known."""
+    names = [f"k{i}" for i in range(len(operands) - 1)]
+    constants = [constant(*each) for each in zip(names, operands[1:], strict=True)]
+    outputs = "y s z" if type == "DynamicQuantizeLinear" else "y"
+    made = node(type, " ".join(["x", *names]), outputs, **attributes)
+    first = np.asarray(operands[0])
+    inputs = [value("x", NAMES[DType.of(first.dtype)], first.shape)]
+    results = load(model(graph([made], inputs, outputs, constants), opset))(first)
+    if not isinstance(results, tuple):
+        return np.asarray(results).ravel().tolist()
+    return [np.asarray(each).tolist() for each in results]
+
+
+NONE = np.zeros(0, np.float32)
+ROW = np.arange(8, dtype=np.float32).reshape(1, 1, 1, 8)
+
+
+@cases(
+    "count, scale, attributes, places",
+    # 8 * 0.6 is 4 columns, whose corners are those of the image: not 4.8 columns'
+    (8, 0.6, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 7 / 3, 14 / 3, 7]),
+    (5, 1.1, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 1, 2, 3, 4]),
+    # one column is the first, however much of another there would be
+    (2, 0.9, {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}, [0]),
+    # 3.3 in f32, times 10, is 33 columns
+    (1, 3.3, {"coordinate_transformation_mode": "asymmetric"}, [0] * 3),
+    # 7 / 0.7 is 10 in f32, and a little less where 0.7f is widened
+    (8, 0.5, {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+     [(0.75 * 0 + 0.75 * 1 + 0.25 * 2) / 1.75, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 0.75 * 7) / 1.75]),
+    (8, 0.5, {"mode": "linear", "antialias": 1},
+     [(1 * 0 + 0.75 * 1 + 0.25 * 2) / 2, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 1 * 7) / 2]),
+)  # fmt: skip
+def test_a_resize_places_its_columns(
+    count: int, scale: float, attributes: Any, places: Any
+) -> None:
+    scales = np.asarray([1, 1, 1, scale], np.float32)
+    made = computed("Resize", ROW[..., :count], NONE, scales, **attributes)
+    np.testing.assert_allclose(made, places, rtol=1e-6, atol=1e-6)
+
+
+def test_a_resize_rounds_places_and_lengths_in_f32() -> None:
+    by = np.float32(1.1)
+    row = np.arange(40, dtype=np.float32).reshape(1, 1, 1, 40)
+    for rule, place in (("floor", np.floor), ("ceil", np.ceil)):
+        made = computed("Resize", row, NONE, np.asarray([1, 1, 1, by], np.float32),
+                        coordinate_transformation_mode="asymmetric", nearest_mode=rule)  # fmt: skip
+        assert made == np.minimum(place(np.arange(44, dtype=np.float32) / by), 39).tolist()
+    whole = computed("Resize", row[..., :10], NONE, np.asarray([1, 1, 1, 3.3], np.float32))
+    assert len(whole) == 33  # 32.99... where 3.3f is widened
+
+
+@cases(
+    "start, end, step, wanted",
+    (-100, -100, -1, [0]), (-6, -100, -2, [0]), (100, -100, -2, [4, 2, 0]),
+    (3, -6, -1, [3, 2, 1, 0]), (-100, 100, 2, [0, 2, 4]), (-100, -3, -1, []),
+)  # fmt: skip
+def test_a_slice_begins_within_its_axis(start: int, end: int, step: int, wanted: Any) -> None:
+    x, bounds = ROW.ravel()[:5], [np.asarray([n]) for n in (start, end, 0, step)]
+    assert computed("Slice", x, *bounds) == wanted
+
+
+def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
+    for dtype in ("i4", "i8"):
+        x = np.asarray([[-3, -4], [3, 4], [-5, 2]], dtype)
+        assert computed("ReduceMean", x, opset=13, axes=[1]) == [-3, 3, -1]
+
+
+def test_zeros_are_quantized_by_one() -> None:
+    made = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
+    assert made == [[0, 0], 1.0, 0]
+
+
 @cases(
     "data, text",
     (b"", "no graph"),
@@ -319,6 +396,11 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     ),
     (only(node("Size", "", "y", "n")), "Size 'n'"),
     (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
+    *(
+        (only(node(op, "x w", "c", "n"), node("Add", "c b", "y"),
+              constants=[constant("w", w), constant("b", B)]), f"{op} 'n'")
+        for op in ("Conv", "ConvTranspose") for w in (np.float32(1), B)
+    ),
     (
         only(node("DepthToSpace", "w", "y", blocksize=0), constants=[constant("w", X)]),
         "DepthToSpace",

@@ -154,7 +154,7 @@ def slice_(
         if each > 0:
             index[axis] = slice(*slice(start, end, each).indices(length))
             continue
-        start = min(start + length if start < 0 else start, length - 1)
+        start = max(min(start + length if start < 0 else start, length - 1), 0)
         end = end + length if -length <= end < 0 else end
         index[axis] = slice(start, None if end < 0 else end, each)
     if is_known(x):

@@ -24,8 +24,8 @@ def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
 
 def _mean(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
     if DType.of(x.dtype).is_integer:
-        count = math.prod(x.shape[axis] for axis in axes)
-        return xp.floor_divide(_sum(xp, x, axes, keep), count)
+        count, total = math.prod(x.shape[axis] for axis in axes), _sum(xp, x, axes, keep)
+        return xp.sign(total) * xp.floor_divide(xp.abs(total), count)  # towards 0
     return xp.mean(x, axis=axes, keepdims=keep)
 
 
