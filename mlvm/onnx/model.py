@@ -19,6 +19,7 @@ from mlvm.core.errors import (
     MlvmError,
     ModelError,
     ShapeError,
+    user_line,
 )
 from mlvm.core.types import Array, DType, bf16, f64
 from mlvm.eager import Tensor
@@ -26,6 +27,7 @@ from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
 from mlvm.eager.tensor.tensor import from_array
+from mlvm.eager.tensor.warn import warn_at
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
 from mlvm.onnx.arrays import NAMES, Files, dtype_of
@@ -167,7 +169,8 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     are run, and what exporters and quantisers write of the domain `com.microsoft`. Tensors in other
     files are read beside the file. Floats of 8 and 4 bits are f32, integers of 4 and 2 bits i8 and
     u8. A call takes its inputs in their order or by their names; what is given as numbers is known
-    when the call is captured, as lengths and shapes must be.
+    when the call is captured, as lengths and shapes must be. A file with dropout that drops, which
+    was written before `model.eval()`, is loaded with a warning.
 
         model = ml.onnx.load("resnet50.onnx")
         predict = ml.capture(model)
@@ -209,6 +212,7 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             for each in graph.all():
                 each.settle()
             graph.asked = _asked(graph)
+            _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
         raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
@@ -219,6 +223,21 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         raise told from None
     except RecursionError:
         raise ModelError(f"{what}: its graphs lie too deep in each other") from None
+
+
+def _warn_of_training(graph: Graph, what: str) -> None:
+    """Warn of nodes that drop elements, or take the batch's own mean, as while training."""
+
+    def is_training(node: Node) -> bool:
+        flag = node.inputs[2:3] if node.type == "Dropout" else ()
+        return any(is_array(x) and x.any() for x in flag) or bool(
+            node.attributes.get("training_mode", 0)
+        )
+
+    nodes = [node for each in graph.all() for node in each.nodes if is_training(node)]
+    if nodes:
+        told = f"{what}: written while it was trained: {nodes[0]} works so, {len(nodes)} in all"
+        warn_at(user_line(), f"{told}; export it after model.eval()", UserWarning)
 
 
 def _asked(graph: Graph) -> frozenset[str]:

@@ -410,6 +410,15 @@ def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -
     refuses(ModelError, text, load, data)
 
 
+def test_a_file_of_a_model_in_training_is_loaded_with_a_warning() -> None:
+    flags = [constant("rate", np.float32(0.5)), constant("yes", True), constant("no", False)]
+    drops = only(node("Dropout", "x rate yes", "y", "drop"), constants=flags)
+    with pytest.warns(UserWarning, match=r"Dropout 'drop' works so, 1 in all; .*model.eval\(\)"):
+        net = load(drops)
+    assert float(ml.max(net(np.ones(64, np.float32)))) == 2.0
+    load(only(node("Dropout", "x rate no", "y"), constants=flags))
+
+
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:
     for op in ("Neg", "Identity"):
         net = load(model(graph([node(op, "x", "z y", "n")], [value("x", 1, ("n",))], "y")))
