@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
-from mlvm.onnx.graph import Graph, Node, is_array
+from mlvm.onnx.arrays import is_array
+from mlvm.onnx.graph import Graph, Node
 from mlvm.onnx.table import TABLE
 
 

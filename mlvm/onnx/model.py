@@ -30,13 +30,16 @@ from mlvm.eager.tensor.tensor import from_array
 from mlvm.eager.tensor.warn import warn_at
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
-from mlvm.onnx.arrays import NAMES, Files, dtype_of
+from mlvm.onnx.arrays import NAMES, Files, dtype_of, is_array
 from mlvm.onnx.fold import folded
-from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node, is_array
+from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node
+from mlvm.onnx.limits import Limit
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
 _FEW: Final = 64  # elements of what may be a shape
+_LEAST: Final = 1 << 28, 1 << 32  # bytes that folding may allocate, and a call
+_TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -46,7 +49,12 @@ class Model(ml.nn.Module):
     An input may be None where the file has an optional one. Numbers and lists of numbers are known
     to a captured function, a part of its signature: a length or a shape of the graph's may depend
     on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
+
+    A call raises `OutOfMemory` for more memory than `limit` bytes, 4 GiB, or a thousand times those
+    of its weights and inputs. Set a larger one for a file that you trust.
     """
+
+    limit: int = _LEAST[1]
 
     def __init__(
         self, graph: Graph, arrays: Mapping[str, Callable[[], Array]], files: Files
@@ -91,7 +99,11 @@ class Model(ml.nn.Module):
             given[name] = None
         given = self._narrowed(given)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
-        made = graph.run(operands, Frame({**self.weights, **self.constants}, {}))
+        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, _TIMES[1])
+        tensors = (*weights.values(), *operands.values())
+        most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
+        with most.holding():
+            made = graph.run(operands, Frame(weights, {}))
         results = tuple(_result(x) for x in made)
         return results[0] if len(results) == 1 else results
 
@@ -206,7 +218,10 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             message = decode(data)
             if message.graph is None or not message.opset_import:
                 raise ModelError("it is no ONNX file: it has no graph, or no opset")
-            graph = Builder(message, files).graph(message.graph, {}, frozenset())
+            most = Limit("loading", _LEAST[0], _TIMES[0])
+            most.enter(len(data))
+            with most.holding():
+                graph = Builder(message, files).graph(message.graph, {}, frozenset())
             del message  # ten thousand parts, which a collection would look through
             folded(graph)
             for each in graph.all():

@@ -371,10 +371,6 @@ def test_zeros_are_quantized_by_one() -> None:
     (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=99)]), "dtype 99"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=8)]), "strings"),
     (
-        only(node("ConstantOfShape", "s", "y"), constants=[constant("s", [1 << 20, 1 << 20])]),
-        "is not made when a file is loaded",
-    ),
-    (
         only(node("Reshape", "w s", "y"), constants=[constant("w", B), constant("s", [5])]),
         "Reshape",
     ),
@@ -417,6 +413,68 @@ def test_a_file_of_a_model_in_training_is_loaded_with_a_warning() -> None:
         net = load(drops)
     assert float(ml.max(net(np.ones(64, np.float32)))) == 2.0
     load(only(node("Dropout", "x rate no", "y"), constants=flags))
+
+
+COLUMN = node("ConstantOfShape", "n1", "p"), node("ConstantOfShape", "n2", "q")
+SIZES = constant("n1", [1 << 14, 1]), constant("n2", [1, 1 << 14])
+SHAPE, BY = constant("s", [1 << 14, 1 << 14]), constant("s", [1 << 28])
+MANY = [1, 1, 1 << 14, 1 << 14]
+LARGE: dict[str, tuple[Any, Any]] = {
+    "doubled": ([node("Concat", "c c", "c0", axis=0), *(
+        node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(30)),
+        node("Add", "x c30", "y")], [constant("c", np.ones(1, "f4"))]),
+    **{op: ([*COLUMN, node(op, "p q", "r"), node("Add", "r x", "y")], SIZES)
+       for op in ("Add", "Mul", "Pow")},
+    "Less": ([*COLUMN, node("Less", "p q", "r"), node("Where", "r x x", "y")], SIZES),
+    "of the input": ([*COLUMN, node("Add", "p x", "r"), node("Add", "r q", "y")], SIZES),
+    "Gather": ([*COLUMN, node("Cast", "q", "i", to=7), node("Transpose", "p", "t"),
+                node("Gather", "t i", "r", axis=0), node("Add", "x r", "y")], SIZES),
+    "MatMul": ([*COLUMN, node("Cast", "q", "i", to=7), node("Cast", "p", "j", to=7),
+                node("MatMul", "j i", "r"), node("Cast", "r", "y", to=1)], SIZES),
+    "CenterCropPad": ([node("CenterCropPad", "c s", "y")],
+                      [constant("c", np.ones((1, 1), "f4")), SHAPE]),
+    "ConstantOfShape": ([node("ConstantOfShape", "s", "y")], [SHAPE]),
+    "AffineGrid": ([node("AffineGrid", "c s", "y")],
+                   [constant("c", np.ones((1, 2, 3), "f4")), constant("s", MANY)]),
+    "Col2Im": ([node("Col2Im", "c s b", "y")], [constant("c", np.ones((1, 1, 1), "f4")),
+                                                constant("b", [1 << 14] * 2), SHAPE]),
+    "Expand": ([node("Expand", "x s", "y")], [SHAPE]),
+    "Tile": ([node("Tile", "x s", "y")], [BY]),
+    "Resize": ([node("Resize", "x - s", "y", mode="linear")],
+               [constant("s", np.asarray([1 << 28], "f4"))]),
+    "OneHot": ([node("OneHot", "i s v", "y")], [constant("i", np.zeros(1 << 10, "i8")),
+               constant("s", 1 << 18), constant("v", np.ones(2, "f4"))]),
+    "DequantizeLinear": ([node("DequantizeLinear", "q c", "r", axis=0, block_size=1 << 28),
+                          node("Add", "x r", "y")],
+                         [constant("q", np.zeros(4, "u1")), constant("c", np.ones(4, "f4"))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_small_file_is_no_large_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is folded as far as its size allows, and a call is refused at its first large result."""
+    monkeypatch.setattr("mlvm.onnx.model._LEAST", (1 << 20, 1 << 24))
+    monkeypatch.setattr("mlvm.onnx.model.Model.limit", 1 << 24)
+    nodes, constants = LARGE[name]
+    vm = ml.VM("mine")
+    with ml.Arena(vm, "there").allocating():
+        net = load(model(graph(nodes, [value("x", 1, (1,))], "y", constants), 21))
+        graphs = net.graph.all()
+        arrays = [x for each in graphs for node in each.nodes for x in node.inputs]
+        assert sum(x.nbytes for x in arrays if isinstance(x, np.ndarray)) <= 3 << 20
+        for function in (net, ml.capture(net)):
+            told = "bytes are asked for; a call may allocate .*limit"
+            refuses(ml.errors.OutOfMemory, told, function, np.ones(1, np.float32))
+        assert vm.consumed_size_in_mib() < 17 + 16
+
+
+def test_a_larger_limit_allows_more() -> None:
+    net = load(only(node("Expand", "x s", "y"), constants=[constant("s", [1 << 20])]))
+    net.limit = 1 << 20
+    with ml.Arena(ml.VM(), "there").allocating():
+        refuses(ml.errors.OutOfMemory, "may allocate 1,048,576", net, np.ones(1, np.float32))
+        net.limit = 1 << 23
+        assert net(np.ones(1, np.float32)).shape == (1 << 20,)
 
 
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:

@@ -370,7 +370,8 @@ def test_a_loaded_model_keeps_the_names_of_its_file(tmp_path: Path) -> None:
         assert [*again.outputs] == ["logits:0", "w_2"]
         for x, y in zip(leaves(again(*args)), leaves(net(*args)), strict=True):
             assert x.tobytes() == y.tobytes()
-    save(net, [], path, **dict(zip(net.inputs, args, strict=True)))
+    by_name: Any = dict(zip(net.inputs, args, strict=True))
+    save(net, [], path, **by_name)
     assert [*load(path).inputs] == ["rows.1", "other"]
     with pytest.raises(ml.errors.AttributeRefused, match="3 inputs are given"):
         save(net, [*args, X], path)

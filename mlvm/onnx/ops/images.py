@@ -14,7 +14,7 @@ from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, ints, tensor
+from mlvm.onnx.values import Lying, Value, bounded, ints, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
@@ -99,6 +99,7 @@ def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | 
     """The share of each of n places in each of k places of the result. Places and the scale are in
     f32, as in other runtimes: their roundings decide which place is nearest."""
     mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
+    bounded((k, n))
     is_old = at.node.type == "Upsample" or at.opset < 11
     out, half = np.arange(k, dtype=np.float32), np.float32(0.5)
     low, high = region or (0.0, 1.0)
@@ -212,6 +213,7 @@ def grid_sample(at: Call, x: Value, grid: Value) -> Value:
 @op("AffineGrid", "tensors", host=[1])
 def affine_grid(at: Call, theta: Any, size: Any) -> Any:
     places = [int(n) for n in size[2:]]
+    bounded((*places, len(places) + 1))
     lines = []
     for n in places:
         line = (
@@ -284,6 +286,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
     pads = at.get("pads") or [0] * (2 * axes)
     n, c = x.shape[0], x.shape[1] // math.prod(window)
     whole = [size[i] + pads[i] + pads[i + axes] for i in range(axes)]
+    bounded(whole)
     counts = [(whole[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)]
     places: Any = 0
     for i in range(axes):
