@@ -12,7 +12,7 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from mlvm.onnx.arrays import is_array
 from mlvm.onnx.limits import limit
 from mlvm.onnx.values import Value, alike, are_known, known, lying, plain, tensor
@@ -122,9 +122,8 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     at = Call(node, ml, graph, scope)
     if op.kind == "elementwise":
         found, axes = alike(operands)
-        found = [x if i in op.host else _operand(x) for i, x in enumerate(found)]
-        if not any(type(x) is ml.Tensor for x in found):
-            found[0] = tensor(found[0])
+        dtypes = {x.dtype for x in found if type(x) is ml.Tensor}
+        found = [x if i in op.host else _operand(x, dtypes) for i, x in enumerate(found)]
         made = op.run(at, *found)
         return made if axes is None else lying(made, axes)
     return op.run(
@@ -159,11 +158,13 @@ def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
     return [x, xp.reshape(y, (*y.shape, *[1] * (x.ndim - axis - y.ndim))), *operands[2:]]
 
 
-def _operand(x: Value) -> Value:
-    """What stands beside tensors: a known scalar as a number, anything else as a tensor."""
+def _operand(x: Value, dtypes: Collection[DType]) -> Value:
+    """What stands beside tensors of these dtypes: a known scalar of one of them as a number,
+    anything else as a tensor."""
     if not isinstance(x, np.ndarray):
         return x
-    return ml.asarray(x) if x.size > 1 or x.ndim or x.dtype.kind == "V" else x[()]
+    is_number = x.ndim == 0 and x.dtype.kind != "V" and DType.of(x.dtype) in dtypes
+    return x[()] if is_number else ml.asarray(x)
 
 
 def _arrays(made: Any) -> Value:

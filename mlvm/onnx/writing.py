@@ -26,7 +26,7 @@ from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
-from mlvm.onnx.bodies import BODIES, CASTS, OPSET, Body
+from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
 from mlvm.onnx.model import Model
@@ -411,8 +411,11 @@ class _Graph:
         if rule is None:
             draws = op.kernel.__module__.endswith(".random")
             raise _refused(op.name, call.line, _TRAINING if draws else "")
-        body = Body(types, out.type, call.attributes, op.name not in CASTS)
-        result = body.result(rule(body))
+        body = Body(op.name, types, out.type, call.attributes)
+        try:
+            result = body.result(rule(body))
+        except ModelError as error:
+            raise _refused(f"{op.name}, {error},", call.line) from None
         text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         if op.name == "unpack":  # of what `load` has unpacked

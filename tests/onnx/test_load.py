@@ -344,6 +344,14 @@ def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
         assert computed("ReduceMean", x, opset=13, axes=[1]) == [-3, 3, -1]
 
 
+def test_known_numbers_keep_their_dtype() -> None:
+    for dtype in ("f8", "f2", "i4", "u1"):
+        constants = [constant("a", np.asarray(2, dtype)), constant("b", np.asarray(3, dtype))]
+        nodes, inputs = [node("Where", "x a b", "y")], [value("x", 9, ("n",))]
+        made = load(model(graph(nodes, inputs, "y", constants)))(np.asarray([True, False]))
+        assert (made.dtype.numpy, made.tolist()) == (dtype, [2, 3])
+
+
 def test_zeros_are_quantized_by_one() -> None:
     made = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
     assert made == [[0, 0], 1.0, 0]
