@@ -23,8 +23,9 @@ from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
+from mlvm.onnx.table import TABLE
 from tests.brief import cases
-from tests.fuzz import directions, remote, threads, transformations
+from tests.fuzz import directions, graphs, remote, threads, transformations
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -209,3 +210,14 @@ def test_random_directions(
     monkeypatch.setattr(ml, "jvp", doubled)
     assert directions.main(command) == 1
     assert re.search(r"^program \d+: ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_graphs_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    runs, failure = graphs.fuzz(6, 0)
+    assert failure is None
+    assert sum(runs.ops.values()) > 6 * 140
+    monkeypatch.setitem(TABLE, "Tanh", TABLE["Sin"])
+    _, failure = graphs.fuzz(1, 0, 1)
+    assert failure is not None
+    assert "apart by" in failure

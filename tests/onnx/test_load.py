@@ -17,7 +17,7 @@ from mlvm.core.types import DType
 from mlvm.onnx import load, wire
 from mlvm.onnx.arrays import NAMES
 from tests.brief import cases, refuses
-from tests.onnx import backend, damaged
+from tests.onnx import backend, damaged, exports
 from tests.onnx.making import constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
@@ -508,3 +508,12 @@ def test_other_inputs_than_the_file_declares_are_refused() -> None:
 
 def test_damaged_files_give_typed_errors() -> None:
     damaged.run(600, 0)
+
+
+@cases("name", "LSTM(8, 5)", "Upsample(scale_factor=2.3, mode='bilinear')", "x.topk(2, -1)")
+def test_what_pytorch_exports_is_as_there(name: str) -> None:
+    pytest.importorskip("torch")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    [(make, operands)] = [each[1:] for each in exports.cases() if each[0] == name]
+    assert exports.difference(make, operands, captured=True) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -302,10 +303,10 @@ def test_forms_in_other_dtypes_are_those_that_onnxruntime_runs(
     names = "negative var atan2 pow argmax where matmul max sum remainder floor_divide clip"
     picks += [(x, dtype) for x in CASES if x.split()[0] in names.split() for dtype in DTYPES]
     monkeypatch.setattr(mlvm.onnx.graph, "own_op", lambda _: None)
-    runtime = None
+    onnx: Any = None
+    runtime: Any = None
     with suppress(ImportError):
-        import onnx
-        import onnxruntime as runtime
+        onnx, runtime = map(importlib.import_module, ("onnx", "onnxruntime"))
     for name, dtype in dict.fromkeys(picks):
         case = in_dtype(name, dtype)
         if case is None:

@@ -50,7 +50,10 @@ def _extreme(name: str) -> Reduce:
 
 
 def _log_sum_exp(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    x = ml.asarray(x)
+    if xp is np:
+        for axis in axes:
+            x = np.logaddexp.reduce(x, axis=axis, keepdims=True)
+        return x if keep else np.squeeze(x, axes)
     if 0 in [x.shape[axis] for axis in axes]:
         return ml.log(_sum(ml, x, axes, keep))
     return ml.logsumexp(x, axis=axes, keepdims=keep)
