@@ -352,6 +352,15 @@ def test_known_numbers_keep_their_dtype() -> None:
         assert (made.dtype.numpy, made.tolist()) == (dtype, [2, 3])
 
 
+def test_what_is_known_only_in_a_call_is_reduced_there() -> None:
+    """Of a length that the call brings, captured too."""
+    nodes = [node("Shape", "x", "n"), node("Cast", "n", "f", to=1),
+             node("ReduceLogSumExp", "f", "y", keepdims=0)]  # fmt: skip
+    net = load(model(graph(nodes, [value("x", 1, ("n", "k"))], "y"), 13))
+    for function in (net, ml.capture(net)):
+        assert float(function(ml.ones((3, 4)))) == pytest.approx(np.log(np.exp(3) + np.exp(4)))
+
+
 def test_zeros_are_quantized_by_one() -> None:
     made = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
     assert made == [[0, 0], 1.0, 0]
