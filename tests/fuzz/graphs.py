@@ -851,7 +851,7 @@ def _recurrent(m: Maker) -> None:
 @op(2)
 def _seldom(m: Maker) -> None:
     x = m.pick("f4", range(1, 5), exact=True)
-    n, which = x.shape[0], m.draw.randrange(9)
+    n, which = x.shape[0], m.draw.randrange(8)
     if which == 0:
         m.add("Hardmax", x.name, x.shape, "f4", True, axis=m.draw.randrange(-x.ndim, x.ndim))
     elif which == 1:
@@ -883,8 +883,6 @@ def _seldom(m: Maker) -> None:
         bounds = [m.const(np.asarray(k)) for k in (m.draw.randint(-3, 3), 7, 2)]
         first = int(np.frombuffer(m.constants[-3].raw_data, np.int64)[0])
         m.add("Range", " ".join(bounds), (len(range(first, 7, 2)),), "i8", True)
-    elif which == 8 and x.ndim == 4:
-        m.add("MeanVarianceNormalization", x.name, x.shape, "f4", False, axes=[0, 2, 3])
     else:
         raise Unfit
 
