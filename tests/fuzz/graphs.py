@@ -979,9 +979,9 @@ def difference(case: Graph) -> str | None:
     for how, made in rows:
         results = made if isinstance(made, tuple) else (made,)
         for name, x, y, z in zip(net.outputs, results, wanted, other, strict=True):
-            told = _apart(np.asarray(x), y, z)
-            if told:
-                return f"{how}, {name}: {told}"
+            message = _apart(np.asarray(x), y, z)
+            if message:
+                return f"{how}, {name}: {message}"
     return None
 
 
@@ -1005,24 +1005,24 @@ def _apart(x: Any, y: Any, z: Any) -> str | None:
 
 
 def fuzz(programs: int, seed: int, first: int = 0, nodes: int = NODES) -> tuple[Fuzz, str | None]:
-    """Try so many graphs; what came out, and the first that differs."""
+    """Try a number of graphs; what came out, and the first that differs."""
     runs = Fuzz()
     for number in range(first, first + programs):
         maker = Maker(seed << 32 | number, nodes)
         case = maker.graph()
         try:
-            told = difference(case)
+            message = difference(case)
         except Exception as error:
             if not type(error).__module__.startswith("onnxruntime"):
                 raise
             runs.outcomes["refused by ONNX Runtime"] += 1
             print(f"{number}: {str(error)[:300]}", file=sys.stderr)
             continue
-        if told is not None:
+        if message is not None:
             whole = _first_node(maker)
             return (
                 runs,
-                f"--graphs --seed {seed} --first {number}, opset {maker.opset}: {told}\n{whole}",
+                f"--graphs --seed {seed} --first {number}, opset {maker.opset}: {message}\n{whole}",
             )
         runs.outcomes["the same"] += 1
         runs.ops.update(case.ops)
@@ -1036,14 +1036,14 @@ def _first_node(maker: Maker) -> str:
         names = {name for each in nodes[:count] for name in each.output}
         maker.nodes = nodes[:count]
         maker.values = [x for x in values if x.name in names]
-        told = difference(maker.graph(everything=True))
+        message = difference(maker.graph(everything=True))
         maker.nodes, maker.values = nodes, values
-        if told is not None:
+        if message is not None:
             each = nodes[count - 1]
             types = [x for x in values if x.name in [*each.input, *each.output]]
             attributes = {a.name: a.ints or a.i or a.f or bytes(a.s) for a in each.attribute}
-            known = {c.name: (c.dims, bytes(c.raw_data)[:64]) for c in maker.constants
+            constants = {c.name: (c.dims, bytes(c.raw_data)[:64]) for c in maker.constants
                      if c.name in each.input}  # fmt: skip
             call = f"{each.op_type}({each.input}) -> {each.output}, {attributes}"
-            return f"{call}: {told}\n{types}\n{known}"
+            return f"{call}: {message}\n{types}\n{constants}"
     return "alone no node differs"

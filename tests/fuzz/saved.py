@@ -17,6 +17,7 @@ from mlvm.core.errors import MlvmError
 from mlvm.eager.tree import flatten
 from mlvm.onnx import load, save
 from tests.fuzz.graphs import session
+from tests.fuzz.language import world
 from tests.fuzz.language.making import make
 from tests.fuzz.language.source import built_by
 
@@ -38,22 +39,39 @@ def _tensors(tree: Any) -> list[Any]:
     return [x for _, x in parts if isinstance(x, (ml.Tensor, np.ndarray, np.generic))]
 
 
+def _program(seed: int, number: int) -> tuple[Any, list[Any]]:
+    ml.random.seed(0)
+    built = built_by(make(seed, number).text())()
+    return built.step, list(built.arguments(0))
+
+
+def _is_sensitive(seed: int, number: int, wanted: list[Any]) -> bool:
+    """Whether the results differ by much where the operands do by little."""
+    world.factor = 1 + 1e-5
+    try:
+        step, args = _program(seed, number)
+        moved = _tensors([step(*args)])
+    finally:
+        world.factor = 1.0
+    return not all(
+        np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in zip(wanted, moved, strict=True)
+    )
+
+
 def difference(seed: int, number: int) -> str | None:
     """How the file of a program differs from it; None where it does not. Raises what `save` does,
     and what the other readers say of its file."""
-    ml.random.seed(0)
-    world = built_by(make(seed, number).text())()
-    args = list(world.arguments(0))
+    step, args = _program(seed, number)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "it.onnx"
-        save(world.step, args, path)
+        save(step, args, path)
         importlib.import_module("onnx").checker.check_model(str(path), full_check=True)
         data = path.read_bytes()
     runtime, operands = session(data), _tensors(args)
     names = [each.name for each in runtime.get_inputs()]
     theirs = runtime.run(None, dict(zip(names, map(np.asarray, operands), strict=True)))
     own = _tensors([load(data)(*operands)])
-    wanted = _tensors([world.step(*args)])
+    wanted = _tensors([step(*args)])
     for x, y, z in zip(wanted, own, theirs, strict=True):
         a, b = np.asarray(x), np.asarray(y)
         if a.tobytes() != b.tobytes():
@@ -61,24 +79,26 @@ def difference(seed: int, number: int) -> str | None:
         most = max(1.0, float(np.abs(a[np.isfinite(a)]).max(initial=0)))
         is_same = (a.dtype, a.shape) == (z.dtype, z.shape)
         if not is_same or not np.allclose(a, z, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
+            if is_same and _is_sensitive(seed, number, wanted):
+                return None
             return f"by ONNX Runtime: {z.dtype}{z.ravel()[:4]}, not {a.dtype}{a.ravel()[:4]}"
     return None
 
 
 def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Saved, str | None]:
-    """Try so many programs; what came out, and the first that differs."""
+    """Try a number of programs; what came out, and the first that differs."""
     runs = Saved()
     for number in range(first, first + programs):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                told = difference(seed, number)
+                message = difference(seed, number)
         except MlvmError as error:
             runs.outcomes[f"refused: {type(error).__name__}"] += 1
             continue
         except Exception as error:
-            told = f"{type(error).__name__}: {error}"
-        if told is not None:
-            return runs, f"--saved --seed {seed} --first {number}: {told}"
+            message = f"{type(error).__name__}: {error}"
+        if message is not None:
+            return runs, f"--saved --seed {seed} --first {number}: {message}"
         runs.outcomes["the same"] += 1
     return runs, None

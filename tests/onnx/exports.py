@@ -145,18 +145,18 @@ def difference(make: Callable[[], Any], operands: tuple[Any, ...], captured: boo
         wanted = [x.numpy() for x in leaves(module(*operands))]
         export: Any = torch.onnx.export(module, operands, dynamo=True, verbose=False)
     data, arrays = export.model_proto.SerializeToString(), [x.numpy() for x in operands]
-    net, told = load(data), None
+    net, message = load(data), None
     functions: list[Any] = [net, *([ml.capture(net)] if captured else [])]
     for fn in functions:
         try:
             made = [np.asarray(x) for x in leaves(fn(*arrays[: len(net.inputs)]))]
         except ml.errors.MlvmError as error:
-            told = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
         else:
-            told = told or _apart(made, wanted)
-    if told and not _is_right(data, arrays, wanted):
+            message = message or _apart(made, wanted)
+    if message and not _is_right(data, arrays, wanted):
         return None
-    return told
+    return message
 
 
 def _apart(made: list[Any], wanted: list[Any]) -> str | None:
@@ -191,16 +191,16 @@ def run(pattern: str = "") -> int:
         if not re.search(pattern, name):
             continue
         try:
-            told = difference(make, operands, name not in SLICED_BY_DATA)
+            message = difference(make, operands, name not in SLICED_BY_DATA)
         except Exception as error:
             if "Conversion" not in type(error).__name__ and "Export" not in type(error).__name__:
                 raise
-            told = None
+            message = None
             outcomes["not exported"] += 1
             print(f"{name}: not exported, {type(error).__name__}")
         else:
-            outcomes["WRONG" if told else "the same"] += 1
-        if told:
-            print(f"{name}: {told}")
+            outcomes["WRONG" if message else "the same"] += 1
+        if message:
+            print(f"{name}: {message}")
     print(", ".join(f"{count} {outcome}" for outcome, count in outcomes.items()))
     return int(bool(outcomes["WRONG"]))
