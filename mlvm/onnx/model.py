@@ -251,8 +251,8 @@ def _warn_of_training(graph: Graph, what: str) -> None:
 
     nodes = [node for each in graph.all() for node in each.nodes if is_training(node)]
     if nodes:
-        told = f"{what}: written while it was trained: {nodes[0]} works so, {len(nodes)} in all"
-        warn_at(user_line(), f"{told}; export it after model.eval()", UserWarning)
+        message = f"{what}: written while it was trained: {nodes[0]} works so, {len(nodes)} in all"
+        warn_at(user_line(), f"{message}; export it after model.eval()", UserWarning)
 
 
 def _asked(graph: Graph) -> frozenset[str]:
