@@ -36,7 +36,7 @@ from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array, TensorType, check_array
+from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
 # Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
@@ -121,10 +121,19 @@ class VM(Identity):
         """The type of the tensor. Raises `HandleError`."""
         return self._store.entry(handle).type
 
-    def read(self, handle: TensorHandle) -> Array:
-        """A copy of the tensor. Raises `HandleError`."""
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
+        """Copy the tensor into `out`, a writable array of its type, or a new array; return that.
+
+        Raises `HandleError`, or `DTypeError`, `ShapeError` and `AttributeRefused` for an `out` of
+        another type or one that is read-only.
+        """
         with self._lock:
-            return self.memory.read(self.array_of(handle))
+            if out is None:
+                return self.memory.read(self.array_of(handle))
+            check_out(out, self._store.entry(handle).type)
+            array = self.array_of(handle)
+            np.copyto(out, array if self.on_host else self.memory.read(array))
+            return out
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into it.

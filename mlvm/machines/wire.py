@@ -32,7 +32,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
-from mlvm.core.types import MAX_NBYTES, Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
 
 NATIVE: Final = "machine.native"
@@ -441,9 +441,13 @@ class WireVM(Identity):
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         self._post("dealloc_tensor", handle)
 
-    def read(self, handle: TensorHandle) -> Array:
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         array: Array = self._call("read", handle)
-        return array
+        if out is None:
+            return array
+        check_out(out, TensorType.of(array))
+        np.copyto(out, array)
+        return out
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         self._post("write", handle, array)
