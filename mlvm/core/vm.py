@@ -291,10 +291,18 @@ class VM(Identity):
         self.functions.watch(instrument)
 
     def close(self) -> None:
-        """End the workers, if any, when they have done what they were given. The VM takes no
-        launch after that. Idempotent."""
+        """End the workers, when they have done what they were given, all tensors and storages, and
+        what is attached. Any use after that raises an error that names the VM; to free does
+        nothing. Idempotent. Raises `MachineError` inside of a launch of the VM."""
+        with self._lock:
+            if self.depth:
+                raise MachineError(f"{self.name} is closed in a launch of its own; close it after")
         if self._scheduler is not None:
             self._scheduler.close()
+        with self._lock:
+            self._linked.clear()
+            self._store.close(f"VM {self.name!r} was closed")
+            self._attached.clear()
 
     def quiesce(self) -> None:
         """Wait until the workers have done all they were given, and raise none of their errors."""
@@ -367,6 +375,8 @@ class VM(Identity):
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
         """The program linked for these arguments' types, and their arrays; both remembered."""
+        if not args:
+            self._store.require_open()
         entries = [self._store.entry(handle) for handle in args]
         types = tuple([entry.type for entry in entries])
         linked = self._linked.get(id(program))

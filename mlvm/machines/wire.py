@@ -398,6 +398,7 @@ class WireVM(Identity):
 
     def __init__(self, vm: VM) -> None:
         self._send = WireServer(vm).answer
+        self._close = vm.close
         self._begin()
         self.name: str = self._call("name")
 
@@ -485,6 +486,10 @@ class WireVM(Identity):
     def synchronize(self) -> None:
         """Wait until all that was called is done. Raises the error of what failed."""
         self._call("synchronize")
+
+    def close(self) -> None:
+        """Close the VM behind the wire, which ends all that was made on it. Idempotent."""
+        self._close()
 
     # --- programs ---
 
