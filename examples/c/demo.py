@@ -65,7 +65,10 @@ with ml.Arena(vm, "demo"):
 types = [ml.TensorType("f32", shape) for shape in ((8, 16), (16, 32), (32,))]
 with ml.Arena(vm, "weights").allocating():
     ml.testing.replacement(layer, "dense", *types)
-    first, second = ml.nn.Linear(16, 32, key=ml.random.key(0)), ml.nn.Linear(32, 4, key=ml.random.key(1))
+    first, second = (
+        ml.nn.Linear(16, 32, key=ml.random.key(0)),
+        ml.nn.Linear(32, 4, key=ml.random.key(1)),
+    )
     x = ml.random.normal((8, 16), key=ml.random.key(2))
 
     def step(x: ml.Tensor) -> ml.Tensor:

@@ -84,9 +84,10 @@ class Pattern:
 class Matcher:
     """Searches one block of a step, whose `states` are the tensors that it reads by itself."""
 
-    def __init__(self, calls: list[Call], uses: dict[Value, int], states: Sequence[object]) -> None:
+    def __init__(self, calls: list[Call], flow: Flow, states: Sequence[object]) -> None:
         self.calls = calls
-        self._uses = uses
+        self._uses = _uses(flow)
+        self._written = {use.value for call in with_blocks(flow.calls) for use in call.outs}
         self._states = states
         self._makers = {
             use.value: i for i, call in enumerate(calls) if call.op is not None for use in call.outs
@@ -152,16 +153,14 @@ class Matcher:
                     if bound.value is not theirs.value:
                         return None
                     continue
-                if ours.value in makers:
-                    if i >= len(wanted.outs):
-                        maker = self._makers.get(theirs.value)
-                        if maker is None:
-                            return None
-                        pending.append((makers[ours.value], maker))
-                        continue
-                elif ours.value in pattern.constants:
-                    if exact and self._state(theirs.value) is not pattern.constants[ours.value]:
+                if ours.value in makers and i >= len(wanted.outs):
+                    maker = self._makers.get(theirs.value)
+                    if maker is None:
                         return None
+                    pending.append((makers[ours.value], maker))
+                constant = pattern.constants.get(ours.value)
+                if exact and constant is not None and self._state(theirs.value) is not constant:
+                    return None
                 match.uses[ours.value] = self._operand(pattern, ours, theirs)
         return match
 
@@ -169,8 +168,7 @@ class Matcher:
         """Return the step's use. For an operand that the pattern only sees as another type, its
         type is the one that the value was written as."""
         home, value = ours.value.home, theirs.value
-        is_parameter = home is not None and home.role == "input"
-        if not is_parameter or ours.type == pattern.params[home.index]:
+        if home is None or home.role != "input" or ours.type == pattern.params[home.index]:
             return theirs
         maker = self._makers.get(value)
         if maker is not None:
@@ -178,9 +176,11 @@ class Matcher:
         return Use(value, value.home.type) if value.home is not None else theirs
 
     def _state(self, value: Value) -> object:
-        """Return the tensor that the value is, if the step only reads it."""
+        """Return the tensor whose value before the step this is, if it is one."""
         home = value.home
-        return self._states[home.index] if home is not None and home.role == "state" else None
+        if home is None or home.role != "state" or value in self._written:
+            return None
+        return self._states[home.index]
 
     def _may_replace(self, pattern: Pattern, match: Match) -> bool:
         """Return whether the calls may be one at the place of the last: inner values have no other
@@ -225,20 +225,13 @@ def replaced(
     found: list[list[Replaced]] = [[] for _ in patterns]
     for each, (pattern, name) in zip(found, patterns, strict=True):
         for calls in _blocks(flow):
-            uses = _uses(flow)
-            each += _replace_in(calls, uses, pattern, name, instances, states)
+            each += _replace_in(Matcher(calls, flow, states), pattern, name, instances)
     return flow, found
 
 
-def _replace_in(
-    calls: list[Call],
-    uses: dict[Value, int],
-    pattern: Any,
-    name: str,
-    instances: Any,
-    states: Sequence[object],
-) -> Iterator[Replaced]:
-    matcher = Matcher(calls, uses, states)
+def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> Iterator[Replaced]:
+    """Replace the pattern in one block, and yield where."""
+    calls = matcher.calls
     proposals: dict[Types, None] = {}
     for probe in instances(pattern, None):
         for match in matcher.matches(probe, exact=False):
@@ -254,14 +247,25 @@ def _replace_in(
                 last = max(match.positions)
                 outs = [match.uses[use.value] for use in instance.results]
                 ins = [
-                    Use(use.value, type) for use, type in zip(operands, instance.params, strict=True)
+                    Use(use.value, type)
+                    for use, type in zip(operands, instance.params, strict=True)
                 ]
                 calls_at[last] = Call(
-                    name, None, NO_ATTRIBUTES, outs, ins, calls[last].line, orderly=True, guards=True, pushes=True
+                    name,
+                    None,
+                    NO_ATTRIBUTES,
+                    outs,
+                    ins,
+                    calls[last].line,
+                    orderly=True,
+                    guards=True,
+                    pushes=True,
                 )
     for i in sorted(calls_at):
         yield Replaced(name, calls_at[i].line)
-    calls[:] = [calls_at.get(i, call) for i, call in enumerate(calls) if i in calls_at or i not in taken]
+    calls[:] = [
+        calls_at.get(i, call) for i, call in enumerate(calls) if i in calls_at or i not in taken
+    ]
 
 
 def _blocks(flow: Flow) -> Iterator[list[Call]]:

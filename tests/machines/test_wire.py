@@ -169,13 +169,16 @@ def test_what_is_attached_ends_with_the_vm_that_is_closed() -> None:
     memory = weakref.ref(root(vm.borrow(vm.alloc_tensor(PAIR))))
     vm.close()
     gc.collect()
-    assert kept() is memory() is None
+    assert kept() is None
+    assert memory() is None
 
 
 def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
     vm = LocalVM()
     vm.register("leave", lambda frame: vm.close())
-    refuses(MachineError, "closed in a launch of its own", vm.launch, Program.of_op("leave", 0, {}, 0))
+    refuses(
+        MachineError, "closed in a launch of its own", vm.launch, Program.of_op("leave", 0, {}, 0)
+    )
     assert vm.read(put(vm, f32s(1, 2))).tolist() == [1, 2]
 
 

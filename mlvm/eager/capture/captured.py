@@ -954,8 +954,8 @@ def capture(
 
     With `replace`, `{pattern: name}`, the host function of that name is called where the function
     computes the pattern, a Python function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`.
-    It takes the pattern's operands and pushes its results. `step.replaced` tells where it is called;
-    a `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
+    It takes the pattern's operands and pushes its results. `step.replaced` tells where; a
+    `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
 
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.

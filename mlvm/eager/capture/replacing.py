@@ -97,7 +97,10 @@ class Replacer:
         error: MlvmError | None = None
         arity = _arity(pattern) or 0
         for types in itertools.islice(_types(arity), _MOST_PROBES):
-            if found and len({type.dtype for type in types} | {len(type.shape) for type in types}) > 2:
+            if (
+                found
+                and len({type.dtype for type in types} | {len(type.shape) for type in types}) > 2
+            ):
                 break
             try:
                 found.append(self._record(pattern, types))

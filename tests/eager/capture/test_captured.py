@@ -1047,7 +1047,7 @@ def test_a_value_out_of_range_raises_at_the_replay_with_its_line(place: Place, f
 
 def test_a_plan_names_the_file_of_its_function_where_two_have_equal_text(place: Place) -> None:
     for file in ("first.py", "second.py"):
-        names = {"ml": ml}
+        names: dict[str, Any] = {"ml": ml}
         exec(compile("def step(x): return ml.sort(x) * 2.0", file, "exec"), names)
         step = ml.capture(names["step"])
         step(ones(3))

@@ -15,6 +15,7 @@ from mlvm.core.errors import (
     CaptureError,
     CheckFailed,
     DTypeError,
+    MlvmError,
     ShapeError,
     UnknownFunction,
 )
@@ -106,6 +107,8 @@ def test_each_place_is_replaced_and_told(host: Host) -> None:
     (lambda x: ml.exp(x + x), lambda x: ml.exp(x + x * 1.5), 0),  # two for one operand
     (lambda x: ml.sin(ml.exp(x)), lambda x: ml.sin(y := ml.exp(x)) + y, 0),  # used elsewhere
     (lambda x: ml.sin(ml.exp(x)), lambda x: (ml.sin(y := ml.exp(x)), y), 0),  # returned
+    (lambda x: ml.sin(y := ml.exp(x)) * y, lambda x: ml.sin(y := ml.exp(x)) * y, 1),
+    (lambda x: ml.sin(y := ml.exp(x)) * y, lambda x: ml.sin(ml.exp(x)) * ml.exp(x), 0),
     (lambda x: ml.sin(ml.sin(x)), lambda x: ml.sin(ml.sin(ml.sin(ml.sin(ml.sin(x))))), 2),
     (lambda x: ml.reshape(x, (-1,)) @ ml.reshape(x, (-1,)), lambda x: ml.vecdot(x, x), 0),
     (lambda x, y: x.reshape(-1) + y, lambda x: ml.exp(x).reshape(-1) + ml.ones(12), 1),
@@ -158,7 +161,9 @@ def test_inside_of_control_flow(host: Host) -> None:
         return dense(x, w, b) * 0.5
 
     def fn(x: ml.Tensor, n: ml.Tensor) -> Any:
-        x = ml.while_loop(lambda s: ml.sum(s[1]) < 4.0, lambda s: (dense(s[0], w, b), s[1] + 1.0), (x, n))[0]
+        x = ml.while_loop(
+            lambda s: ml.sum(s[1]) < 4.0, lambda s: (dense(s[0], w, b), s[1] + 1.0), (x, n)
+        )[0]
         x = ml.fori_loop(0, 3, lambda i, x: dense(x, w, b), x)
         x = ml.cond(ml.sum(n) > 0.0, lambda x: dense(x, w, b), lambda x: x * 2.0, x)
         x, rows = ml.scan(lambda x, row: (dense(x, w, row), x), x, normal(2, 3))
@@ -194,10 +199,10 @@ def test_a_step_with_gradients_is_matched_as_it_stands(host: Host) -> None:
         if replaced:
             assert counts(step) == {"affine": 1, "sgd": 1}
     assert values[True] == values[False]
+    step = ml.capture(
+        lambda x: ml.grad(lambda w: ml.sum(dense(x, w, b)))(w), replace={dense: "dense"}
+    )
     with pytest.warns(ml.ReplacementWarning):
-        step = ml.capture(
-            lambda x: ml.grad(lambda w: ml.sum(dense(x, w, b)))(w), replace={dense: "dense"}
-        )
         step(normal(2, 4))
 
 
@@ -235,9 +240,31 @@ def test_an_operand_that_is_overwritten_before_the_last_call(host: Host) -> None
     assert counts(step) == {"f": 0}
 
 
+def test_a_tensor_that_a_pattern_reaches_is_the_same_before_the_step_writes_to_it(
+    host: Host,
+) -> None:
+    scale, other = normal(3), normal(3)
+
+    def fn(x: ml.Tensor) -> ml.Tensor:
+        y = ml.exp(x * scale) + ml.exp(x * other)
+        scale[...] = x
+        return y + ml.exp(x * scale)
+
+    before = scale.numpy()
+    host.vm.register("f", lambda frame: frame.push(np.exp(frame.param(0) * before)))
+    step = ml.capture(fn, replace={lambda x: ml.exp(x * scale): "f"})
+    x = normal(3, seed=1)
+    scales = (before, other.numpy(), x.numpy())
+    expected = sum(np.exp(x.numpy() * each) for each in scales)
+    np.testing.assert_allclose(step(x).numpy(), expected, 1e-5)
+    assert counts(step) == {"f": 1}
+
+
 def test_a_pattern_that_fits_nowhere_warns_once_a_recording(host: Host) -> None:
     step = ml.capture(lambda x: x + 1.0, replace={dense: "dense"})
-    with pytest.warns(ml.ReplacementWarning, match=r"dense \(.*test_replacing.py:\d+\) fits nowhere"):
+    with pytest.warns(
+        ml.ReplacementWarning, match=r"dense \(.*test_replacing.py:\d+\) fits nowhere"
+    ):
         step(normal(3))
     with warnings.catch_warnings(action="error"):
         step(normal(3))
@@ -275,15 +302,14 @@ def test_a_pattern_that_is_refused(host: Host, pattern: Fn, text: str) -> None:
 def test_a_function_that_does_not_do_what_the_pattern_does(host: Host) -> None:
     step = ml.capture(lambda x: ml.exp(x), replace={lambda x: ml.exp(x): "f"})
     refuses(UnknownFunction, "'f'", step, normal(3))
-    for left, error in (
-        (np.ones(4, np.float32), ShapeError),
-        (np.ones(3), (ShapeError, DTypeError)),
-    ):
-        host.vm.register("f", lambda frame, left=left: frame.push(left))
+    left: Any
+    error: type[Exception]
+    for left, error in (np.ones(4, np.float32), ShapeError), (np.ones(3), DTypeError):
+        host.vm.register("f", lambda frame: frame.push(left))  # noqa: B023
         raised = refuses(error, "copy", step, normal(3))
         assert any("test_replacing.py" in note for note in raised.__notes__)
     host.vm.register("f", lambda frame: None)
-    refuses(Exception, "f", step, normal(3))
+    refuses(MlvmError, "f", step, normal(3))
     host.register("f", ml.exp)
     np.testing.assert_array_equal(step(normal(3)).numpy(), ml.exp(normal(3)).numpy())
 
@@ -293,10 +319,20 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
     types = [ml.TensorType("f32", shape) for shape in ((2, 3), (3, 4), (4,))]
     ml.testing.replacement(dense, "dense", *types)
     host.register("wrong", lambda x, w, b: dense(x, w, b) * 1.01)
-    refuses(CheckFailed, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types)
+    refuses(
+        CheckFailed, "wrong: result 0, f32.*differ", ml.testing.replacement, dense, "wrong", *types
+    )
     host.register("wide", lambda x, w, b: dense(x, w, b).astype(ml.float64))
-    refuses(CheckFailed, r"f64\[2,4\], the pattern's is f32", ml.testing.replacement, dense, "wide", *types)
+    refuses(
+        CheckFailed,
+        r"f64\[2,4\], the pattern's is f32",
+        ml.testing.replacement,
+        dense,
+        "wide",
+        *types,
+    )
     host.register("two", lambda x: (ml.exp(x), x))
     refuses(CheckFailed, "2 results", ml.testing.replacement, ml.exp, "two", types[0])
+    wrong: Any = 3
     refuses(UnknownFunction, "absent", ml.testing.replacement, ml.exp, "absent", types[0])
-    refuses(AttributeRefused, "TensorType", ml.testing.replacement, ml.exp, "two", 3)
+    refuses(AttributeRefused, "TensorType", ml.testing.replacement, ml.exp, "two", wrong)
