@@ -293,7 +293,7 @@ class VM(Identity):
     def close(self) -> None:
         """End the workers, when they have done what they were given, all tensors and storages, and
         what is attached. Any use after that raises an error that names the VM; to free does
-        nothing. Idempotent. Raises `MachineError` inside of a launch of the VM."""
+        nothing. Idempotent. A launch cannot close its own VM: that is an error."""
         with self._lock:
             if self.depth:
                 raise MachineError(f"{self.name} is closed in a launch of its own; close it after")

@@ -47,6 +47,7 @@ class DryVM(LocalVM):
         """None: no launch is run."""
 
     def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
+        """Raise `HandleError`: there are no bytes to read."""
         raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
 
     borrow = read

@@ -72,9 +72,10 @@ def replacement(
 ) -> None:
     """Raise `CheckFailed` unless a host function of the current VM computes the pattern.
 
-    Both run on random operands of these types, the same in every run: floats are normal, integers 0
-    or 1. The results must have the pattern's number and types. Their values may differ by
-    `tolerance`, relative to the largest value of a result, and absolute where that is below 1.
+    Both run on random operands of these types and shapes, the same in every run: floats are
+    normal, integers 0 or 1. The results must have the pattern's number and types. Their values may
+    differ by `tolerance`, relative to the largest value of a result, and absolute where that is
+    below 1.
 
     Raises `AttributeRefused` for an operand that is no `TensorType`, `UnknownFunction`, and what
     the pattern and the function raise.

@@ -21,6 +21,7 @@ from mlvm.core.errors import (
 )
 from mlvm.eager.tree import named_leaves
 from tests.brief import cases, refuses
+from tests.wired import machine
 
 Fn = Callable[..., Any]
 
@@ -42,7 +43,7 @@ class Host:
                 for y in left if isinstance(left, tuple) else (left,):
                     frame.push(y.arena.vm.read(y.handle))
 
-        self.vm.register(name, function)
+        machine(self.vm).register(name, function)
 
 
 @pytest.fixture
@@ -251,7 +252,7 @@ def test_a_tensor_that_a_pattern_reaches_is_the_same_before_the_step_writes_to_i
         return y + ml.exp(x * scale)
 
     before = scale.numpy()
-    host.vm.register("f", lambda frame: frame.push(np.exp(frame.param(0) * before)))
+    machine(host.vm).register("f", lambda frame: frame.push(np.exp(frame.param(0) * before)))
     step = ml.capture(fn, replace={lambda x: ml.exp(x * scale): "f"})
     x = normal(3, seed=1)
     scales = (before, other.numpy(), x.numpy())
@@ -305,10 +306,10 @@ def test_a_function_that_does_not_do_what_the_pattern_does(host: Host) -> None:
     left: Any
     error: type[Exception]
     for left, error in (np.ones(4, np.float32), ShapeError), (np.ones(3), DTypeError):
-        host.vm.register("f", lambda frame: frame.push(left))  # noqa: B023
+        machine(host.vm).register("f", lambda frame: frame.push(left))  # noqa: B023
         raised = refuses(error, "copy", step, normal(3))
         assert any("test_replacing.py" in note for note in raised.__notes__)
-    host.vm.register("f", lambda frame: None)
+    machine(host.vm).register("f", lambda frame: None)
     refuses(MlvmError, "f", step, normal(3))
     host.register("f", ml.exp)
     np.testing.assert_array_equal(step(normal(3)).numpy(), ml.exp(normal(3)).numpy())
