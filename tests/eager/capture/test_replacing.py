@@ -337,3 +337,53 @@ def test_replacement_holds_a_function_against_its_pattern(host: Host) -> None:
     wrong: Any = 3
     refuses(UnknownFunction, "absent", ml.testing.replacement, ml.exp, "absent", types[0])
     refuses(AttributeRefused, "TensorType", ml.testing.replacement, ml.exp, "two", wrong)
+
+
+PATTERNS: dict[str, Fn] = {
+    "f0": lambda x: ml.exp(-ml.abs(x)),
+    "f1": lambda x, y: ml.sin(x + y) * 0.5,
+    "f2": lambda x, y: (x * y, ml.maximum(x, y)),
+    "f3": lambda x: ml.tanh(x) * ml.tanh(x),
+    "f4": lambda x, y: (t := ml.sin(x)) + t * y,
+}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_steps_are_the_same_with_and_without_patterns(host: Host, seed: int) -> None:
+    """The host functions run the same ops, so results and state are equal to the bit."""
+    for name, pattern in PATTERNS.items():
+        host.register(name, pattern)
+    states = [normal(4, seed=i) for i in range(2)]
+
+    def fn(x: ml.Tensor) -> Any:
+        rng = np.random.default_rng(seed)
+        values = [x, *states]
+        for _ in range(25):
+            a, b = (values[i] for i in rng.integers(0, len(values), 2))
+            kind = int(rng.integers(0, 9))
+            if kind == 5:
+                states[int(rng.integers(0, 2))][...] = ml.tanh(a)
+            elif kind == 6:
+                values.append(
+                    ml.cond(ml.sum(a) > 0.0, lambda a, b: ml.sin(a + b) * 0.5, ml.add, a, b)
+                )
+            elif kind == 7:
+                values.append(ml.fori_loop(0, 2, lambda i, a: ml.exp(-ml.abs(a)), a))
+            elif kind == 8:
+                values.append(ml.abs(a - b))
+            else:
+                pattern = PATTERNS[f"f{kind}"]
+                left = pattern(a) if kind in (0, 3) else pattern(a, b)
+                values += left if isinstance(left, tuple) else (left,)
+        return values[-4:]
+
+    left = []
+    for patterns in {}, {pattern: name for name, pattern in PATTERNS.items()}:
+        for i, state in enumerate(states):
+            state[...] = normal(4, seed=i)
+        with warnings.catch_warnings(action="ignore"):
+            step = ml.capture(fn, replace=patterns)
+            results = [y.tolist() for _ in range(2) for y in step(normal(4, seed=9))]
+        left.append((results, [state.tolist() for state in states]))
+    assert left[0] == left[1]
+    assert sum(counts(step).values())
