@@ -1,8 +1,8 @@
 """Replacement of subgraphs: where a step computes a pattern, a host function is called instead.
 
 A pattern is a small flow of ops on parameters. It matches calls of one block of the step that have
-the same ops, attributes and types, with the same values between them, and whose inner values have
-no other use. The calls become one, in the place of the last of them.
+the same ops, attributes, types and flow. Their inner values have no other use. The calls become
+one, in the place of the last of them.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Pattern:
         for call in calls:
             if call.op is None or call.again:
                 raise CaptureError(f"a pattern consists of ops alone, and has {call.name}")
-        made = {use.value for call in calls for use in call.outs}
-        if any(value.home and value.home.role in ("input", "state") for value in made):
+        outputs = {use.value for call in calls for use in call.outs}
+        if any(value.home and value.home.role in ("input", "state") for value in outputs):
             raise CaptureError("a pattern updates a tensor in place; compute a new one")
         values = [use.value for use in results]
-        if not values or not made.issuperset(values) or len({*values}) < len(values):
+        if not values or not outputs.issuperset(values) or len({*values}) < len(values):
             raise CaptureError("a pattern returns tensors that it computes, each once")
-        read = {use.value for call in calls for use in call.ins} - made
+        read = {use.value for call in calls for use in call.ins} - outputs
         numbers = {value.home.index for value in read if value.home and value.home.role == "input"}
         unused = [number for number in range(len(params)) if number not in numbers]
         if unused:
@@ -125,26 +125,26 @@ class Matcher:
         pattern: Pattern,
         makers: dict[Value, Call],
         match: Match,
-        wanted: Call,
+        target: Call,
         position: int,
         *,
         exact: bool,
     ) -> Match | None:
-        """Return the match with that call, and what it depends on, for the wanted one."""
+        """Return the match with that call, and what it depends on, for the target one."""
         match = Match(dict(match.uses), list(match.positions))
-        pending = [(wanted, position)]
+        pending = [(target, position)]
         while pending:
-            wanted, position = pending.pop()
+            target, position = pending.pop()
             call = self.calls[position]
-            if call.op is not wanted.op or call.name != wanted.name or call.again:
+            if call.op is not target.op or call.name != target.name or call.again:
                 return None
-            if exact and repr(_plain(call.attributes)) != repr(_plain(wanted.attributes)):
+            if exact and repr(_plain(call.attributes)) != repr(_plain(target.attributes)):
                 return None
-            if position in match.positions or len(call.ins) != len(wanted.ins):
+            if position in match.positions or len(call.ins) != len(target.ins):
                 return None
             match.positions.append(position)
-            pairs = [*zip(wanted.outs, call.outs, strict=True)]
-            pairs += zip(wanted.ins, call.ins, strict=True)
+            pairs = [*zip(target.outs, call.outs, strict=True)]
+            pairs += zip(target.ins, call.ins, strict=True)
             for i, (ours, theirs) in enumerate(pairs):
                 if exact and ours.type != theirs.type:
                     return None
@@ -153,7 +153,7 @@ class Matcher:
                     if bound.value is not theirs.value:
                         return None
                     continue
-                if ours.value in makers and i >= len(wanted.outs):
+                if ours.value in makers and i >= len(target.outs):
                     maker = self._makers.get(theirs.value)
                     if maker is None:
                         return None
@@ -187,20 +187,20 @@ class Matcher:
         use, and no call between them touches results or overwrites operands."""
         inside = [self.calls[i] for i in match.positions]
         results = {match.uses[use.value].value for use in pattern.results}
-        made = {use.value for call in inside for use in call.outs}
-        operands = {use.value for call in inside for use in call.ins} - made
-        for value in made - results:
+        outputs = {use.value for call in inside for use in call.outs}
+        operands = {use.value for call in inside for use in call.ins} - outputs
+        for value in outputs - results:
             own = sum(use.value is value for call in inside for use in call.ins)
             if value.home is not None or self._uses.get(value, 0) != own:
                 return False
-        held, read = _homes(results), _homes(operands)
+        result_homes, read = _homes(results), _homes(operands)
         first, last = min(match.positions), max(match.positions)
         for i in range(first, last):
             if i not in match.positions:
                 call = self.calls[i]
                 ins = {use.value for use in call.ins}
                 written = _homes(use.value for use in call.outs)
-                if ins & results or written & (held | read) or _homes(ins) & held:
+                if ins & results or written & (result_homes | read) or _homes(ins) & result_homes:
                     return False
         return True
 
@@ -222,11 +222,11 @@ def replaced(
     for `types` of None it returns a list of some that propose types.
     """
     flow = Flow(without_dead_calls(flow), flow.results)
-    found: list[list[Replaced]] = [[] for _ in patterns]
-    for each, (pattern, name) in zip(found, patterns, strict=True):
+    places: list[list[Replaced]] = [[] for _ in patterns]
+    for each, (pattern, name) in zip(places, patterns, strict=True):
         for calls in _blocks(flow):
             each += _replace_in(Matcher(calls, flow, states), pattern, name, instances)
-    return flow, found
+    return flow, places
 
 
 def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> Iterator[Replaced]:
@@ -236,14 +236,14 @@ def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> It
     for probe in instances(pattern, None):
         for match in matcher.matches(probe, exact=False):
             proposals[tuple([use.type for use in probe.operands(match)])] = None
-    taken: set[int] = set()
+    positions: set[int] = set()
     calls_at: dict[int, Call] = {}
     for types in proposals:
         instance = instances(pattern, types)
         for match in () if instance is None else matcher.matches(instance, exact=True):
             operands = instance.operands(match)
-            if taken.isdisjoint(match.positions):
-                taken.update(match.positions)
+            if positions.isdisjoint(match.positions):
+                positions.update(match.positions)
                 last = max(match.positions)
                 outs = [match.uses[use.value] for use in instance.results]
                 ins = [
@@ -264,20 +264,20 @@ def _replace_in(matcher: Matcher, pattern: Any, name: str, instances: Any) -> It
     for i in sorted(calls_at):
         yield Replaced(name, calls_at[i].line)
     calls[:] = [
-        calls_at.get(i, call) for i, call in enumerate(calls) if i in calls_at or i not in taken
+        calls_at.get(i, call) for i, call in enumerate(calls) if i in calls_at or i not in positions
     ]
 
 
 def _blocks(flow: Flow) -> Iterator[list[Call]]:
     """Yield the calls of the step, and those of each block inside."""
-    seen: set[int] = set()
+    visited: set[int] = set()
 
     def inside(calls: list[Call]) -> Iterator[list[Call]]:
         yield calls
         for call in calls:
             for block in call.blocks:
-                if id(block) not in seen:
-                    seen.add(id(block))
+                if id(block) not in visited:
+                    visited.add(id(block))
                     yield from inside(block.calls)
 
     yield from inside(flow.calls)

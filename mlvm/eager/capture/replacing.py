@@ -65,9 +65,9 @@ class Replacer:
     ) -> tuple[Flow, dict[str, list[Replaced]]]:
         """Return the flow with host functions in the place of patterns, and where each stands, by
         its name. Issues `ReplacementWarning` for a pattern that fits nowhere."""
-        flow, found = replaced(flow, list(self._patterns.items()), self._instance, states)
+        flow, matches = replaced(flow, list(self._patterns.items()), self._instance, states)
         by_name: dict[str, list[Replaced]] = {}
-        for (pattern, function), places in zip(self._patterns.items(), found, strict=True):
+        for (pattern, function), places in zip(self._patterns.items(), matches, strict=True):
             by_name.setdefault(function, []).extend(places)
             if not places:
                 warn_at(
@@ -93,24 +93,24 @@ class Replacer:
     def _probes(self, pattern: Callable[..., Any]) -> list[Pattern]:
         """Return the pattern for small operands: of f32 and of all numbers of dimensions, then of
         integers and truth values, and of different dimensions. Raises what it raises for all."""
-        found: list[Pattern] = []
+        probes: list[Pattern] = []
         error: MlvmError | None = None
         arity = _arity(pattern) or 0
         for types in itertools.islice(_types(arity), _MOST_PROBES):
             if (
-                found
+                probes
                 and len({type.dtype for type in types} | {len(type.shape) for type in types}) > 2
             ):
                 break
             try:
-                found.append(self._record(pattern, types))
+                probes.append(self._record(pattern, types))
             except CaptureError as refused:
                 raise CaptureError(f"{_named(pattern)}: {refused}") from None
             except MlvmError as refused:
                 error = error or refused
-        if not found and error is not None:
+        if not probes and error is not None:
             raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
-        return found
+        return probes
 
 
 def _types(arity: int) -> Iterator[Types]:
