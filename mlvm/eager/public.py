@@ -73,6 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
+    "mlvm.eager.capture.replacing": "ReplacementWarning",
     "mlvm.eager.control.branches": "cond switch",
     "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",

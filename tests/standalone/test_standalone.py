@@ -70,7 +70,8 @@ int main(void)
         if (step_run(&a, &right, &seen))
             return 7;
     printf("%ld runs, %d allocations\n", step_feed(&b, next, NULL, &left), allocated);
-    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1)
+    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1 ||
+        step_save(&a, NULL, step_state()) != -1)
         return 6;
     step_run(&b, &right, &again);
     if (step_init(&a, memory[0], state, step_state()) || step_run(&a, &right, &seen))
@@ -257,11 +258,14 @@ def test_the_command_line(folder: Path) -> None:
     np.save(folder / "i.npy", np.array(0))
     np.save(folder / "columns.npy", np.asfortranarray(x))
     np.save(folder / "wide.npy", x.astype(np.float64))
+    np.save(folder / "along.npy", x.reshape(16))
+    np.save(folder / "turned.npy", np.ascontiguousarray(x.T))
+    np.save(folder / "deep.npy", x[None])
     (folder / "short").write_bytes(b"abc")
 
     def run(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(
-            [folder / "step", *arguments], cwd=folder, capture_output=True, text=True
+            [folder / "step", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -275,6 +279,11 @@ def test_the_command_line(folder: Path) -> None:
     assert [round(x, 3) for x in left()] == [14, 55.8, 6.4]
     assert run("--weights", "state", "--out", ".", "two.npy", "i.npy")[0] == 0
     assert round(left(), 3) == 5.0
+    assert run("--steps", "2", "--out", "made/deeper", "along.npy", "zero")[0] == 0
+    assert np.load(folder / "made/deeper/0.npy").shape == (2,)
+    before = (folder / "state").read_bytes()
+    assert run("--save", "state", "x.npy", "turned.npy")[0] == 1  # before anything is written
+    assert (folder / "state").read_bytes() == before
     for arguments, status, told in (
         (["--help"], 0, "INPUT is a .npy file"),
         ([], 1, "wanted are f32[8], i64[]"),
@@ -285,6 +294,13 @@ def test_the_command_line(folder: Path) -> None:
         (["--steps", "none", "x.npy"], 2, "--steps: not known, or no such number"),
         (["--weights", "short", "x.npy", "zero"], 1, "too few bytes"),
         (["--threads", "2", "x.npy"], 2, "--threads"),
+        (["turned.npy", "zero"], 1, "turned.npy: its shape is another"),
+        (["deep.npy", "zero"], 1, "deep.npy: its shape is another"),
+        (["x.npy", "x.npy"], 1, "of another dtype"),
+        (["--steps", "9" * 20, "x.npy", "zero"], 2, "--steps: not known, or no such number"),
+        (["--save", "absent/state", "--steps", "99999999999", "x.npy", "zero"], 1, "absent/state"),
+        (["--save", ".", "--steps", "99999999999", "x.npy", "zero"], 1, ".: Is a directory"),
+        (["--out", "x.npy", "x.npy", "zero"], 1, "x.npy/0.npy: Not a directory"),
     ):
         found, text = run(*arguments)
         assert (found, told in text) == (status, True), (arguments, text)

@@ -196,7 +196,7 @@ class Recorder:
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
-    def read(self, handle: TensorHandle) -> Array:
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         self._require_live(handle)
         raise CaptureError(
             f"{user_line()}: a value is read inside {self.what}, {self.no_value}; return the "
