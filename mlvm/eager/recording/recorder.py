@@ -45,6 +45,9 @@ Reference: TypeAlias = weakref.ref[Allocation]
 _Held: TypeAlias = tuple[Reference, TensorType]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
 
+Reader: TypeAlias = Callable[[Tensor], list[Tensor]]
+"""A function that reads a record of the residuals by its number."""
+
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
 
@@ -108,6 +111,7 @@ class Recorder:
         self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
         self.synchronize, self.lock = vm.synchronize, vm.lock
         self.calls: list[Call] = []
+        self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.states: list[Allocation] = []
         self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
         self.arena = Arena(self, "captured")
@@ -533,8 +537,11 @@ class Recorder:
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
-    def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-        """What such a record holds; of many numbers, row i of record i."""
+    def pull(
+        self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
+    ) -> list[Tensor]:
+        """The tensors of such a record; of many numbers, row i of record i. A record that another
+        recorder has pushed is one of the same program; a trace reads it by `outside`."""
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
 

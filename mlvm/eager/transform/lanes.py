@@ -39,7 +39,7 @@ from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import Custom
-from mlvm.eager.transform.trace import run, traced
+from mlvm.eager.transform.trace import OUTSIDE, run, traced
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.flow import Call, Procedure
@@ -84,8 +84,7 @@ class Batched:
 
     `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
     computed: values only tell whether they are batched. `records` are those of the residuals, where
-    they are no program's; `kept` has the types of a lane's. One of others is from outside, and has
-    no lanes.
+    they are no program's.
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
@@ -94,7 +93,6 @@ class Batched:
         self.live: Tensor | None = None
         self.is_dry = False
         self.records: list[Tensors] = []
-        self.kept: set[tuple[TensorType, ...]] = set()
 
     # --- values -----------------------------------------------------------------------
 
@@ -460,14 +458,10 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         types = tuple([use.type for use in call.outs])
-        if call.name == PUSH:
-            self.kept.add(tuple([use.type for use in call.ins]))
         reads = call.name in (READ, READ_ROWS)
-        is_foreign = reads and not any(k[: len(types)] == types for k in self.kept)
-        if self.is_dry and (reads or call.name == PUSH):
-            return _dry_lanes([reads and not is_foreign] * len(call.outs))
         if self.is_dry:
-            return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
+            flag = reads or (call.name == ADD and any(v.batched for v in xs))
+            return _dry_lanes([flag] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
             holds = condition.x
@@ -478,8 +472,8 @@ class Batched:
             return []
         if call.name == PUSH:
             return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
-        if is_foreign:
-            return _lanes(self._pulled(xs[0].x, types), [False] * len(types))
+        if call.name == OUTSIDE:
+            return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
         if reads:
             types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
             [number] = xs

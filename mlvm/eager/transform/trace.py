@@ -24,7 +24,7 @@ from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
-from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
+from mlvm.eager.recording.recorder import MustMove, Reader, Recorder, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import prepare_constants
@@ -40,6 +40,10 @@ V = TypeVar("V")
 
 STOP: Final = "stop_gradient"
 """What a copy is called through which no derivative goes."""
+
+OUTSIDE: Final = "residuals.read_outside"
+"""What the reading of a record is called that a recorder around a trace has pushed. Its attribute
+`read` is the function that reads it there."""
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -74,6 +78,13 @@ class Tracer(Recorder):
             self._lifted[key] = found = self.stand_in_of(x.type)
             self.lifts[self.value_of(found)] = x
         return self._lifted[key]
+
+    def pull(
+        self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
+    ) -> list[Tensor]:
+        if outside is None:
+            return super().pull(number, types)
+        return self.host_call(OUTSIDE, {"read": outside}, types, [self.use(number)])
 
     def stopped(self, x: Tensor) -> Tensor:
         """A tensor of the same value. The call tells that no derivative goes through it."""
