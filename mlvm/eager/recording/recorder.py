@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope, vms
@@ -103,7 +104,7 @@ class Recorder:
     what = "a captured function"
     no_value = "and a later call would not see its own"
     no_repeat = "a later call could not do it again"
-    outer: frozenset[Tape] = frozenset()
+    outer: Mapping[Tape, int] = MappingProxyType({})
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
@@ -609,7 +610,7 @@ class Recorder:
     @contextmanager
     def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
         """Inside the block, the first of each pair holds what the second does."""
-        held = {id(_reference_to(x)): self.value_of(y) for x, y in pairs}
+        held = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
         before = {key: self._values[key] for key in held}
         self._values.update(held)
         try:

@@ -28,7 +28,13 @@ from mlvm.eager.recording.recorder import MustMove, Reader, Recorder, recorded_b
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
+from mlvm.eager.tensor.context import (
+    Tape,
+    current_arena,
+    current_capture,
+    current_tape,
+    taped,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -59,15 +65,18 @@ class Tracer(Recorder):
         super().__init__(vm)
         self.what = what
         around, tape = current_capture.get(), taping()
-        outer: frozenset[Tape] = frozenset() if around is None else around.outer
-        self.outer = outer if tape is None else outer | {tape}
+        outer: Mapping[Tape, int] = {} if around is None else around.outer
+        self.outer = outer if tape is None else {**outer, tape: len(tape.nodes)}
         self.lifts: dict[Value, Tensor] = {}
         self.key = self.stand_in_of(_KEY)
         self.keys = [self.value_of(self.key)]
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
-        return tuple([self._lift(x) if x.tape in self.outer else x for x in xs])
+        outer = self.outer  # which has nodes of the trace itself while a checkpoint runs again
+        return tuple(
+            [self._lift(x) if x.tape in outer and x.node < outer[x.tape] else x for x in xs]
+        )
 
     def use(self, x: Tensor) -> Use:
         return super().use(*self.lifted((x,)))
@@ -77,7 +86,11 @@ class Tracer(Recorder):
         if key not in self._lifted:
             self._lifted[key] = found = self.stand_in_of(x.type)
             self.lifts[self.value_of(found)] = x
-        return self._lifted[key]
+        lifted = self._lifted[key]
+        if x.tape is current_tape.get():
+            lifted = untracked(lifted)
+            lifted.tape, lifted.node = x.tape, x.node
+        return lifted
 
     def pull(
         self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
@@ -431,6 +444,8 @@ class _Frame(Generic[V]):
     def _scan(self, call: Call, turns: Turns) -> None:
         """A loop whose turns are counted: without its counter, and its writes to stacks."""
         homes, before, first = self._begin(call)
+        if turns.total == 0:
+            return self._end(call, homes, before)
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
         made = [row for home, row in turns.made if home in homes]
