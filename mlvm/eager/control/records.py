@@ -50,9 +50,7 @@ def pull(
     record, tape = recorder(), taping()
     outside = None
     if stack is not None and stack is not record.stack:
-        outside = partial(
-            pull, types=types, are_tracked=are_tracked, used=used, stack=stack
-        )
+        outside = partial(pull, types=types, are_tracked=are_tracked, used=used, stack=stack)
     xs = record.pull(number, types, outside)
     if tape is not None and is_tracked(number, tape):
         results: list[Tensor | None] = [

@@ -16,8 +16,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, brief
-from mlvm.core.types import TensorType, i64
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
+from mlvm.core.types import TensorType, bool_, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
     REFUSING,
@@ -131,7 +131,12 @@ class Batched:
             raise no_rule(name)
         if rule is looped and blocks.is_recorded():
             return Lanes(self._mapped(call, xs), True)
-        return Lanes(rule(call, self.n, *xs), True)
+        try:
+            return Lanes(rule(call, self.n, *xs), True)
+        except OperandValueError:
+            if blocks.is_recorded():
+                raise
+        return Lanes(looped(call, self.n, *xs), True)  # its error names the operands of one lane
 
     def _among_lanes(self, call: OneOp, v: Lanes) -> Lanes:
         """What the lanes tell each other, which all of them know then."""
@@ -213,7 +218,7 @@ class Batched:
 
     def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
         if pred.batched and not self.is_dry:
-            return self._choice(reshape(pred.x, (self.n,)), ways)
+            return self._choice(_truth(reshape(pred.x, (self.n,))), ways)
         if not (self.is_dry or blocks.is_recorded()):
             return ways[0 if bool(pred.x) else 1]()
         with self._dry():
@@ -294,8 +299,8 @@ class Batched:
             """The lanes that go on, or whether all do."""
             pred = test(now)
             if by_lane:
-                return self._among_live(reshape(self.whole(pred), (self.n,)))
-            one = reshape(pred.x, ())
+                return self._among_live(_truth(reshape(self.whole(pred), (self.n,))))
+            one = _truth(reshape(pred.x, ()))
             return one if self.live is None else op.logical_and(one, op.any(self.live))
 
         def next_turn(both: tuple[Tensor, Tensors]) -> tuple[Tensor, Tensors]:
@@ -530,6 +535,11 @@ class Batched:
                 sums[p, q] = int(self._pushed(total))
         found = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
         return reshape(asarray(found, dtype=i64), number.shape)
+
+
+def _truth(x: Tensor) -> Tensor:
+    """Whether conditions hold, which may be numbers."""
+    return x if x.dtype is bool_ else op.not_equal(x, constant(0, x.dtype))
 
 
 def _numbers(x: Tensor) -> list[int]:

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import CaptureError, MachineError
+from mlvm.core.errors import CaptureError, MachineError, OpError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -383,7 +383,13 @@ class _Frame(Generic[V]):
                 elif call.op.name == "copy":
                     results = xs
                 else:
-                    results = [self.meaning.op(one_op(call.op.name, **call.attributes), xs)]
+                    try:
+                        results = [self.meaning.op(one_op(call.op.name, **call.attributes), xs)]
+                    except OpError as error:
+                        note = f"called from {call.line}, in {self.trace.what}"
+                        if call.line and note not in getattr(error, "__notes__", ()):
+                            error.add_note(note)
+                        raise
                 for use, y in zip(call.outs, results, strict=True):
                     self.make(use, y)
 
