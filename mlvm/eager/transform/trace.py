@@ -451,7 +451,8 @@ class _Frame(Generic[V]):
         """A loop whose turns are counted: without its counter, and its writes to stacks."""
         homes, before, first = self._begin(call)
         if turns.total == 0:
-            return self._end(call, homes, before)
+            self._end(call, homes, before)
+            return
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
         made = [row for home, row in turns.made if home in homes]

@@ -453,7 +453,7 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
 
 
 def test_an_error_of_a_lane_names_ml_batch_and_no_code() -> None:
-    with pytest.raises(CaptureError, match="a value is read inside a function of ml.batch"):
+    with pytest.raises(CaptureError, match=r"a value is read inside a function of ml\.batch"):
         ml.batch(lambda x: ml.asarray(float(x)))(ml.ones(2))
     with pytest.raises(IndexError, match="index 7") as caught:
         ml.batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
