@@ -75,7 +75,10 @@ class Tracer(Recorder):
     def lifted(self, xs: Tensors) -> Tensors:
         outer = self.outer  # which has nodes of the trace itself while a checkpoint runs again
         return tuple(
-            [self._lift(x) if x.tape in outer and x.node < outer[x.tape] else x for x in xs]
+            [
+                self._lift(x) if x.tape is not None and x.node < outer.get(x.tape, 0) else x
+                for x in xs
+            ]
         )
 
     def use(self, x: Tensor) -> Use:

@@ -477,6 +477,13 @@ def test_in_axes_that_are_none_are_refused() -> None:
         refuses(AttributeRefused, text, ml.vmap(ml.sin, in_axes=axes), ml.ones(2))
 
 
+def _eager(fn: Any) -> Any:
+    return fn
+
+
+_WRAPS: tuple[Any, ...] = (_eager, ml.capture)
+
+
 @pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3)])
 def test_a_record_from_outside_is_read_there(shape: tuple[int, int]) -> None:
     """Rows of second derivatives through a loop, which pushes records inside and outside of the
@@ -487,7 +494,7 @@ def test_a_record_from_outside_is_read_there(shape: tuple[int, int]) -> None:
 
     x = ml.reshape(ml.linspace(0.5, 1.5, shape[0] * shape[1]), shape)
     expected = np.stack([ml.jacfwd(ml.grad(fn))(row).numpy() for row in x])
-    for wrap in (lambda f: f, ml.capture):
+    for wrap in _WRAPS:
         rows = wrap(ml.vmap(ml.jacrev(ml.grad(fn))))(x)
         np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-5)
         through = wrap(ml.grad(lambda y: ml.sum(ml.jacrev(fn)(y))))(x[0])
@@ -521,7 +528,7 @@ def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: b
     first = ml.jacfwd(plain)(x).numpy()
     second = ml.jacfwd(ml.grad(lambda x: ml.sum(plain(x))))(x).numpy()
     jacobian, total = ml.jacrev(fn), ml.grad(lambda x: ml.sum(fn(x)))
-    for wrap in (lambda f: f, ml.capture):
+    for wrap in _WRAPS:
         for made, expected in (
             (wrap(jacobian)(x), first),
             (wrap(ml.vmap(jacobian))(x[None])[0], first),
