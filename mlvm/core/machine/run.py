@@ -275,7 +275,7 @@ class _Site:
         function, pc = self.code.function, self.code.ends[self.step]
         calls = " > ".join([*self.calls, function.name][-8:])
         text = (
-            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.1000}; "
+            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.200}; "
             f"stack: {describe(stack[-8:]) or 'empty'}"
         )
         errors.locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)

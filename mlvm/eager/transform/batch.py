@@ -230,6 +230,7 @@ def _recorded(
     while True:
         try:
             with recording_of(vm) as record:
+                record.what = "a function of ml.batch"
                 if tape is not None:
                     tape.within = record
                 return _codes(name, types, run, tape)

@@ -16,8 +16,8 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, brief
-from mlvm.core.types import TensorType, i64
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
+from mlvm.core.types import TensorType, bool_, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
     REFUSING,
@@ -39,7 +39,7 @@ from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import Custom
-from mlvm.eager.transform.trace import run, traced
+from mlvm.eager.transform.trace import OUTSIDE, run, traced
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.flow import Call, Procedure
@@ -84,8 +84,7 @@ class Batched:
 
     `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
     computed: values only tell whether they are batched. `records` are those of the residuals, where
-    they are no program's; `kept` has the types of a lane's. One of others is from outside, and has
-    no lanes.
+    they are no program's.
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
@@ -94,7 +93,6 @@ class Batched:
         self.live: Tensor | None = None
         self.is_dry = False
         self.records: list[Tensors] = []
-        self.kept: set[tuple[TensorType, ...]] = set()
 
     # --- values -----------------------------------------------------------------------
 
@@ -133,7 +131,12 @@ class Batched:
             raise no_rule(name)
         if rule is looped and blocks.is_recorded():
             return Lanes(self._mapped(call, xs), True)
-        return Lanes(rule(call, self.n, *xs), True)
+        try:
+            return Lanes(rule(call, self.n, *xs), True)
+        except OperandValueError:
+            if blocks.is_recorded():
+                raise
+        return Lanes(looped(call, self.n, *xs), True)  # its error names the operands of one lane
 
     def _among_lanes(self, call: OneOp, v: Lanes) -> Lanes:
         """What the lanes tell each other, which all of them know then."""
@@ -215,7 +218,7 @@ class Batched:
 
     def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
         if pred.batched and not self.is_dry:
-            return self._choice(reshape(pred.x, (self.n,)), ways)
+            return self._choice(_truth(reshape(pred.x, (self.n,))), ways)
         if not (self.is_dry or blocks.is_recorded()):
             return ways[0 if bool(pred.x) else 1]()
         with self._dry():
@@ -296,8 +299,8 @@ class Batched:
             """The lanes that go on, or whether all do."""
             pred = test(now)
             if by_lane:
-                return self._among_live(reshape(self.whole(pred), (self.n,)))
-            one = reshape(pred.x, ())
+                return self._among_live(_truth(reshape(self.whole(pred), (self.n,))))
+            one = _truth(reshape(pred.x, ()))
             return one if self.live is None else op.logical_and(one, op.any(self.live))
 
         def next_turn(both: tuple[Tensor, Tensors]) -> tuple[Tensor, Tensors]:
@@ -460,14 +463,10 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         types = tuple([use.type for use in call.outs])
-        if call.name == PUSH:
-            self.kept.add(tuple([use.type for use in call.ins]))
         reads = call.name in (READ, READ_ROWS)
-        is_foreign = reads and not any(k[: len(types)] == types for k in self.kept)
-        if self.is_dry and (reads or call.name == PUSH):
-            return _dry_lanes([reads and not is_foreign] * len(call.outs))
         if self.is_dry:
-            return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
+            flag = reads or (call.name == ADD and any(v.batched for v in xs))
+            return _dry_lanes([flag] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
             holds = condition.x
@@ -478,8 +477,8 @@ class Batched:
             return []
         if call.name == PUSH:
             return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
-        if is_foreign:
-            return _lanes(self._pulled(xs[0].x, types), [False] * len(types))
+        if call.name == OUTSIDE:
+            return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
         if reads:
             types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
             [number] = xs
@@ -536,6 +535,11 @@ class Batched:
                 sums[p, q] = int(self._pushed(total))
         found = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
         return reshape(asarray(found, dtype=i64), number.shape)
+
+
+def _truth(x: Tensor) -> Tensor:
+    """Whether conditions hold, which may be numbers."""
+    return x if x.dtype is bool_ else op.not_equal(x, constant(0, x.dtype))
 
 
 def _numbers(x: Tensor) -> list[int]:

@@ -452,3 +452,11 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
     expected = 3.0 + np.sum([x.numpy() for x in rows], axis=0)
     for gradient in (ml.grad(total), ml.capture(ml.grad(total))):
         np.testing.assert_allclose(gradient(weight).numpy(), expected, rtol=1e-5)
+
+
+def test_an_error_of_a_lane_names_ml_batch_and_no_code() -> None:
+    with pytest.raises(CaptureError, match=r"a value is read inside a function of ml\.batch"):
+        ml.batch(lambda x: ml.asarray(float(x)))(ml.ones(2))
+    with pytest.raises(IndexError, match="index 7") as caught:
+        ml.batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
+    assert max(map(len, caught.value.__notes__)) < 300
