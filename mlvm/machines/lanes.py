@@ -37,6 +37,7 @@ from mlvm.core.machine.link import bind, link
 from mlvm.core.machine.run import MAX_DEPTH
 from mlvm.core.machine.verify import verify
 from mlvm.core.memory import HOST
+from mlvm.core.ops.half import are_true
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
 from mlvm.core.types import ALIGNMENT, Array, DType, TensorType, u8
@@ -594,7 +595,8 @@ class Run:
                     parts[at[:, None] + np.arange(count)] = new.reshape(len(frames), count, nbytes)
             elif kind == "split":
                 register, nbytes, dtype, other = rest
-                held = lanes.of(nbytes).of(self.regs[frames, register], dtype) != 0
+                rows = lanes.of(nbytes).of(self.regs[frames, register], DType.of(dtype).numpy)
+                held = are_true(rows)
                 self._wait(other, frames[~held])
                 frames = frames[held]
             elif kind == "jump":

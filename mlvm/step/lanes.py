@@ -395,7 +395,7 @@ class _Writer:
     def split(self, condition: Use) -> int:
         at = self.read(condition)
         type = condition.type
-        return self.emit("split", at, type.nbytes, type.dtype.numpy.str, -1)
+        return self.emit("split", at, type.nbytes, type.dtype.name, -1)
 
     # --- sums -------------------------------------------------------------------------------
 

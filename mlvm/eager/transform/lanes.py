@@ -30,6 +30,7 @@ from mlvm.eager.autodiff.rules_batching import (
 from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
+from mlvm.eager.control.state import as_condition
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
@@ -215,7 +216,7 @@ class Batched:
 
     def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
         if pred.batched and not self.is_dry:
-            return self._choice(reshape(pred.x, (self.n,)), ways)
+            return self._choice(reshape(as_condition(pred.x), (self.n,)), ways)
         if not (self.is_dry or blocks.is_recorded()):
             return ways[0 if bool(pred.x) else 1]()
         with self._dry():
@@ -295,6 +296,7 @@ class Batched:
         def going(now: Values) -> Tensor:
             """The lanes that go on, or whether all do."""
             pred = test(now)
+            pred = pred._replace(x=as_condition(pred.x))
             if by_lane:
                 return self._among_live(reshape(self.whole(pred), (self.n,)))
             one = reshape(pred.x, ())

@@ -10,9 +10,10 @@ import numpy as np
 from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import Code
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
 from mlvm.machines.native.loop import Prepared
+from mlvm.machines.native.types import DTYPES
 
 _KINDS: Final = lane_steps()
 
@@ -97,8 +98,10 @@ class Flat:
             return [*reg(to, value), sizes[0], length, sizes[1], count, *self._index(index, dtype)]
         if kind == "split":
             register, nbytes, dtype, other = rest
-            is_float = np.dtype(dtype).kind == "f"
-            return [*reg(register), size(nbytes), int(is_float), self._place(other)]
+            of = DType.of(dtype)
+            if of.itemsize != nbytes:
+                raise MachineError(f"the code of lanes has a condition of {nbytes} bytes, no {of}")
+            return [*reg(register), size(nbytes), DTYPES.index(of), self._place(other)]
         if kind == "call":
             entry, passed, left = rest
             pairs = [reg(*[r for pair in each for r in pair]) for each in (passed, left)]

@@ -1,5 +1,7 @@
 #include "lanes.h"
 
+#include "loop.h"
+
 #include <string.h>
 
 void lanes_clear(Lanes *self)
@@ -215,15 +217,6 @@ static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other
     return 0;
 }
 
-/* Whether an element is not zero. One of a float is zero whatever its sign. */
-static int truth(const char *p, int64_t nbytes, int64_t is_float)
-{
-    for (int64_t i = 0; i < nbytes; i++)
-        if (is_float && i == nbytes - 1 ? p[i] & 0x7f : p[i])
-            return 1;
-    return 0;
-}
-
 /* Run these frames from a step on until they wait. Returns 0, or -1. */
 static int go_on(Lanes *self, int64_t pc, List *frames)
 {
@@ -303,7 +296,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             break;
         }
-        case STEP_split:  /* condition, size, whether a float, other */
+        case STEP_split:  /* condition, size, dtype, other */
         case STEP_join: {
             if (count > self->nstays) {
                 char *wider = self->runner->resize(self, self->stays, (size_t)self->nstays, (size_t)count);
@@ -314,8 +307,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             for (int64_t i = 0; i < count; i++) {
                 if (kind == STEP_split)
-                    self->stays[i] = (char)truth(lane_row(self, s[1], *lane_register(self, of[i], s[0])),
-                                              self->rows[s[1]].nbytes, s[2]);
+                    self->stays[i] = (char)is_true(lane_row(self, s[1], *lane_register(self, of[i], s[0])), (int)s[2]);
                 else {
                     self->stays[i] = !self->waits[of[i]];
                     self->wakes[of[i]] = self->stays[i] ? -1 : pc + 1;
