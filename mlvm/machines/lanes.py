@@ -595,8 +595,8 @@ class Run:
                     parts[at[:, None] + np.arange(count)] = new.reshape(len(frames), count, nbytes)
             elif kind == "split":
                 register, nbytes, dtype, other = rest
-                rows = lanes.of(nbytes).of(self.regs[frames, register], DType.of(dtype).numpy)
-                held = are_true(rows)
+                numbers = self.regs[frames, register]
+                held = are_true(lanes.of(nbytes).of(numbers, DType.of(dtype).numpy))
                 self._wait(other, frames[~held])
                 frames = frames[held]
             elif kind == "jump":

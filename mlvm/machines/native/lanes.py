@@ -98,10 +98,10 @@ class Flat:
             return [*reg(to, value), sizes[0], length, sizes[1], count, *self._index(index, dtype)]
         if kind == "split":
             register, nbytes, dtype, other = rest
-            of = DType.of(dtype)
-            if of.itemsize != nbytes:
-                raise MachineError(f"the code of lanes has a condition of {nbytes} bytes, no {of}")
-            return [*reg(register), size(nbytes), DTYPES.index(of), self._place(other)]
+            condition = DType.of(dtype)
+            if condition.itemsize != nbytes:
+                raise MachineError(f"a condition of lanes has {nbytes} bytes, {condition} has not")
+            return [*reg(register), size(nbytes), DTYPES.index(condition), self._place(other)]
         if kind == "call":
             entry, passed, left = rest
             pairs = [reg(*[r for pair in each for r in pair]) for each in (passed, left)]
