@@ -15,6 +15,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import refuses
@@ -87,9 +88,9 @@ int main(void)
 """
 
 
-def written(path: Path, function: Any, *arguments: Any) -> SavedStep:
+def written(path: Path, function: Any, *arguments: Any, **options: Any) -> SavedStep:
     """The file of a captured function, after one call."""
-    step = ml.capture(function)
+    step = ml.capture(function, **options)
     step(*arguments)
     step.save(path)
     return SavedStep.from_bytes(path.read_bytes())
@@ -149,6 +150,36 @@ def test_lanes(tmp_path: Path) -> None:
         done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
         assert f"lanes.run: {told}" in done.stderr or f"bytes {told}" in done.stderr
+
+
+@compiled
+def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> None:
+    """Of numbers and of zeros of both signs, in the program and in its lanes. Those of the `rest`
+    are constants: C has no kernel that converts to these."""
+    rest = ("c64", "c128", "f8e4m3", "f8e5m2")
+    constants = [ml.astype(ml.asarray(x), dtype) for x in (-0.0, 1.0) for dtype in rest]
+    dtypes = [dtype for dtype in DType.all if dtype not in rest]
+
+    def decided(x: ml.Tensor) -> Any:
+        y = ml.where(x > 0.5, x, x * 0.0)
+        turn = lambda s: (ml.full_like(s[0], -0.0), s[1] + 1)  # noqa: E731
+        return [
+            *[ml.cond(z, lambda: y, lambda: -1.0) for z in constants],
+            *[ml.cond(ml.astype(y, dtype), lambda: 1, lambda: 0) for dtype in dtypes],
+            *[
+                ml.while_loop(lambda s, dtype=dtype: ml.astype(s[0], dtype), turn, (y, 0))[1]
+                for dtype in dtypes
+            ],
+        ]
+
+    def step(xs: ml.Tensor) -> Any:
+        return ml.map(decided, xs), ml.batch(decided)(xs)
+
+    saved = written(tmp_path / "step.mlvm", step, ml.zeros(8), fuse=False)
+    assert difference(saved, made(tmp_path, "step.mlvm")) is None
+    xs = ml.asarray(np.linspace(-1, 2, 8, dtype=np.float32))
+    alone, lanes = ([x.numpy().tolist() for x in each] for each in step(xs))
+    assert alone == lanes
 
 
 @compiled

@@ -30,6 +30,7 @@ from mlvm.eager.autodiff.rules_batching import (
 from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
+from mlvm.eager.control.state import as_condition
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
@@ -218,7 +219,7 @@ class Batched:
 
     def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
         if pred.batched and not self.is_dry:
-            return self._choice(_truth(reshape(pred.x, (self.n,))), ways)
+            return self._choice(reshape(as_condition(pred.x), (self.n,)), ways)
         if not (self.is_dry or blocks.is_recorded()):
             return ways[0 if bool(pred.x) else 1]()
         with self._dry():
@@ -298,9 +299,10 @@ class Batched:
         def going(now: Values) -> Tensor:
             """The lanes that go on, or whether all do."""
             pred = test(now)
+            pred = pred._replace(x=as_condition(pred.x))
             if by_lane:
-                return self._among_live(_truth(reshape(self.whole(pred), (self.n,))))
-            one = _truth(reshape(pred.x, ()))
+                return self._among_live(reshape(self.whole(pred), (self.n,)))
+            one = reshape(pred.x, ())
             return one if self.live is None else op.logical_and(one, op.any(self.live))
 
         def next_turn(both: tuple[Tensor, Tensors]) -> tuple[Tensor, Tensors]:
@@ -535,11 +537,6 @@ class Batched:
                 sums[p, q] = int(self._pushed(total))
         found = [sums.get(pair, pair[0] or pair[1]) for pair in pairs]
         return reshape(asarray(found, dtype=i64), number.shape)
-
-
-def _truth(x: Tensor) -> Tensor:
-    """Whether conditions hold, which may be numbers."""
-    return x if x.dtype is bool_ else op.not_equal(x, constant(0, x.dtype))
 
 
 def _numbers(x: Tensor) -> list[int]:
