@@ -611,3 +611,12 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     held.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}
+
+
+def test_full_slots_are_used_memory_of_the_arena(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    q.put(pair(1))
+    filling = q.reserve()
+    assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity, 4)
+    filling.cancel()
+    assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity // 2, 2)
