@@ -362,11 +362,11 @@ class Arena(ArenaFields):
                 region = self._bins[type].pop()
             except (KeyError, IndexError):
                 region = self._find(type)
-        self.used = used = self.used + region.nbytes  # at once, with the next two lines
-        if used > self.high_water:
-            self.high_water = used
         tensor = _new(kind)
         tensor.region = region
+        self.used = used = self.used + region.nbytes  # at once, with the lines around it
+        if used > self.high_water:
+            self.high_water = used
         tensor.arena = self
         tensor.type = type
         tensor.base = None
@@ -697,12 +697,12 @@ class Arena(ArenaFields):
         region, tensor.region = tensor.region, None  # at once
         if region is None:  # another thread was faster
             return False
+        self.used -= region.nbytes  # at once
         views, region.views = region.views, None
         tensor.handle = STALE
         for view in _alive(views):
             view.handle = STALE
         region.bin.append(region)  # whoever gets it now finds the tensor stale
-        self.used -= region.nbytes  # at once
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:

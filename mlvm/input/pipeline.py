@@ -184,6 +184,16 @@ class Pipeline(Generic[A]):
         self._next = self._schedule.after(batch)
         return with_parts(self._types, tensors)
 
+    def peek(self) -> tuple[A, ...]:
+        """The batch that the next `get` returns, made on this thread in memory of its own. Raises
+        `ShutDown` as `get` does, and what the dataset or the transform raises."""
+        batch = self._coming()
+        types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
+        queue = QueueTensor(self._vm, types, 1, name=f"{self.name} peek", single_threaded=True)
+        with queue.reserve() as arrays:
+            self._recipe.fill(batch, arrays)
+        return with_parts(self._types, queue.get(kind=self._kind))
+
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """The batches that are left of this epoch: all of them, unless some were got before. Raises
         `ShutDown` after the last epoch, and what `get` raises."""
