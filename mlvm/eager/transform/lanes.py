@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
 from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
-from mlvm.core.types import TensorType, bool_, i64
+from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
     REFUSING,
