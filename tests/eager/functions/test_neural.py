@@ -417,7 +417,7 @@ untyped: Any = ml
     ),
     (
         ml.errors.AttributeRefused,
-        r'padding is "SAME", "VALID" or \(\(front, back\), \(top, bottom\), \(left, right\)\)',
+        r'"SAME", "VALID", a number or \(\(front, back\), \(top, bottom\), \(left, right\)\)',
         lambda: ml.conv3d(volumes, ml.ones((2, 2, 2, 2, 1)), padding=((1, 1), (1, 1))),
     ),
     (
@@ -437,8 +437,8 @@ untyped: Any = ml
     ),
     (
         ml.errors.AttributeRefused,
-        r"or \(\(top, bottom\), \(left, right\)\), not \(1, 2\)",
-        lambda: untyped.conv2d(images, ml.ones((3, 3, 2, 1)), padding=(1, 2)),
+        r"or \(\(top, bottom\), \(left, right\)\), not \(1, 2, 3\)",
+        lambda: untyped.conv2d(images, ml.ones((3, 3, 2, 1)), padding=(1, 2, 3)),
     ),
     (ml.errors.ShapeError, "a volume has 5 axes", lambda: ml.max_pool3d(images, 2)),
     (ml.errors.ShapeError, "the window is 1 x 6", lambda: ml.avg_pool1d(sequences, 6)),
