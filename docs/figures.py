@@ -24,6 +24,7 @@ PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _TABLE: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _FIELDS: Final = ("case", "contender", "metric", "median", "min", "max", "runs")
 _HALVES: Final = ("bf16", "autocast")
+_LIBRARIES: Final = ("mlvm", "torch", "jax")
 
 Medians = Mapping[tuple[str, str], Mapping[str, float]]
 """Medians by case and metric, of each contender."""
@@ -78,7 +79,7 @@ def _steps(data: Mapping[str, Any], *, halves: bool) -> list[str]:
 def training(data: Mapping[str, Any]) -> str:
     """Return the table of training steps in f32 and of one eager call."""
     row = medians(data)["add", "us_per_op"]
-    call = _row("one eager `a + b`", "us", *(row[name] for name in ("mlvm", "torch", "jax")))
+    call = _row("one eager `a + b`", "us", *(row[name] for name in _LIBRARIES))
     return "\n".join([_HEAD, *_steps(data, halves=False), call])
 
 
@@ -89,8 +90,13 @@ def halves(data: Mapping[str, Any]) -> str:
 
 def machine(data: Mapping[str, Any]) -> str:
     """Return a line about the processor and the libraries."""
-    environment = data["environment"]
-    return f"{environment['processor']}, {environment['cores']} cores"
+    facts, blas = data["environment"], data["environment"]["blas"]
+    versions = {name.split("-")[0]: version for name, version in facts["contenders"].items()}
+    return (
+        f"Medians on {facts['cpu']}, {facts['cores']} cores ({facts['kernels']}), best of one and two "
+        f"threads;\nPyTorch {versions['torch']}, JAX {versions['jax']}, numpy {facts['numpy']} with "
+        f"{blas['name']} {blas['version']}."
+    )
 
 
 _HEAD: Final = "| | mlvm | PyTorch | JAX | fastest other over mlvm |\n|---|---|---|---|---|"
