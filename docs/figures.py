@@ -46,12 +46,12 @@ def medians(data: Mapping[str, Any]) -> Medians:
     return table
 
 
-def best(row: Mapping[str, float], library: str, *, halves: bool = False) -> float:
-    """Return the smallest median of a library's contenders, in bf16 or in f32."""
+def best(row: Mapping[str, float], library: str) -> float:
+    """Return the smallest median of a library's contenders in f32."""
     return min(
         median
         for contender, median in row.items()
-        if contender.split("-")[0] == library and halves == any(h in contender for h in _HALVES)
+        if contender.split("-")[0] == library and not any(half in contender for half in _HALVES)
     )
 
 
@@ -61,31 +61,19 @@ def _row(title: str, unit: str, ours: float, *others: float) -> str:
     return f"| {title} | {' | '.join(cells)} | {min(others) / ours:.2f} |"
 
 
-def _steps(data: Mapping[str, Any], *, halves: bool) -> list[str]:
+def training(data: Mapping[str, Any]) -> str:
+    """Return the table of training steps in f32 and of one eager call."""
     table = medians(data)
-    return [
+    steps = [
         _row(
             f"a step of the Mixer, {case}",
             "ms",
-            *(
-                best(table[case, "step_ms"], name, halves=halves)
-                for name in ("mlvm", "torch", "jax")
-            ),
+            *(best(table[case, "step_ms"], name) for name in _LIBRARIES),
         )
         for case in ("tiny", "cifar", "s16")
     ]
-
-
-def training(data: Mapping[str, Any]) -> str:
-    """Return the table of training steps in f32 and of one eager call."""
-    row = medians(data)["add", "us_per_op"]
-    call = _row("one eager `a + b`", "us", *(row[name] for name in _LIBRARIES))
-    return "\n".join([_HEAD, *_steps(data, halves=False), call])
-
-
-def halves(data: Mapping[str, Any]) -> str:
-    """Return the table of training steps in bf16."""
-    return "\n".join([_HEAD, *_steps(data, halves=True)])
+    call = _row("one eager `a + b`", "us", *(table["add", "us_per_op"][x] for x in _LIBRARIES))
+    return "\n".join([_HEAD, *steps, call])
 
 
 def machine(data: Mapping[str, Any]) -> str:
@@ -102,7 +90,6 @@ def machine(data: Mapping[str, Any]) -> str:
 _HEAD: Final = "| | mlvm | PyTorch | JAX | fastest other over mlvm |\n|---|---|---|---|---|"
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "training": training,
-    "halves": halves,
     "machine": machine,
 }
 
