@@ -80,10 +80,11 @@ def machine(data: Mapping[str, Any]) -> str:
     """Return a line about the processor and the libraries."""
     facts, blas = data["environment"], data["environment"]["blas"]
     versions = {name.split("-")[0]: version for name, version in facts["contenders"].items()}
+    cores = f"{facts['cpu']}, {facts['cores']} cores ({facts['kernels']})"
+    peers = f"PyTorch {versions['torch']}, JAX {versions['jax']}, numpy {facts['numpy']}"
     return (
-        f"Medians on {facts['cpu']}, {facts['cores']} cores ({facts['kernels']}), best of one and two "
-        f"threads;\nPyTorch {versions['torch']}, JAX {versions['jax']}, numpy {facts['numpy']} with "
-        f"{blas['name']} {blas['version']}."
+        f"Medians on {cores}, the best of one and two threads;\n"
+        f"{peers} with {blas['name']} {blas['version']}."
     )
 
 
