@@ -24,6 +24,7 @@ PAGES: Final = (ROOT / "README.md", ROOT / "docs" / "performance.md")
 _TABLE: Final = re.compile(r"(<!-- figures: (\w+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 _FIELDS: Final = ("case", "contender", "metric", "median", "min", "max", "runs")
 _HALVES: Final = ("bf16", "autocast")
+_LIBRARIES: Final = ("mlvm", "torch", "jax")
 
 Medians = Mapping[tuple[str, str], Mapping[str, float]]
 """Medians by case and metric, of each contender."""
@@ -45,12 +46,12 @@ def medians(data: Mapping[str, Any]) -> Medians:
     return table
 
 
-def best(row: Mapping[str, float], library: str, *, halves: bool = False) -> float:
-    """Return the smallest median of a library's contenders, in bf16 or in f32."""
+def best(row: Mapping[str, float], library: str) -> float:
+    """Return the smallest median of a library's contenders in f32."""
     return min(
         median
         for contender, median in row.items()
-        if contender.split("-")[0] == library and halves == any(h in contender for h in _HALVES)
+        if contender.split("-")[0] == library and not any(half in contender for half in _HALVES)
     )
 
 
@@ -60,43 +61,36 @@ def _row(title: str, unit: str, ours: float, *others: float) -> str:
     return f"| {title} | {' | '.join(cells)} | {min(others) / ours:.2f} |"
 
 
-def _steps(data: Mapping[str, Any], *, halves: bool) -> list[str]:
+def training(data: Mapping[str, Any]) -> str:
+    """Return the table of training steps in f32 and of one eager call."""
     table = medians(data)
-    return [
+    steps = [
         _row(
             f"a step of the Mixer, {case}",
             "ms",
-            *(
-                best(table[case, "step_ms"], name, halves=halves)
-                for name in ("mlvm", "torch", "jax")
-            ),
+            *(best(table[case, "step_ms"], name) for name in _LIBRARIES),
         )
         for case in ("tiny", "cifar", "s16")
     ]
-
-
-def training(data: Mapping[str, Any]) -> str:
-    """Return the table of training steps in f32 and of one eager call."""
-    row = medians(data)["add", "us_per_op"]
-    call = _row("one eager `a + b`", "us", *(row[name] for name in ("mlvm", "torch", "jax")))
-    return "\n".join([_HEAD, *_steps(data, halves=False), call])
-
-
-def halves(data: Mapping[str, Any]) -> str:
-    """Return the table of training steps in bf16."""
-    return "\n".join([_HEAD, *_steps(data, halves=True)])
+    call = _row("one eager `a + b`", "us", *(table["add", "us_per_op"][x] for x in _LIBRARIES))
+    return "\n".join([_HEAD, *steps, call])
 
 
 def machine(data: Mapping[str, Any]) -> str:
     """Return a line about the processor and the libraries."""
-    environment = data["environment"]
-    return f"{environment['processor']}, {environment['cores']} cores"
+    facts, blas = data["environment"], data["environment"]["blas"]
+    versions = {name.split("-")[0]: version for name, version in facts["contenders"].items()}
+    cores = f"{facts['cpu']}, {facts['cores']} cores ({facts['kernels']})"
+    peers = f"PyTorch {versions['torch']}, JAX {versions['jax']}, numpy {facts['numpy']}"
+    return (
+        f"Medians on {cores}, the best of one and two threads;\n"
+        f"{peers} with {blas['name']} {blas['version']}."
+    )
 
 
 _HEAD: Final = "| | mlvm | PyTorch | JAX | fastest other over mlvm |\n|---|---|---|---|---|"
 TABLES: Final[Mapping[str, Callable[[Mapping[str, Any]], str]]] = {
     "training": training,
-    "halves": halves,
     "machine": machine,
 }
 

@@ -6,6 +6,7 @@ import contextlib
 import importlib
 import io
 import itertools
+import json
 import re
 import subprocess
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
-from docs import instructions
+from docs import figures, instructions
 from mlvm.core import errors
 from mlvm.core.op import Op
 from mlvm.core.program.program import Opcode
@@ -88,7 +89,7 @@ def test_the_script_for_pytorch_trains_there() -> None:
     assert printed.getvalue() == "True\n"
 
 
-@pytest.mark.parametrize("page", ["README.md", "examples/README.md", "docs/machine.md"])
+@pytest.mark.parametrize("page", ["examples/README.md", "docs/machine.md"])
 def test_the_commands_print_what_the_page_says(page: str, tmp_path: Path) -> None:
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     found = list(shown(ROOT / page, "sh"))
@@ -173,6 +174,14 @@ def test_the_error_tree_is_drawn_whole() -> None:
         if isinstance(each, type) and issubclass(each, errors.MlvmError)
     ]
     assert sorted(drawn) == sorted({*raised} - {"MlvmError"})
+
+
+def test_the_figures_of_both_pages_are_those_of_the_reports() -> None:
+    data = json.loads(figures.DATA.read_text())
+    for page in figures.PAGES:
+        text = page.read_text("utf-8")
+        assert "<!-- figures: training -->" in text
+        assert figures.written(text, data) == text, "run python -m docs.figures"
 
 
 def test_the_errors_page_has_a_row_for_each_exception_and_warning() -> None:

@@ -45,7 +45,7 @@ def test_the_code_prints_what_the_readme_says() -> None:
     )
     assert done.returncode == 0, done.stderr
     printed = done.stdout.split(SEPARATOR + "\n")
-    assert len(printed) == len(examples) >= 4
+    assert len(printed) == len(examples) >= 2
     for (code, text), output in zip(examples, printed, strict=True):
         if text is not None and "print" in code:
             assert plainly(output) == plainly(text)
@@ -54,7 +54,8 @@ def test_the_code_prints_what_the_readme_says() -> None:
 def test_the_first_screen_trains() -> None:
     code, printed = _examples()[0]
     lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 13  # with the line that prints
+    assert len(lines) <= 18  # with the lines that print
+    assert "@ml.capture" in code
     assert "value_and_grad" in code
     assert "optimizer.update" in code
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", printed or "")]
@@ -65,6 +66,10 @@ def test_the_first_screen_trains() -> None:
 def test_the_disassembly_comes_after_the_training() -> None:
     shown = ["disassemble" in code for code, _ in _examples()]
     assert shown.index(True) == 1
+
+
+def test_it_is_read_in_five_minutes() -> None:
+    assert len(README.read_text("utf-8").split()) <= 900
 
 
 def test_the_commands_are_those_of_the_makefile() -> None:
