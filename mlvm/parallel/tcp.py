@@ -361,7 +361,7 @@ def _joined(
             else:
                 here = listener.getsockname()[1]
                 links[0] = meet.connected(0, address, here)
-                for other, host, port in meet.told_places(links[0]):
+                for other, host, port in meet.receive_places(links[0]):
                     if 0 < other < rank:
                         place = TcpAddress(host or links[0].socket.getpeername()[0], port)
                         links[other] = meet.connected(other, place, here)
@@ -494,8 +494,9 @@ class _Meet(NamedTuple):
         strangers.sweep(last=True)
         return places
 
-    def told_places(self, link: Link) -> list[_Place]:
-        """Where all the others listen, when the first member knows of all."""
+    def receive_places(self, link: Link) -> list[_Place]:
+        """Wait until the first member says where all the others listen. Raises `GroupError` with
+        the refusals that it has told until then."""
         refusals, ended = "", False
         while not ended and (left := self.until - time.monotonic()) > 0:
             if _has_come(link.socket, left):

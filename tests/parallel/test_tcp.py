@@ -205,14 +205,14 @@ def test_every_member_says_who_was_refused(secret: str, size: int, text: str, fi
     address = free_address()
     wait = {"joins": (0.0, 0.5), "is refused": (0.5, 0.0)}[first]
 
-    def member(seconds: float, *args: Any, **options: Any) -> TcpGroup:
+    def member(seconds: float, rank: int, size: int, secret: str) -> TcpGroup:
         time.sleep(seconds)
-        return TcpGroup(*args, address, **options)
+        return TcpGroup(rank, size, address, secret=secret, start=2)
 
     errors = both(
-        partial(member, 0, 0, 3, secret=SECRET, start=2),
-        partial(member, wait[1], 1, size, secret=secret, start=2),
-        partial(member, wait[0], 2, 3, secret=SECRET, start=2),
+        partial(member, 0, 0, 3, SECRET),
+        partial(member, wait[1], 1, size, secret),
+        partial(member, wait[0], 2, 3, SECRET),
     )
     assert isinstance(errors[0], GroupTimeout)
     assert isinstance(errors[1], AccessRefused)
