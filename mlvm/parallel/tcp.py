@@ -71,6 +71,7 @@ _ROOM: Final = 1 << 16  # bytes that are received at once, where there is no lar
 _SHAKE: Final = 10.0
 """Seconds for a handshake."""
 _AGAIN: Final = 0.05  # seconds until one tries again to connect
+_MOST_REFUSALS: Final = 1000  # characters in the error of who waits
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 
 
@@ -356,11 +357,11 @@ def _joined(
             if rank == 0:
                 places = meet.accepted(listener, range(1, size), links)
                 for link in links.values():
-                    _tell_places(link, places)
+                    _tell(link, tuple(places))
             else:
                 here = listener.getsockname()[1]
                 links[0] = meet.connected(0, address, here)
-                for other, host, port in _told_places(links[0], until):
+                for other, host, port in meet.receive_places(links[0]):
                     if 0 < other < rank:
                         place = TcpAddress(host or links[0].socket.getpeername()[0], port)
                         links[other] = meet.connected(other, place, here)
@@ -420,6 +421,8 @@ class _Meet(NamedTuple):
         wanted, places = set(ranks), []
         found: SimpleQueue[tuple[_Place, Link]] = SimpleQueue()
         lock, taken = threading.Lock(), set[int]()
+        refused: SimpleQueue[str] = SimpleQueue()
+        refusals = ""
         strangers = Admission(Log("none"), plain=True)
 
         def admitted(sock: socket.socket) -> None:
@@ -442,14 +445,16 @@ class _Meet(NamedTuple):
 
                 until = min(self.until, time.monotonic() + _SHAKE)
                 try:
+                    host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                     admit(sock, {"": self.secret}, trusted=False, decide=decide, deadline=until)
                     [(rank, port, theirs)] = told
-                    host = str(sock.getpeername()[0]).removeprefix("::ffff:")
                     host = "" if ipaddress.ip_address(host).is_loopback else host
                     link = _link(sock, self.secret, theirs, nonce, False)
-                except BaseException:
+                except BaseException as error:
                     with lock:
                         taken.difference_update(each[0] for each in told)
+                    if isinstance(error, AccessRefused):
+                        refused.put(f"; {host} was refused: {error}")
                     raise
                 finally:
                     strangers.leave(sock)
@@ -459,7 +464,9 @@ class _Meet(NamedTuple):
             left = self.until - time.monotonic()
             if left <= 0:
                 late = ", ".join(map(self._name, sorted(wanted)))
-                raise GroupTimeout(f"{self._name(self.rank)} waits for {late}, who did not join")
+                raise GroupTimeout(
+                    f"{self._name(self.rank)} waits for {late}, who did not join{refusals}"
+                )
             strangers.sweep()
             if _has_come(listener, min(left, _AGAIN)):
                 try:
@@ -475,8 +482,38 @@ class _Meet(NamedTuple):
                     wanted.discard(place[0])
                     links[place[0]] = link
                     places.append(place)
+                    if refusals and self.rank == 0:
+                        _tell(link, refusals)
+            with suppress(Empty):
+                while True:
+                    text = refused.get_nowait()
+                    if text not in refusals and len(refusals) < _MOST_REFUSALS:
+                        refusals += text
+                        for link in links.values() if self.rank == 0 else ():
+                            _tell(link, text)
         strangers.sweep(last=True)
         return places
+
+    def receive_places(self, link: Link) -> list[_Place]:
+        """Wait until the first member says where all the others listen. Raises `GroupError` with
+        the refusals that it has told until then."""
+        refusals, ended = "", False
+        while not ended and (left := self.until - time.monotonic()) > 0:
+            if _has_come(link.socket, left):
+                try:
+                    link.receive()
+                except ConnectionLost:  # it waits no longer
+                    ended = True
+                while link.inbox:
+                    head, _ = link.inbox.popleft()
+                    what: list[_Place] | str = open_message(head, Kind.answer)[1].value()
+                    if not isinstance(what, str):
+                        return list(what)
+                    refusals += what
+        if ended:
+            name = self._name(0)
+            raise GroupError(f"{name} has ended before all members joined{refusals}")
+        raise GroupTimeout(f"the other members have not all joined{refusals}")
 
     def _name(self, rank: int) -> str:
         return name_of(rank, f"vm{rank}")
@@ -496,19 +533,9 @@ def _has_come(sock: socket.socket, seconds: float) -> bool:
     return bool(poll.poll(seconds * 1e3))
 
 
-def _tell_places(link: Link, places: Sequence[_Place]) -> None:
+def _tell(link: Link, what: tuple[_Place, ...] | str) -> None:
+    """Tell a member that has joined where all are, or for now who was refused."""
     writer = Writer()
-    writer.value(tuple(places))
-    link.send(writer.message(Kind.answer), NOTHING)
-
-
-def _told_places(link: Link, until: float) -> list[_Place]:
-    """Where all the others listen, when the first member knows of all."""
-    while (left := until - time.monotonic()) > 0:
-        if _has_come(link.socket, left):
-            link.receive()
-            if link.inbox:
-                head, _ = link.inbox.popleft()
-                places: list[_Place] = list(open_message(head, Kind.answer)[1].value())
-                return places
-    raise GroupTimeout("the other members have not all joined")
+    writer.value(what)
+    with suppress(ConnectionLost):  # its group ends by itself
+        link.send(writer.message(Kind.answer), NOTHING)

@@ -190,7 +190,34 @@ def test_who_does_not_know_the_secret_or_the_size_stays_out() -> None:
         assert isinstance(refused, AccessRefused)
         assert text in str(refused)
         assert isinstance(waits, GroupTimeout)
-        assert str(waits) == "member 0 (vm0) waits for member 1 (vm1), who did not join"
+        late = "member 0 (vm0) waits for member 1 (vm1), who did not join; 127.0.0.1 was refused: "
+        assert str(waits).startswith(late + text)
+
+
+@pytest.mark.parametrize("first", ["joins", "is refused"])
+@cases(
+    "secret, size, text",
+    ("another secret of them", 3, "the secret is another"),
+    (SECRET, 4, "this group has 3 members, not 4"),
+)
+def test_every_member_says_who_was_refused(secret: str, size: int, text: str, first: str) -> None:
+    """Also one that joined before, or after."""
+    address = free_address()
+    wait = {"joins": (0.0, 0.5), "is refused": (0.5, 0.0)}[first]
+
+    def member(seconds: float, rank: int, size: int, secret: str) -> TcpGroup:
+        time.sleep(seconds)
+        return TcpGroup(rank, size, address, secret=secret, start=2)
+
+    errors = both(
+        partial(member, 0, 0, 3, SECRET),
+        partial(member, wait[1], 1, size, secret),
+        partial(member, wait[0], 2, 3, SECRET),
+    )
+    assert isinstance(errors[0], GroupTimeout)
+    assert isinstance(errors[1], AccessRefused)
+    assert isinstance(errors[2], GroupError)
+    assert all(text in str(each) for each in errors)
 
 
 def test_who_says_nothing_or_nonsense_keeps_nobody_out() -> None:

@@ -148,7 +148,12 @@ class FunctionTable:
     the ops' own.
 
     `version` counts the changes since, always in the same 8 bytes: a loop in C looks there after
-    each call, without the interpreter lock."""
+    each call, without the interpreter lock.
+
+    `max_results` bounds what `verify` follows: the results of all calls of a program that leave
+    more than a few."""
+
+    max_results = 1 << 22
 
     def __init__(self, kernels: Kernels = NO_KERNELS, memory: Memory = HOST) -> None:
         self.memory = memory

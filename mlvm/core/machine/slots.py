@@ -160,10 +160,10 @@ class Stack(Generic[T]):
 
     def pop(self, n: int) -> list[T]:
         """Take n values off the top."""
-        while len(self._near) < n:
-            number = (self._below.height - 1) // _WIDTH
-            self._near[:0] = self._below._leaf(number)
-            self._below = self._below.lowest(number * _WIDTH)
+        if n > len(self._near):
+            start = (len(self) - n) // _WIDTH * _WIDTH
+            self._near[:0] = self._below.above(start)
+            self._below = self._below.lowest(start)
         at = len(self._near) - n
         taken = self._near[at:]
         del self._near[at:]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import MlvmError, ProgramError, brief, locate
+from mlvm.core.errors import LimitExceeded, MlvmError, ProgramError, brief, locate
 from mlvm.core.machine.callee import Callee, UserFunction, WritesInto
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.slots import Finder, Slots, Stack, merged
@@ -23,6 +23,7 @@ from mlvm.core.types import TensorType
 
 ANY: Final = "Any"
 _MOST_ON_TOP: Final = 256  # values known above an unknown number of others, where paths meet
+_FEW: Final = 32  # results of a call, which take memory in proportion to the program
 _SOME: Final = -1  # one of the launch's arguments, of which it is not known
 _ENDS: Final = object()  # what the method of an instruction returns behind which no path goes on
 
@@ -142,7 +143,8 @@ def verify(
     With `by_type` functions are followed for each combination of parameter types, not only of
     kinds, so that their cost is known.
     Raises `ProgramError` for a malformed program, `UnknownFunction` for a name that the table
-    lacks, and the op's own `OpError` for operands it refuses; each says where."""
+    lacks, the op's own `OpError` for operands it refuses, and `LimitExceeded` for calls that leave
+    more values than `functions.max_results`; each says where."""
     return _Verifier(program, functions, arg_types, by_type).run()
 
 
@@ -196,6 +198,7 @@ class _Verifier:
     by_type: bool
     first: dict[int, bool] | None = None  # whether an argument is written before it is read
     outputs: bool = False
+    many: int = 0  # results of calls that leave more than a few
     unproven: set[tuple[str, int]] = field(default_factory=set)
     bound: dict[tuple[str, int], tuple[Callee, Attributes]] = field(default_factory=dict)
     reached: set[tuple[str, int]] = field(default_factory=set)
@@ -365,6 +368,7 @@ class _Verifier:
         else:
             results = self.results_of(name, operands, nresults, attributes)
         if results is None and nresults != STAR:
+            self.count(nresults)
             results = [UNKNOWN] * nresults
         self.leave(results or (), open=results is None)
 
@@ -431,6 +435,7 @@ class _Verifier:
             self.leave(params, open=False)
             context.waiting.append((self.context, self.pc, self.block, self.state()))
             return _ENDS
+        self.count(context.result.slots.height)
         self.leave([*context.result.slots.above(0)], context.result.open)
         return None
 
@@ -477,6 +482,19 @@ class _Verifier:
         (self.top if self.open else self.slots).extend(results)
         if open:
             self.open, self.top = True, []
+
+    def count(self, nresults: int) -> None:
+        """Bound the results of all calls with many, whose memory nothing else bounds: functions
+        that call each other twice double them."""
+        if nresults > _FEW:
+            self.many += nresults
+            if self.many > self.functions.max_results:
+                where = f"{self.context.function.name}, pc {self.pc}"
+                most = f"{self.functions.max_results:,}"
+                raise LimitExceeded(
+                    f"{where}: calls leave too many values on the stack: the limit is {most}; "
+                    "return fewer"
+                )
 
     def take(self, kind: str) -> Abstract:
         [value] = self.pop(1)

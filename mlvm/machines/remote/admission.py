@@ -39,10 +39,12 @@ class _Stranger:
 
 
 class Admission:
-    """The strangers of a server. Any thread uses it. Under TLS (not `plain`) nobody is told why."""
+    """The strangers of a server. Any thread uses it. Under TLS (not `plain`) nobody is told why.
+    `sweep` ends those that have stayed longer than `seconds`."""
 
-    def __init__(self, log: Log, *, plain: bool) -> None:
+    def __init__(self, log: Log, *, plain: bool, seconds: float = math.inf) -> None:
         self._plain = plain
+        self._seconds = seconds
         self._lock = threading.Lock()
         self._strangers: dict[socket.socket, _Stranger] = {}
         self._lingering: deque[tuple[float, socket.socket]] = deque()
@@ -81,8 +83,7 @@ class Admission:
                 self._strangers[sock] = _Stranger(peer, now)
         if gone is not None:
             self._tell(gone)
-            with contextlib.suppress(OSError, ValueError):  # its thread sees the end
-                socket.socket.shutdown(gone, socket.SHUT_RDWR)
+            _shut(gone)
             return True
         self._tell(sock)
         with contextlib.suppress(OSError):
@@ -127,7 +128,13 @@ class Admission:
     def sweep(self, *, last: bool = False) -> bool:
         """Close those that have had the time to read why they are refused, or, at the `last`, all.
         Whether any are left."""
-        now = math.inf if last else time.monotonic()
+        present = time.monotonic()
+        with self._lock:
+            strangers = self._strangers.items()
+            late = [each for each, it in strangers if present - it.since > self._seconds]
+        for each in late:
+            _shut(each)
+        now = math.inf if last else present
         while self._lingering and (
             self._lingering[0][0] < now or len(self._lingering) > _MOST_LINGERING
         ):
@@ -146,6 +153,12 @@ class Admission:
             others, self._unlogged = self._unlogged, 0
         more = {"others": others} if others else {}
         self._log.event("refused", peer=peer, reason=reason, **more)
+
+
+def _shut(sock: socket.socket) -> None:
+    """End a connection whose thread sees the end."""
+    with contextlib.suppress(OSError, ValueError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _peer_of(sock: socket.socket) -> str:

@@ -46,6 +46,8 @@ class BoundedVM(LocalVM):
         self._careful: Careful | None = None
         super().__init__(name, checked=True, **options)
         self.fast_path = None  # the short way of eager calls, which would pass the limits by
+        most = limits.launch_bytes // _PER_VALUE
+        self.functions.max_results = min(self.functions.max_results, most)
         self._made = _Made(limits.launch_bytes, native=self.native)
         assert isinstance(self._store, _BoundedStore)
         self._store.made = self._made

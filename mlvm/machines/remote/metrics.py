@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, Protocol, Self
 
 from mlvm.machines.remote import address as addresses
+from mlvm.machines.remote.admission import Admission
+from mlvm.machines.remote.log import Log
 
 BUCKETS: Final = 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1.0, 10.0, 100.0
 """The upper bounds of a histogram's buckets in seconds, but for the last one, which has none."""
 
 _LOOK: Final = 0.05  # seconds between two looks whether the page is to end
-_PATIENCE: Final = 5.0  # seconds that a reader of the page may take to ask
+_PATIENCE: Final = 5.0  # seconds that a reader of the page may take
 
 
 class Metrics:
@@ -96,17 +98,42 @@ class MetricsPage:
     """`/metrics` and `/healthz` of a server by HTTP, at an address of their own; `with` ends it.
 
     There is no secret: who can reach the address can read them. So it is of this host alone, unless
-    it is `public`. `/healthz` is 200 as long as the server lets clients in, and 503 after. Raises
-    `AddressError`.
+    it is `public`. Its readers have places of their own, as strangers of the server have (see
+    `admission`), and a few seconds each. `/healthz` is 200 as long as the server lets clients in,
+    and 503 after. Raises `AddressError`.
     """
 
     def __init__(self, server: Watched, address: str, *, public: bool = False) -> None:
         from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer  # are slow to import
 
+        readers = Admission(Log("none"), plain=False, seconds=_PATIENCE)
+
+        class Page(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def process_request(self, request: Any, client_address: Any) -> None:
+                if readers.enter(request):
+                    super().process_request(request, client_address)
+
+            def shutdown_request(self, request: Any) -> None:
+                readers.leave(request)
+                super().shutdown_request(request)
+
+            def service_actions(self) -> None:
+                readers.sweep()
+
+            def server_close(self) -> None:
+                readers.sweep(last=True)
+                super().server_close()
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                pass
+
         class Handler(BaseHTTPRequestHandler):
             timeout = _PATIENCE
 
             def do_GET(self) -> None:
+                readers.spoke(self.connection)
                 if self.path == "/metrics":
                     self.answer(200, page_of(server.status()), "; version=0.0.4")
                 elif self.path == "/healthz":
@@ -132,11 +159,9 @@ class MetricsPage:
         asked = addresses.parse_address(address)
         sock = addresses.listen(asked, public=public)
         self.address = addresses.address_of(sock, asked)
-        self._http = ThreadingHTTPServer(("", 0), Handler, bind_and_activate=False)
+        self._http = Page(("", 0), Handler, bind_and_activate=False)
         self._http.socket.close()
         self._http.socket = sock
-        self._http.daemon_threads = True
-        self._http.handle_error = lambda *_: None  # type: ignore[method-assign]
         serve = self._http.serve_forever
         threading.Thread(target=serve, args=(_LOOK,), name="mlvm metrics", daemon=True).start()
 

@@ -33,6 +33,8 @@ POSTED_AT: Final = "posted"
 _MOST_HANDLES: Final = 1 << 16
 """In the message of a launch. Each takes four times its bytes once it is read."""
 
+_FEW_TENSORS: Final = 1024  # handles after which a session looks which have ended
+
 _FREEING: Final = frozenset({"dealloc_tensor", "dealloc_storage", "drop_program", "load_program"})
 
 
@@ -60,6 +62,7 @@ class Session(WireServer):
         self._last_answer: list[bytes] = []
         self._own = own
         self._tensors: set[int] = set()
+        self._most_tensors = _FEW_TENSORS
         self._storages: set[int] = set()
         self._posts = 0
         self._failed: Exception | None = None
@@ -209,10 +212,11 @@ class Session(WireServer):
         self.launches += name == "launch"
         result = super().perform(name, args)
         match name:
-            case "alloc_tensor":
+            case "alloc_tensor" | "tensor_from_storage":  # a view may come to own bytes, by a swap
                 self._tensors.add(result)
-            case "tensor_from_storage" if args[0] not in self._storages:
-                self._tensors.add(result)
+                if len(self._tensors) > self._most_tensors:
+                    self._tensors = set(filter(self._is_alive, self._tensors))
+                    self._most_tensors = 2 * len(self._tensors) + _FEW_TENSORS
             case "alloc_storage":
                 self._storages.add(result)
             case "dealloc_tensor":
@@ -248,6 +252,12 @@ class Session(WireServer):
         self._tensors.clear()
         self._storages.clear()
         self._programs.clear()
+
+    def _is_alive(self, handle: int) -> bool:
+        with suppress(HandleError):  # it ended with its storage
+            self.vm.type_of(handle)
+            return True
+        return False
 
     def _free(self, dealloc: Any, handle: int) -> None:
         with suppress(HandleError):  # it ended with its storage, or by another client's hand

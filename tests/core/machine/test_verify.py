@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from mlvm.core.errors import (
     AttributeRefused,
     DTypeError,
+    LimitExceeded,
     MlvmError,
     ProgramError,
     ShapeError,
@@ -24,7 +25,7 @@ from mlvm.core.errors import (
 )
 from mlvm.core.machine.frame import PythonFunction
 from mlvm.core.machine.functions import FunctionTable
-from mlvm.core.machine.verify import verify
+from mlvm.core.machine.verify import Uses, uses_of, verify
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
 from mlvm.core.types import TensorType, f32
@@ -484,6 +485,38 @@ def test_what_is_verified_takes_memory_in_proportion(text: str) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 700 * sum(len(function.code) for function in program.functions.values())
+
+
+def doubling(depth: int) -> Program:
+    """Functions of which each leaves twice as many values as the one before."""
+    functions = "".join(
+        f".func f{n} 0 {2 << n} | call f{n - 1} | call f{n - 1} | return {2 << n} |"
+        for n in range(1, depth)
+    )
+    first = ".func f0 0 2 | push_int 1 | push_int 1 | return 2 |"
+    return main_of(f"call f{depth - 1}", first + functions)
+
+
+def unknown_results(count: int) -> Program:
+    """A call of a function that only running tells, with so many results."""
+    return main_of(f'push_str "one" | cfunc 0 1 | cfunc 0 {count}')
+
+
+@pytest.mark.parametrize("program", [doubling(30), unknown_results(10**15), unknown_results(10**6)])
+def test_results_of_calls_take_bounded_memory(program: Program) -> None:
+    """Far fewer bytes than the values that a program of a kilobyte leaves on the stack."""
+    table = FunctionTable()
+    table.register("one", PythonFunction("one", lambda frame: frame.push(1), None, 1))
+    table.max_results = 1 << 14
+    tracemalloc.start()
+    try:
+        refuses(LimitExceeded, r"calls leave too many values .* 16,384", verify, program, table)
+        assert uses_of(program, table, 2) == Uses(frozenset(), frozenset({0, 1}))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
+    verify(doubling(12), table)
 
 
 def test_a_function_is_followed_for_few_combinations_of_kinds() -> None:

@@ -9,10 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,8 @@ import pytest
 
 from mlvm.__main__ import _parser
 from mlvm.core.errors import AccessRefused, AddressError, LimitExceeded, OutOfMemory
+from mlvm.machines.remote import metrics as page_of_metrics
+from mlvm.machines.remote.admission import MOST_OF_PEER
 from mlvm.machines.remote.connect import connect
 from mlvm.machines.remote.metrics import BUCKETS, Metrics, MetricsPage
 from mlvm.machines.remote.notify import inherited_socket, notify
@@ -114,6 +118,44 @@ def test_metrics_are_of_this_host_alone() -> None:
     with Served() as server:
         refuses(AddressError, "--insecure", MetricsPage, server, "0.0.0.0:0")
         MetricsPage(server, "0.0.0.0:0", public=True).close()
+
+
+def test_readers_of_metrics_have_a_share_of_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that say nothing keep out neither other readers nor clients."""
+    monkeypatch.setattr(page_of_metrics, "_PATIENCE", 60.0)
+
+    def comes_through() -> bool:
+        with suppress(OSError, HTTPException):  # refused, as all others are new: it comes again
+            return read(page, "/healthz") == (200, "ok\n")
+        return False
+
+    with Served() as server, MetricsPage(server, ":0") as page, ExitStack() as strangers:
+        host, _, port = str(page.address).rpartition(":")
+        before = threading.active_count()
+        for _ in range(300):
+            strangers.enter_context(socket.create_connection((host, int(port))))
+        wait_for(comes_through)
+        wait_for(lambda: threading.active_count() <= before + MOST_OF_PEER)
+        assert server.vm().consumed_size_in_mib() == 0
+
+
+def test_readers_of_metrics_have_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that always says a little more."""
+    monkeypatch.setattr(page_of_metrics, "_PATIENCE", 0.5)
+
+    def is_ended() -> bool:
+        try:
+            slow.sendall(b"G")
+            return not slow.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+
+    with Served() as server, MetricsPage(server, ":0") as page:
+        host, _, port = str(page.address).rpartition(":")
+        with socket.create_connection((host, int(port))) as slow:
+            wait_for(is_ended)
 
 
 # --- systemd -----------------------------------------------------------------------------

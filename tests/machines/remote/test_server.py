@@ -46,6 +46,7 @@ from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.remote.connect import Observer
 from mlvm.machines.remote.handshake import BUSY, Greeting, Hello, pack
 from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.session import Session
 from mlvm.machines.wire import encode_call
 from tests.brief import refuses
 from tests.machines.remote.serving import (
@@ -206,6 +207,39 @@ def test_a_shared_vm_is_open_to_several() -> None:
     refuses(MachineError, "names of their own", Served, shared=["x", "x"])
 
 
+@pytest.mark.parametrize("by", ["swap", "launch"])
+def test_bytes_that_a_view_came_to_own_end_with_the_client(by: str) -> None:
+    """By a swap with a tensor, or since a launch stored its result under the view's handle."""
+    with Served(shared=["weights"]) as server:
+        one, other = server.vm(vm="weights"), server.vm(vm="weights")
+        stays = other.alloc_tensor(F32X3)
+        view = one.tensor_from_storage(one.alloc_storage(64), F32X3, 16)
+        if by == "swap":
+            one.swap(one.alloc_tensor(F32X3), view)
+        else:
+            store = f"load_arg 0\n push_int {view}\n store_global\n"
+            one.launch(program_of(store), [one.alloc_tensor(F32X3)])
+        one.close()
+        wait_for(lambda: len(server.status()["clients"]) == 1)
+        assert server.status()["shared"][0]["bytes"] == 12
+        assert other.read(stays).tolist() == [0, 0, 0]
+
+
+def test_a_session_forgets_tensors_that_ended_with_their_storage() -> None:
+    vm = LocalVM()
+    session = Session(vm, own=False)
+    alive = session.perform("alloc_tensor", [F32X3])
+    for _ in range(3):
+        storage = session.perform("alloc_storage", [64])
+        for _ in range(1000):
+            session.perform("tensor_from_storage", [storage, F32X3, 0])
+        session.perform("dealloc_storage", [storage])
+    assert len(session._tensors) < 2100
+    assert alive in session._tensors
+    session.close()
+    assert vm.consumed_size_in_mib() == 0
+
+
 def test_who_waits_for_anothers_launch_can_go() -> None:
     """By a launch, by any other call, and by a launch that is known by its bytes."""
     add = Program.of_op("add.out", 3, {}, 0)
@@ -314,6 +348,23 @@ def test_all_that_lies_on_the_stack_of_a_launch_counts(function: Any, native: bo
         assert peak < 3 << 20
         [left] = vm.launch(assemble(LOADED), [vm.alloc_tensor(F32X3)])
         assert left.size == 3
+
+
+def test_to_verify_has_a_limit_of_bytes() -> None:
+    functions = "".join(
+        f".func f{n} 0 {2 << n}\n call f{n - 1}\n call f{n - 1}\n return {2 << n}\n"
+        for n in range(1, 24)
+    )
+    first = ".func f0 0 2\n push_int 1\n push_int 1\n return 2\n"
+    program = assemble(f"{first}{functions}.func main 0 *\n call f23\n halt\n")
+    with Served(limits=limits(launch_bytes=1 << 20)) as server, server.vm() as vm:
+        tracemalloc.start()
+        try:
+            refuses(LimitExceeded, "calls leave too many values", run, vm, program)
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert peak < 3 << 20
 
 
 def test_records_and_handles_count_beside_their_elements() -> None:
