@@ -9,7 +9,7 @@ turns is known, else in a record of the residuals, which has the number of the r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -19,6 +19,7 @@ from mlvm.eager.autodiff.joint import Cotangents, Held, Saved, leave, or_zeros, 
 from mlvm.eager.autodiff.tape import Pending, taping
 from mlvm.eager.control import blocks, records
 from mlvm.eager.control.blocks import Tensors
+from mlvm.eager.control.branches import switch
 from mlvm.eager.control.checkpoint import checkpoint as checkpointed
 from mlvm.eager.control.state import (
     Body,
@@ -527,7 +528,9 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     are_tracked = [x.tape is tape for x in way.kept]
     recorded = [(k, x) for k, x in enumerate(way.kept, 1) if x.tape is tape and of_record]
     ends = [*made, *stacked, *[x for k, x in recorded if k in way.used]]
-    active, reached = _reached(way, [k for k, g in enumerate(of_state) if g is not None], ends)
+    patterns, period = _activity(way, [k for k, g in enumerate(of_state) if g is not None], ends)
+    active = sorted({k for each, _ in patterns for k in each})
+    reached = {number for _, each in patterns for number in each}
     tracked = [k for k, x in enumerate(way.rows) if x.tape is tape and x.node in reached]
     continued = {k: g for k, g in enumerate(so_far) if g is not None and k in tracked}
     init = [or_zeros(of_state[k], way.params[k].type) for k in active]
@@ -553,17 +556,32 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         inside = {segment.key(x): row for x, row in zip(way.kept, kept, strict=True)}
         inside |= {segment.key(x): row for x, row in zip(way.rows, xrows, strict=True)}
         inside[id(way.i)] = i
-        pending = Pending()
-        pending.update(cells)
-        pending.update(zip(closures, totals, strict=True))
-        pending.update((way.rows[k].node, g) for k, g in zip(continued, before, strict=True))
-        ends = [*made, *[way.after[k] for k in active], *stacked, *[x for _, x in recorded]]
         gs = [g if k in way.used else None for (k, _), g in zip(recorded, of_recorded, strict=True)]
-        seed(pending, segment.tape, ends, [*of_made, *parts, *of_stacked, *gs])
-        segment.walk(pending, inside, outside)
-        after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
-        after += [pending[number] for number in closures]
-        of_rows = [or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked]
+
+        def back(now_active: list[int]) -> Tensors:
+            pending = Pending()
+            pending.update(cells)
+            pending.update(zip(closures, totals, strict=True))
+            pending.update((way.rows[k].node, g) for k, g in zip(continued, before, strict=True))
+            ends = [*made, *[way.after[k] for k in active], *stacked, *[x for _, x in recorded]]
+            of_after = [g if k in now_active else None for k, g in zip(active, parts, strict=True)]
+            seed(pending, segment.tape, ends, [*of_made, *of_after, *of_stacked, *gs])
+            segment.walk(pending, inside, outside)
+            after = [or_zeros(pending.get(way.params[k].node), way.params[k].type) for k in active]
+            after += [pending[number] for number in closures]
+            return after + [
+                or_zeros(pending.get(way.rows[k].node), way.rows[k].type) for k in tracked
+            ]
+
+        if len(patterns) == 1:
+            values = back(active)
+        else:
+            number = turns - 1 - i if reverse else i
+            if period > 1:
+                first = len(patterns) - period
+                number = op.where(number < first, number, first + (number - first) % period)
+            values = switch(number, [partial(back, each) for each, _ in patterns])
+        after, of_rows = blocks.split(values, len(active) + len(closures))
         return [*after, *places], of_rows
 
     reverse = not way.reverse
@@ -579,21 +597,39 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
     return [*parts, *[totals.get(number) for number in segment.closures]]
 
 
-def _reached(way: _Way, active: list[int], made: Tensors) -> tuple[list[int], set[int]]:
-    """The numbers of those parts of the state that a cotangent goes to in any turn, at first these
-    `active` ones; and the nodes of a turn, of which it goes to what that has `made`. The others
-    have none, as outside of a program: a rule might make nan of zeros."""
-    while True:
-        ends = [*made, *[way.after[k] for k in active]]
-        reached = way.segment.reached([y.node for y in ends if y.tape is way.segment.tape])
-        more = [
-            k
-            for k, x in enumerate(way.params)
-            if x.tape is way.segment.tape and (k in active or x.node in reached)
-        ]
-        if more == active:
-            return active, reached
-        active = more
+def _activity(
+    way: _Way, active: list[int], made: Tensors
+) -> tuple[list[tuple[list[int], set[int]]], int]:
+    """Return the activity of backward iterations, and the period in which the last ones recur.
+
+    The activity of an iteration: the numbers of those parts of the state whose new values have a
+    cotangent, at first these `active` ones; and the nodes that cotangents go to from these and from
+    `made`. The others have none, as outside of a program: a rule might make nan of zeros. Where
+    all iterations reach the same nodes, zeros change no value: one activity stands for them. The
+    number of a record has a cotangent in each iteration, which pushes a record of cotangents.
+    """
+    tape = way.segment.tape
+
+    def reach(parts: list[int]) -> set[int]:
+        ends = [*made, *[way.after[k] for k in parts]]
+        return way.segment.reached([y.node for y in ends if y.tape is tape])
+
+    def before(parts: list[int], always: Container[int] = ()) -> list[int]:
+        nodes, params = reach(parts), enumerate(way.params)
+        return [k for k, x in params if k in always or (x.tape is tape and x.node in nodes)]
+
+    union = active
+    while (more := before(union, union)) != union:
+        union = more
+    numbers = {k for k in union if not way.params[k].dtype.is_inexact}
+    active = sorted({*active, *numbers})
+    patterns: list[tuple[list[int], set[int]]] = []
+    while active not in (earlier := [parts for parts, _ in patterns]):
+        patterns.append((active, reach(active)))
+        active = before(active, numbers)
+    if all(nodes == reach(union) for _, nodes in patterns):
+        return [(union, reach(union))], 1
+    return patterns, len(patterns) - earlier.index(active)
 
 
 def _assign(variables: Tensors, values: Tensors) -> None:

@@ -230,7 +230,6 @@ def _recorded(
     while True:
         try:
             with recording_of(vm) as record:
-                record.what = "a function of ml.batch"
                 if tape is not None:
                     tape.within = record
                 return _codes(name, types, run, tape)
@@ -245,10 +244,12 @@ def _recorded(
 def _codes(
     name: str, types: list[TensorType], run: _Body, tape: Tape | None
 ) -> tuple[_Code, _Way | None]:
-    token = _inside.set(True)
+    token, record = _inside.set(True), blocks.recorder()
+    around, record.what = record.what, "a function of ml.batch"
     try:
         return _codes_inside(name, types, run, tape)
     finally:
+        record.what = around
         _inside.reset(token)
 
 

@@ -36,7 +36,7 @@ from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
 from mlvm.eager.functions.shapes import moveaxis, reshape
 from mlvm.eager.tensor import primitives as op
-from mlvm.eager.tensor.apply import OneOp, apply
+from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import Custom
@@ -398,7 +398,9 @@ class Batched:
 
         if not blocks.is_recorded():
             runs = live is None or bool(op.any(live))
-            return _lanes(run(operands) if runs else skipped(), [True] * len(types))
+            if runs:  # its gradients are added up by themselves, as in a captured function
+                results = map(alias_of, run([alias_of(x) for x in operands]))
+            return _lanes([*results] if runs else skipped(), [True] * len(types))
         key = self, procedure, tuple(flags), live is None
         called = partial(functions.called, key, procedure.name, operands, run)
         made = called() if live is None else branches.cond(op.any(live), called, skipped)

@@ -653,3 +653,50 @@ def test_parts_of_the_state_that_were_one_tensor_are_updated_apart(how: Callable
         return ml.fori_loop(0, 3, body, (ml.zeros(2), ml.ones(2)))
 
     assert [x.tolist() for x in how(step)()] == [[1, 1], [1, 1]]
+
+
+# Gradients at x = 1: the first iterations on the backward pass have no cotangent for some part of
+# the state, and a logarithm of zero is on its path.
+NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = {
+    "last carry unread": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.sqrt(c - x), c), x, ml.ones(2))[1]),
+        1.0,
+    ),
+    "from the last row": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.log(c - x), c), x, ml.ones(1), reverse=True)[1]),
+        1.0,
+    ),
+    "length known at run time": (
+        lambda x: ml.sum(ml.scan(lambda c, r: (ml.log(c - x), c), x, ml.ones(3), ml.asarray(1))[1]),
+        1.0,
+    ),
+    "swapped": (
+        lambda x: ml.fori_loop(0, 4, lambda i, s: (ml.log(s[1]), s[0]), (x * 2, x - 1))[0],
+        1 / math.log(2),
+    ),
+    "through three parts": (
+        lambda x: ml.fori_loop(
+            0, ml.asarray(2), lambda i, s: (s[1] * x, s[2], ml.log(x - 1)), (x, x, x)
+        )[0],
+        2.0,
+    ),
+    "while": (
+        lambda x: ml.while_loop(
+            lambda s: s[2] < 2, lambda s: (s[1] * x, ml.log(s[1] - x) + x, s[2] + 1), (x, x, x)
+        )[0],
+        2.0,
+    ),
+}
+
+ROWS: dict[str, Way] = {
+    **WAYS,
+    "vmap": lambda fn: lambda x: ml.vmap(fn)(ml.stack([x, x]))[1],
+    "batch": lambda fn: lambda x: ml.batch(fn)(ml.stack([x, x]))[1],
+}
+
+
+@cases("wrap", *ROWS.values(), ids=[*ROWS])
+@pytest.mark.parametrize("case", NO_COTANGENTS)
+def test_no_cotangent_is_no_zero_in_any_iteration(case: str, wrap: Way) -> None:
+    fn, expected = NO_COTANGENTS[case]
+    assert float(wrap(ml.grad(fn))(ml.asarray(1.0))) == pytest.approx(expected)

@@ -379,7 +379,8 @@ ONE = ml.asarray(1.0)
     (OperandValueError, "out of range", lambda: ml.batch(lambda x: x[0][x[1]])([(noise(2), 2)])),
     (CaptureError, "updated in place", lambda: ml.batch(updating)([ONE])),
     (CaptureError, "random", lambda: ml.batch(lambda x: ml.random.normal((2,)) + x)([ONE])),
-    (CaptureError, "read", lambda: ml.batch(lambda x: float(x))([ONE])),
+    (CaptureError, "of ml.batch", lambda: ml.batch(lambda x: float(x))([ONE])),
+    (CaptureError, "of ml.batch", lambda: ml.capture(ml.batch(lambda x: float(x)))([ONE])),
     (CheckFailed, "positive", lambda: ml.batch(lambda x: ml.check(x > 1.0, "positive"))([ONE])),
 )
 def test_errors_say_what_was_given(error: type[Exception], text: str, call: Any) -> None:

@@ -561,3 +561,18 @@ def test_an_index_out_of_range_is_named_as_in_its_lane() -> None:
         ml.vmap(fn)(ml.ones((2, 3)), ml.asarray([[0, 1], [7, 0]]))
     line = fn.__code__.co_firstlineno + 1
     assert any(f"{__file__}:{line}" in note for note in caught.value.__notes__)
+
+
+def test_a_gradient_through_vmap_of_a_function_has_the_same_bits_captured() -> None:
+    twice = ml.function(lambda a: (lambda y: (y, y * ml.sin(y)))(ml.exp(a) * a))
+
+    def total(x: ml.Tensor) -> ml.Tensor:
+        def lane(r: ml.Tensor) -> Any:
+            first, second = twice(r)
+            return first * r + second * first * ml.cos(r)
+
+        return ml.sum(ml.vmap(lane)(x))
+
+    x = ml.asarray(np.random.default_rng(0).normal(size=64).astype(np.float32))
+    gradient = ml.grad(total)
+    assert ml.capture(gradient)(x).tolist() == gradient(x).tolist()
