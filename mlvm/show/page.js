@@ -12,6 +12,7 @@
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
+  const MOST_INK = 20; // times a pane's height: a longer line would hide what is below it
   const SMALL = 0.02, MOST_LETTERS = 72, MOST_RESETS = 100;
 
   let view, tracks = [], links = new Map(), colour = new Map(), span = 1;
@@ -368,23 +369,38 @@
     return [x, y, w, Math.max(toY(track, track.at.offset[i]) - y, 0.6)];
   }
 
+  /** The bytes in use as a staircase: the peak of each stretch of pixels, which is as long as it
+      takes that the line hides no colours. */
   function paintUsed(track) {
-    const at = track.usedAt, first = Math.max(lowerBound(at, x0) - 1, 0);
+    let steps = [], length = Infinity;
+    for (let stretch = 0.5; length > MOST_INK * bodyHeight(track); stretch *= 2) {
+      steps = stairs(track, stretch);
+      length = steps.reduce((sum, [, y], i) => sum + Math.abs(y - (steps[i - 1]?.[1] ?? y)), 0);
+    }
     pen.strokeStyle = ink.ink;
     pen.lineWidth = 1.2;
     pen.beginPath();
-    let pixel = -Infinity, most = 0, y = toY(track, 0);
-    for (let i = first; i < at.length && at[i] <= x1; i++) {
-      const x = toX(at[i]);
-      if (x - pixel < 0.5 && track.used.bytes[i] <= most) continue; // below what that pixel shows
+    let before = toY(track, 0);
+    for (const [x, y] of [...steps, [toX(Math.min(span, x1)), steps.at(-1)?.[1] ?? before]]) {
+      pen.lineTo(x, before);
       pen.lineTo(x, y);
-      y = toY(track, track.used.bytes[i]);
-      pen.lineTo(x, y);
-      most = x - pixel < 0.5 ? Math.max(most, track.used.bytes[i]) : track.used.bytes[i];
-      pixel = x;
+      before = y;
     }
-    pen.lineTo(toX(Math.min(span, x1)), y);
     pen.stroke();
+  }
+
+  /** Where the staircase goes to another height, in pixels, with the peak of each stretch. */
+  function stairs(track, stretch) {
+    const at = track.usedAt, bytes = track.used.bytes, steps = [];
+    const cell = (i) => Math.floor(toX(at[i]) / stretch);
+    let i = Math.max(lowerBound(at, x0) - 1, 0), last = 0;
+    while (i < at.length && at[i] <= x1) {
+      const here = cell(i);
+      let most = last;
+      for (; i < at.length && at[i] <= x1 && cell(i) === here; i++) most = Math.max(most, last = bytes[i]);
+      steps.push([here * stretch, toY(track, most)], [(here + 1) * stretch, toY(track, last)]);
+    }
+    return steps;
   }
 
   function level(track, address, style, content) {

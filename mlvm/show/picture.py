@@ -23,6 +23,8 @@ _WIDTH, _HEIGHT = 1200, 680
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 _MOST_RESETS: Final = 100
+_MOST_INK: Final = 20
+"""Times the height of the plot: a longer line up and down would hide the rectangles."""
 
 # Tableau's ten and two more, told apart on white and on black.
 _COLOURS: Final = (
@@ -67,13 +69,14 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     unit, unit_name = _unit(max(top, bound))
     x = Scale(recording.first, recording.moments, _LEFT, _RIGHT_END, whole=True)
     y = Scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
+    peaks, stretch = _envelope([round(y(nbytes)) for nbytes in used])
     drawn = _largest(recording.lifetimes)
     colours = _colours(drawn)
     count, total = len(drawn), len(recording.lifetimes)
     tensors = (
         f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
     )
-    ratio = f" ({top / bound:.2f} of it)" if bound else ""
+    ratio = f", {top / bound:.2f} times the lower bound" if bound else ""
     abouts = [
         f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
         f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
@@ -103,10 +106,10 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         ),
         _tensors(drawn, colours, x, y),
         _resets(recording, x),
-        _used(used, recording.first, x, y),
+        _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
-        _legend(drawn, colours),
+        _legend(drawn, colours, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
 
@@ -181,14 +184,24 @@ def _resets(recording: Recording, x: Scale) -> str:
     return "\n".join(lines)
 
 
-def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
+def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
+    """The highest point of each stretch of moments, and how many moments a stretch has: one, or as
+    many as it takes that the line hides no colours."""
+    stretch = 1
+    while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
+        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down
+        stretch *= 2
+    return heights, stretch
+
+
+def _used(heights: Sequence[int], stretch: int, first: int, x: Scale) -> str:
     """The bytes in use, as a staircase. It has only the steps that are large enough to see."""
     steps: list[str] = []
     before = -1
-    for moment, nbytes in enumerate(used, first):
-        height = round(y(nbytes))
+    for i, height in enumerate(heights):
         if height != before:
-            steps.append(f"H{px(x(moment))}V{height}" if steps else f"M{px(x(moment))} {height}")
+            at = px(x(first + i * stretch))
+            steps.append(f"H{at}V{height}" if steps else f"M{at} {height}")
             before = height
     return f'<path class="used" d="{"".join(steps)}H{_RIGHT_END}"/>'
 
@@ -200,7 +213,7 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
-def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
+def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], line: str) -> str:
     """A column of coloured squares, each with an op and the number of its tensors."""
     counts = Counter(map(_kind, lifetimes))
     rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
@@ -217,7 +230,7 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
         parts.append(text(end, top + 11, number, "soft right"))
     top = _TOP + 20 + 23 * len(rows)
     parts.append(f'<path class="used" d="M{left} {top}h13"/>')
-    parts.append(text(left + 20, top + 4, "bytes in use"))
+    parts.append(text(left + 20, top + 4, line))
     return "\n".join(parts)
 
 

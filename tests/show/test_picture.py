@@ -98,6 +98,30 @@ def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> No
     assert heights["level top"] <= heights["level bound"]
 
 
+def test_the_line_of_bytes_in_use_hides_no_colours() -> None:
+    """Where it would go up and down all the time it is the line of its peaks."""
+    type = TensorType("f32", (16,))
+    lifetimes = [Lifetime(type, 0, 64 * (1 + (i > 4000)), i, i + 1) for i in range(0, 8000, 2)]
+
+    def staircase(recording: Recording) -> list[float]:
+        root = parse(timeline(recording))
+        labels.append(next(text for text in texts(root) if text.endswith("bytes in use")))
+        line = next(p.attrib["d"] for p in root.iter(f"{SVG}path") if "used" in p.attrib["class"])
+        return [float(height) for height in re.findall(r"V(\d+)", line)]
+
+    labels: list[str] = []
+    assert len(staircase(Recording("batch", 128, 20, lifetimes[:10]))) == 19
+    [step] = staircase(Recording("batch", 128, 8000, lifetimes))
+    assert labels == ["bytes in use", "peaks of bytes in use"]
+    assert step == pytest.approx(680 - 62 - (680 - 62 - 92) / 1.07, abs=1)
+
+
+def test_sizes_are_compared_by_name(batch: ml.Arena) -> None:
+    assert batch.recording is not None
+    about = texts(parse(timeline(batch.recording)))[1]
+    assert about.endswith(" times the lower bound")
+
+
 def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) -> None:
     weights = ml.Arena(ml.VM(), "weights")
     with weights.allocating():

@@ -65,6 +65,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         results.append(json.loads(file.read_text()))
         for picture in ("loss.svg", "step_memory.svg"):
             assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
+        assert (plots / "loss.svg").read_text("utf-8").count("test after epoch") == 2
     first, second, summary = done.stdout.splitlines()
     assert first.startswith("epoch 1/2  loss ")
     assert second.startswith("epoch 2/2  loss ")
