@@ -27,7 +27,7 @@
 
   const text = (number) => data.strings[number] ?? "";
   const grouped = (number) => number.toLocaleString("en-US");
-  const kind = (track, i) => text(track.at.name[i]) || (track.at.type ? text(track.at.type[i]) : "");
+  const kind = (track, i) => text((track.at.kind ?? track.at.name)[i]) || (track.at.type ? text(track.at.type[i]) : "");
 
   function bytes(number) {
     for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
@@ -59,6 +59,7 @@
     const at = track.at, facts = [];
     const title = at.type ? [text(at.name[i]), text(at.type[i])].filter(Boolean).join(": ") : text(at.name[i]);
     if (track.isPane) {
+      if (at.kind[i] !== at.name[i]) facts.push(["is", text(at.kind[i])]);
       facts.push(["size", bytes(at.nbytes[i])], ["address", `${grouped(at.offset[i])} in ${track.name}`]);
     } else {
       if (text(at.about[i])) facts.push(["takes", text(at.about[i])]);
@@ -334,7 +335,7 @@
         pen.fillRect(x, y, w > 3 ? w - 0.6 : w, h > 3 ? h - 0.6 : h);
         if (w > 44 && h > 15 && labels < MOST_LABELS) {
           labels++;
-          label(kind(track, i), x, y + Math.min(h / 2 + 4, h - 4), w);
+          label(text(track.at.name[i]) || kind(track, i), x, y + Math.min(h / 2 + 4, h - 4), w);
           pen.fillStyle = paint;
         }
       }
@@ -756,7 +757,7 @@
 
   function hayOf(track, i) {
     const at = track.at, line = at.line[i];
-    const parts = [text(at.name[i]), text(at.type?.[i]), text(at.about?.[i]), text(line), data.sources[line] ?? ""];
+    const parts = [text(at.name[i]), text(at.kind?.[i]), text(at.type?.[i]), text(at.about?.[i]), text(line), data.sources[line] ?? ""];
     return parts.join(" ").toLowerCase();
   }
 

@@ -193,7 +193,8 @@ class _Content:
             "resets": [at(moment) for moment in recording.resets if moment > first],
             "used": {"at": [at(i + first) for i in changes], "bytes": [used[i] for i in changes]},
             "blocks": {
-                "name": [self._string(x.op) for x in lifetimes],
+                "name": [self._string(x.path or x.op) for x in lifetimes],
+                "kind": [self._string(x.op) for x in lifetimes],
                 "type": [self._type(x.type) for x in lifetimes],
                 "offset": [x.offset for x in lifetimes],
                 "nbytes": [x.nbytes for x in lifetimes],

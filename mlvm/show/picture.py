@@ -165,7 +165,7 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
 
 def _hover(each: Lifetime) -> str:
     lines = [
-        f"{each.op}: {each.type}" if each.op else str(each.type),
+        ": ".join(filter(None, [" ".join(filter(None, [each.op, each.path])), str(each.type)])),
         f"{each.nbytes:,} bytes at {each.offset:,}",
         f"moments {each.start:,} to {each.end - 1:,}",
         *([short(each.line)] if each.place is not None else []),

@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.types import TensorType
 from mlvm.show.picture import MOST_RECTANGLES, timeline
+from mlvm.show.record import snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -130,6 +131,48 @@ def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) ->
     root = parse((tmp_path / "w.svg").read_text("utf-8"))
     assert sorted(hover.splitlines()[0] for hover in hovers(root)) == ["f32[10]"] * 2 + ["f32[2,3]"]
     del held
+
+
+def test_parameters_and_their_state_have_their_names() -> None:
+    vm = ml.VM()
+    weights = ml.Arena(vm, "weights")
+
+    def names(recording: Recording) -> set[str]:
+        return {
+            hover.splitlines()[0].split(": ")[0] for hover in hovers(parse(timeline(recording)))
+        }
+
+    with ml.record(weights) as recording, weights.allocating():
+        params = {"w": ml.ones(3), "b": ml.ones(1)}
+        optimizer = ml.optim.SGD(params, 0.1, momentum=0.9)
+    with ml.Arena(vm, "batch"):
+        optimizer.update({"w": ml.ones(3), "b": ml.ones(1)})
+    known = {"parameter w", "parameter b", "momentum w", "momentum b"}
+    assert names(recording) >= known
+    assert {"parameter", "momentum"} <= set(texts(parse(timeline(recording))))
+    with ml.record(weights) as later:
+        assert "momentum w" in weights.report()
+    assert names(later) >= known
+    assert names(snapshot(weights)) >= known
+    del params["w"], optimizer
+    with weights.allocating():
+        another = ml.ones(3)  # where a named one was
+    assert names(snapshot(weights)) == {"parameter b", "f32[3]"}
+    del another
+
+
+def test_a_queue_has_its_slots_by_what_they_are() -> None:
+    vm = ml.VM()
+    queue = ml.QueueTensor(vm, ["f32[4]"], 2)
+    with ml.record(queue.arena) as recording:
+        queue.put([np.ones(4, np.float32)])
+        [x] = queue.get()
+        del x
+    moments = [hover.splitlines()[::2][:2] for hover in hovers(parse(timeline(recording)))]
+    assert moments == [
+        ["full slot: f32[4]", "moments 1 to 1"],
+        ["lent slot: f32[4]", "moments 3 to 3"],
+    ]
 
 
 def test_a_running_recording_can_be_drawn(tmp_path: Path) -> None:
