@@ -12,6 +12,7 @@
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
+  const MOST_OPS = 12; // in the table of times
   const MOST_INK = 20; // times a pane's height: a longer line would hide what is below it
   const SMALL = 0.02, MOST_LETTERS = 72, MOST_RESETS = 100;
 
@@ -355,12 +356,10 @@
     pen.fillRect(LEFT - 1, bottom, width - LEFT - RIGHT + 1, 1);
   }
 
-  /** The op's name inside a box, if there is room. */
+  /** The op's name inside a box, if there is room for all of it. */
   function label(content, x, y, w) {
     const left = Math.max(x, LEFT), room = Math.min(x + w, width - RIGHT) - left - 8;
-    const most = Math.floor(room / 6.6);
-    if (most < 4) return;
-    write(content.length > most ? `${content.slice(0, most - 1)}…` : content, left + 4, y, "#111418");
+    if (pen.measureText(content).width <= room) write(content, left + 4, y, "#111418");
   }
 
   function boxOf(track, i) {
@@ -640,9 +639,34 @@
         if (about.length) parts.push(`<dt>${escaped(track.name)}</dt><dd>${about.join("; ")}</dd>`);
       }
       if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows what is kept of before</dd>`);
-      parts.push("</dl><p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
+      parts.push("</dl>", view.clock ? timesByOp() : "", "<p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
     }
     byId("details").innerHTML = parts.join("");
+  }
+
+  /** A table of the ops that took longest on VMs: how often, how long, and the share of all. What
+      ran within another call counts as its own alone. */
+  function timesByOp() {
+    const times = new Map();
+    for (const track of tracks) {
+      const at = track.at, within = [];
+      for (let i = 0; !track.isPane && i < track.count; i++) {
+        const name = kind(track, i), length = at.end[i] - at.start[i];
+        if (name.startsWith("waits for ")) continue;
+        while (within.length && at.end[within.at(-1)] <= at.start[i]) within.pop();
+        if (within.length) times.get(kind(track, within.at(-1)))[1] -= length;
+        within.push(i);
+        const [count, sum] = times.get(name) ?? [0, 0];
+        times.set(name, [count + 1, sum + length]);
+      }
+    }
+    const ranked = [...times].sort(([, a], [, b]) => b[1] - a[1]);
+    const total = ranked.reduce((sum, [, [, time]]) => sum + time, 0);
+    const rest = ranked.splice(MOST_OPS).reduce(([n, sum], [, [count, time]]) => [n + count, sum + time], [0, 0]);
+    if (rest[0]) ranked.push(["others", rest]);
+    const row = ([name, [count, time]]) =>
+      `<tr><td>${escaped(name)}</td><td>${grouped(count)}</td><td>${clock(time)}</td><td>${((100 * time) / total).toFixed(1)} %</td></tr>`;
+    return total ? `<table><tr><th>time by op</th><th>calls</th><th>time</th><th>share</th></tr>${ranked.map(row).join("")}</table>` : "";
   }
 
   /** The item before or after the selected one. */
