@@ -5,10 +5,6 @@
   const canvas = byId("canvas"), pen = canvas.getContext("2d"), scroll = byId("scroll");
   const listing = byId("listing"), tip = byId("tip");
 
-  const COLOURS = [ // Tableau's ten and two more, told apart on white and on black
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2",
-    "#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894",
-  ];
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
@@ -26,6 +22,7 @@
 
   // --- texts ---
 
+  const homes = new Map(data.strings.map((name, i) => [name, data.homes[i]]));
   const text = (number) => data.strings[number] ?? "";
   const grouped = (number) => number.toLocaleString("en-US");
   const kind = (track, i) => text((track.at.kind ?? track.at.name)[i]) || (track.at.type ? text(track.at.type[i]) : "");
@@ -133,7 +130,14 @@
     }
     const ranked = [...area.keys()].filter((name) => !name.startsWith("waits for "));
     ranked.sort((a, b) => area.get(b) - area.get(a));
-    colour = new Map(ranked.slice(0, COLOURS.length).map((name, i) => [name, COLOURS[i]]));
+    const half = data.colours.length / 2, taken = new Set();
+    colour = new Map();
+    for (const name of ranked.slice(0, half)) { // as svg.py does
+      let number = homes.get(name) ?? half;
+      while (taken.has(number)) number = half + ((number + 1) % half);
+      taken.add(number);
+      colour.set(name, data.colours[number]);
+    }
     for (const track of tracks) {
       track.groups = new Map();
       track.paint = [];

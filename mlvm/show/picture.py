@@ -14,7 +14,7 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.show import html
 from mlvm.show.record import snapshot
 from mlvm.show.report import forgotten_of, report, short
-from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
+from mlvm.show.svg import Scale, axes, colours_of, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
 """A browser still scrolls so many smoothly, and the file stays below a megabyte."""
@@ -26,11 +26,6 @@ _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
 
-# Tableau's ten and two more, told apart on white and on black.
-_COLOURS: Final = (
-    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2"),
-    *("#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894"),
-)
 _OTHER: Final = "#a0a4aa"
 
 _STYLE: Final = """
@@ -144,7 +139,7 @@ def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
     largest = sorted(area, key=lambda kind: area[kind], reverse=True)
-    return dict(itertools.zip_longest(largest, _COLOURS[: len(largest)], fillvalue=_OTHER))
+    return dict.fromkeys(largest, _OTHER) | colours_of(largest)
 
 
 # --- the parts -----------------------------------------------------------------------
