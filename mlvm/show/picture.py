@@ -20,8 +20,10 @@ MOST_RECTANGLES: Final = 4000
 """A browser still scrolls so many smoothly, and the file stays below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
+_DENSE: Final = 2  # pixels of a moment: rectangles have no edges
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+_WIDEST_LEGEND: Final = 420
 _MOST_RESETS: Final = 100
 _MOST_INK: Final = 20
 """Times the height of the plot: a longer line up and down would hide the rectangles."""
@@ -44,6 +46,7 @@ text.bound { fill: #c2410c }
 path.top { stroke: #1d4ed8 }
 text.top { fill: #1d4ed8 }
 .tensors rect { stroke: #fff; stroke-width: .5 }
+.dense rect { stroke: none }
 .tensors rect:hover { stroke: #1f2328; stroke-width: 2 }
 """
 
@@ -79,8 +82,9 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
     first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
+    width = _RIGHT_END + _legend_width(drawn, colours)
     return document(
-        _WIDTH,
+        width,
         _HEIGHT,
         _STYLE,
         text(
@@ -104,7 +108,7 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
-        _legend(drawn, colours, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
+        _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
 
@@ -155,6 +159,8 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
             f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
+    if x(1) - x(0) < _DENSE:  # edges would leave no colour
+        return '<g class="tensors dense">' + "\n".join(drawn) + "</g>"
     return '<g class="tensors">' + "\n".join(drawn) + "</g>"
 
 
@@ -208,7 +214,14 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
-def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], line: str) -> str:
+def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:
+    """How wide the legend is, so that no label is cut that is not very long."""
+    labels = [kind for kind, colour in colours.items() if colour != _OTHER]
+    longest = max(map(width_of, labels), default=0) + width_of(f"{len(lifetimes):,}")
+    return max(_RIGHT, min(round(longest) + 68, _WIDEST_LEGEND))
+
+
+def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], width: int, line: str) -> str:
     """A column of coloured squares, each with an op and the number of its tensors."""
     counts = Counter(map(_kind, lifetimes))
     rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
@@ -219,7 +232,7 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], line: str) -
     for i, (colour, label, count) in enumerate(rows):
         top = _TOP + 8 + 23 * i
         parts.append(f'<rect x="{left}" y="{top}" width="13" height="13" rx="2" fill="{colour}"/>')
-        number, end = f"{count:,}", _WIDTH - 16
+        number, end = f"{count:,}", width - 16
         room = end - width_of(number) - 8 - (left + 20)
         parts.append(text(left + 20, top + 11, fitted(label, room)))
         parts.append(text(end, top + 11, number, "soft right"))

@@ -34,8 +34,8 @@ _COMMON: Final = (
 COLOURS: Final = (
     *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2"),
     *("#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894"),
-    *("#a0cbe8", "#ffbe7d", "#b6992d", "#6b5ca5", "#d7b5a6", "#79706e"),
-    *("#2f6f4e", "#8c3b4a", "#d4a6c8", "#c7c15a", "#3aa6d0", "#b3541e"),
+    *("#a0cbe8", "#ffbe7d", "#b6992d", "#8d7fc7", "#d7b5a6", "#e377c2"),
+    *("#5fa37f", "#b5677a", "#d4a6c8", "#c7c15a", "#3aa6d0", "#b3541e"),
 )
 MOST_COLOURED: Final = 12
 

@@ -35,7 +35,7 @@ def texts(root: ElementTree.Element) -> list[str]:
 
 def groups(root: ElementTree.Element) -> list[ElementTree.Element]:
     """For each colour the group of its rectangles."""
-    [tensors] = [g for g in root.iter(f"{SVG}g") if g.attrib.get("class") == "tensors"]
+    [tensors] = [g for g in root.iter(f"{SVG}g") if "tensors" in g.attrib.get("class", "")]
     return list(tensors)
 
 
@@ -115,6 +115,21 @@ def test_the_line_of_bytes_in_use_hides_no_colours() -> None:
     [step] = staircase(Recording("batch", 128, 8000, lifetimes))
     assert labels == ["bytes in use", "peaks of bytes in use"]
     assert step == pytest.approx(680 - 62 - (680 - 62 - 92) / 1.07, abs=1)
+
+
+def test_a_label_of_the_legend_is_whole() -> None:
+    chain = "multiply, layer_norm_vjp, add and 2 more"
+    lifetime = Lifetime(TensorType("f32", (16,)), 0, 64, 0, 1, chain)
+    assert chain in texts(parse(timeline(Recording("batch", 64, 1, [lifetime]))))
+
+
+def test_narrow_rectangles_have_no_edges() -> None:
+    """White ones would bleach a long recording."""
+    type = TensorType("f32", (16,))
+    lifetimes = [Lifetime(type, 0, 64, i, i + 1, "exp") for i in range(2000)]
+    for count, classes in ((20, "tensors"), (2000, "tensors dense")):
+        root = parse(timeline(Recording("batch", 64, count, lifetimes[:count])))
+        assert [g.attrib["class"] for g in root.iter(f"{SVG}g") if "class" in g.attrib] == [classes]
 
 
 def test_sizes_are_compared_by_name(batch: ml.Arena) -> None:

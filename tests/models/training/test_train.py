@@ -72,7 +72,7 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         for picture in ("loss.svg", "step_memory.svg"):
             assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
         assert (plots / "loss.svg").read_text("utf-8").count("test after epoch") == 2
-        documented = Path("docs/memory/mixer_step.svg").read_text("utf-8")
+        documented = (ROOT / "docs/memory/mixer_step.svg").read_text("utf-8")
         assert titles_and_kinds(documented) == titles_and_kinds(
             (plots / "step_memory.svg").read_text("utf-8")
         )
