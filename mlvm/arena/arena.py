@@ -23,7 +23,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import ClassVar, Final, NamedTuple, Protocol
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeAlias
 
 from typing_extensions import TypeVar
 
@@ -158,12 +158,35 @@ class Guest(Protocol):
 
 class Watcher(Protocol):
     """Is told of an arena's tensors: of each one made, each one ended before it dies, each one that
-    has moved into a region of another, and each reset of the arena."""
+    has moved into a region of another, each that gets a name, and each reset of the arena."""
 
     def made(self, tensor: Allocation) -> None: ...
     def ending(self, tensor: Allocation) -> None: ...
     def moved(self, tensor: Allocation) -> None: ...
+    def named(self, tensor: Allocation, name: Name) -> None: ...
     def was_reset(self) -> None: ...
+
+
+Name: TypeAlias = tuple[str, str]
+_names: Final[weakref.WeakKeyDictionary[Region, tuple[object, Name]]] = weakref.WeakKeyDictionary()
+"""Of regions whose tensor has a name: the reference to that tensor, and the name."""
+
+
+def set_name(tensor: Allocation, kind: str, path: str = "") -> None:
+    """Name a tensor in pictures and reports, which else tell its op: what kind of tensor it is,
+    which decides its colour, and which one, such as a parameter's path."""
+    root = tensor.root
+    region = root.region
+    if region is not None:
+        _names[region] = region.holder, (kind, path)
+        for watcher in root.arena._watchers.copy():
+            watcher.named(root, (kind, path))
+
+
+def name_at(region: Region) -> Name:
+    """The kind and the path of the tensor that lives in the region, or nothing twice."""
+    holder, name = _names.get(region, (None, ("", "")))
+    return name if holder is region.holder else ("", "")
 
 
 class Holder(NamedTuple):

@@ -22,9 +22,10 @@ class Lifetime:
     """A tensor's stay in an arena: at bytes `offset` .. `offset + nbytes - 1`, in the moments
     `start` .. `end - 1`.
 
-    `nbytes` is its size in the arena. `op` names what wrote it first, and `place` is where in
-    Python it was made, or that line as text, as far as they are known. Where programs are kept,
-    `program` is the one whose launch wrote it first, and `pc` the place of that call in its main.
+    `nbytes` is its size in the arena. `op` names what wrote it first, or the kind of a tensor that
+    has a name, and `path` which one of these it is. `place` is where in Python it was made, or that
+    line as text. All are there as far as they are known. Where programs are kept, `program` is the
+    one whose launch wrote it first, and `pc` the place of that call in its main.
     """
 
     type: TensorType
@@ -36,6 +37,7 @@ class Lifetime:
     place: Place | str | None = None
     program: Program | None = None
     pc: int | None = None
+    path: str = ""
 
     @property
     def line(self) -> str:

@@ -24,7 +24,7 @@ from contextlib import suppress
 from threading import get_ident
 from typing import Final, Protocol, TypeVar
 
-from mlvm.arena.arena import Allocation, Arena, scope
+from mlvm.arena.arena import Allocation, Arena, scope, set_name
 from mlvm.arena.placement import Chunk, Region
 from mlvm.core.errors import ArenaError
 from mlvm.core.protocol import LocalVMProtocol, StorageHandle, TensorHandle, VMProtocol
@@ -201,6 +201,7 @@ class SlotArena(Arena):
         if self.local is not None:
             self.local.make_writable(self.handles(slot))
         claim.element = [self.alloc(type, Allocation, region) for region, type in slot.parts]
+        self._name(claim.element, "full slot")
 
     def complete(self, slot: Slot) -> None:
         """Have the VM see what the producer has filled in. Raises what `write` does, and what went
@@ -219,6 +220,7 @@ class SlotArena(Arena):
         claim.element = ()
         slot.living = {region for region, _ in slot.parts}
         tensors = tuple([self.alloc(type, kind, region) for region, type in slot.parts])
+        self._name(tensors, "lent slot")
         for tensor in tensors:
             tensor.prepare()
         slot.lend(claim)
@@ -231,6 +233,10 @@ class SlotArena(Arena):
     def handles(self, slot: Slot) -> list[TensorHandle]:
         """A handle for each part of a slot in which no tensor lives."""
         return [region.handles.get(type) or self._view(region, type) for region, type in slot.parts]
+
+    def _name(self, tensors: Sequence[Allocation], kind: str) -> None:
+        for tensor in tensors if self._watchers else ():
+            set_name(tensor, kind)
 
     def _carve(self, chunk: Chunk, slot: Slot) -> None:
         memory = self._memory

@@ -5,13 +5,11 @@
   const canvas = byId("canvas"), pen = canvas.getContext("2d"), scroll = byId("scroll");
   const listing = byId("listing"), tip = byId("tip");
 
-  const COLOURS = [ // Tableau's ten and two more, told apart on white and on black
-    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2",
-    "#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894",
-  ];
   const OTHER = "#a0a4aa", WAITING = "#d9544d";
   const LEFT = 78, RIGHT = 14, AXIS = 30, TITLE = 22, ROW = 16, LINE = 18; // pixels
   const SMALLEST_PANE = 125, MOST_LABELS = 400, CLICK = 4, NARROWEST = 1e-4;
+  const MOST_OPS = 12; // in the table of times
+  const MOST_INK = 20; // times a pane's height: a longer line would hide what is below it
   const SMALL = 0.02, MOST_LETTERS = 72, MOST_RESETS = 100;
 
   let view, tracks = [], links = new Map(), colour = new Map(), span = 1;
@@ -24,9 +22,10 @@
 
   // --- texts ---
 
+  const homes = new Map(data.strings.map((name, i) => [name, data.homes[i]]));
   const text = (number) => data.strings[number] ?? "";
   const grouped = (number) => number.toLocaleString("en-US");
-  const kind = (track, i) => text(track.at.name[i]) || (track.at.type ? text(track.at.type[i]) : "");
+  const kind = (track, i) => text((track.at.kind ?? track.at.name)[i]) || (track.at.type ? text(track.at.type[i]) : "");
 
   function bytes(number) {
     for (const [size, unit] of [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]]) {
@@ -58,6 +57,7 @@
     const at = track.at, facts = [];
     const title = at.type ? [text(at.name[i]), text(at.type[i])].filter(Boolean).join(": ") : text(at.name[i]);
     if (track.isPane) {
+      if (at.kind[i] !== at.name[i]) facts.push(["is", text(at.kind[i])]);
       facts.push(["size", bytes(at.nbytes[i])], ["address", `${grouped(at.offset[i])} in ${track.name}`]);
     } else {
       if (text(at.about[i])) facts.push(["takes", text(at.about[i])]);
@@ -130,7 +130,14 @@
     }
     const ranked = [...area.keys()].filter((name) => !name.startsWith("waits for "));
     ranked.sort((a, b) => area.get(b) - area.get(a));
-    colour = new Map(ranked.slice(0, COLOURS.length).map((name, i) => [name, COLOURS[i]]));
+    const half = data.colours.length / 2, taken = new Set();
+    colour = new Map();
+    for (const name of ranked.slice(0, half)) { // as svg.py does
+      let number = homes.get(name) ?? half;
+      while (taken.has(number)) number = half + ((number + 1) % half);
+      taken.add(number);
+      colour.set(name, data.colours[number]);
+    }
     for (const track of tracks) {
       track.groups = new Map();
       track.paint = [];
@@ -333,7 +340,7 @@
         pen.fillRect(x, y, w > 3 ? w - 0.6 : w, h > 3 ? h - 0.6 : h);
         if (w > 44 && h > 15 && labels < MOST_LABELS) {
           labels++;
-          label(kind(track, i), x, y + Math.min(h / 2 + 4, h - 4), w);
+          label(text(track.at.name[i]) || kind(track, i), x, y + Math.min(h / 2 + 4, h - 4), w);
           pen.fillStyle = paint;
         }
       }
@@ -353,12 +360,10 @@
     pen.fillRect(LEFT - 1, bottom, width - LEFT - RIGHT + 1, 1);
   }
 
-  /** The op's name inside a box, if there is room. */
+  /** The op's name inside a box, if there is room for all of it. */
   function label(content, x, y, w) {
     const left = Math.max(x, LEFT), room = Math.min(x + w, width - RIGHT) - left - 8;
-    const most = Math.floor(room / 6.6);
-    if (most < 4) return;
-    write(content.length > most ? `${content.slice(0, most - 1)}…` : content, left + 4, y, "#111418");
+    if (pen.measureText(content).width <= room) write(content, left + 4, y, "#111418");
   }
 
   function boxOf(track, i) {
@@ -368,23 +373,38 @@
     return [x, y, w, Math.max(toY(track, track.at.offset[i]) - y, 0.6)];
   }
 
+  /** The bytes in use as a staircase: the peak of each stretch of pixels, which is as long as it
+      takes that the line hides no colours. */
   function paintUsed(track) {
-    const at = track.usedAt, first = Math.max(lowerBound(at, x0) - 1, 0);
+    let steps = [], length = Infinity;
+    for (let stretch = 0.5; length > MOST_INK * bodyHeight(track); stretch *= 2) {
+      steps = stairs(track, stretch);
+      length = steps.reduce((sum, [, y], i) => sum + Math.abs(y - (steps[i - 1]?.[1] ?? y)), 0);
+    }
     pen.strokeStyle = ink.ink;
     pen.lineWidth = 1.2;
     pen.beginPath();
-    let pixel = -Infinity, most = 0, y = toY(track, 0);
-    for (let i = first; i < at.length && at[i] <= x1; i++) {
-      const x = toX(at[i]);
-      if (x - pixel < 0.5 && track.used.bytes[i] <= most) continue; // below what that pixel shows
+    let before = toY(track, 0);
+    for (const [x, y] of [...steps, [toX(Math.min(span, x1)), steps.at(-1)?.[1] ?? before]]) {
+      pen.lineTo(x, before);
       pen.lineTo(x, y);
-      y = toY(track, track.used.bytes[i]);
-      pen.lineTo(x, y);
-      most = x - pixel < 0.5 ? Math.max(most, track.used.bytes[i]) : track.used.bytes[i];
-      pixel = x;
+      before = y;
     }
-    pen.lineTo(toX(Math.min(span, x1)), y);
     pen.stroke();
+  }
+
+  /** Where the staircase goes to another height, in pixels, with the peak of each stretch. */
+  function stairs(track, stretch) {
+    const at = track.usedAt, bytes = track.used.bytes, steps = [];
+    const cell = (i) => Math.floor(toX(at[i]) / stretch);
+    let i = Math.max(lowerBound(at, x0) - 1, 0), last = 0;
+    while (i < at.length && at[i] <= x1) {
+      const here = cell(i);
+      let most = last;
+      for (; i < at.length && at[i] <= x1 && cell(i) === here; i++) most = Math.max(most, last = bytes[i]);
+      steps.push([here * stretch, toY(track, most)], [(here + 1) * stretch, toY(track, last)]);
+    }
+    return steps;
   }
 
   function level(track, address, style, content) {
@@ -623,9 +643,34 @@
         if (about.length) parts.push(`<dt>${escaped(track.name)}</dt><dd>${about.join("; ")}</dd>`);
       }
       if (view.since) parts.push(`<dt>the view</dt><dd>begins at ${time(view.since)}: 0 shows what is kept of before</dd>`);
-      parts.push("</dl><p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
+      parts.push("</dl>", view.clock ? timesByOp() : "", "<p>Click a tensor or an instruction to see where it comes from. Press ? for keys.</p>");
     }
     byId("details").innerHTML = parts.join("");
+  }
+
+  /** A table of the ops that took longest on VMs: how often, how long, and the share of all. What
+      ran within another call counts as its own alone. */
+  function timesByOp() {
+    const times = new Map();
+    for (const track of tracks) {
+      const at = track.at, within = [];
+      for (let i = 0; !track.isPane && i < track.count; i++) {
+        const name = kind(track, i), length = at.end[i] - at.start[i];
+        if (name.startsWith("waits for ")) continue;
+        while (within.length && at.end[within.at(-1)] <= at.start[i]) within.pop();
+        if (within.length) times.get(kind(track, within.at(-1)))[1] -= length;
+        within.push(i);
+        const [count, sum] = times.get(name) ?? [0, 0];
+        times.set(name, [count + 1, sum + length]);
+      }
+    }
+    const ranked = [...times].sort(([, a], [, b]) => b[1] - a[1]);
+    const total = ranked.reduce((sum, [, [, time]]) => sum + time, 0);
+    const rest = ranked.splice(MOST_OPS).reduce(([n, sum], [, [count, time]]) => [n + count, sum + time], [0, 0]);
+    if (rest[0]) ranked.push(["others", rest]);
+    const row = ([name, [count, time]]) =>
+      `<tr><td>${escaped(name)}</td><td>${grouped(count)}</td><td>${clock(time)}</td><td>${((100 * time) / total).toFixed(1)} %</td></tr>`;
+    return total ? `<table><tr><th>time by op</th><th>calls</th><th>time</th><th>share</th></tr>${ranked.map(row).join("")}</table>` : "";
   }
 
   /** The item before or after the selected one. */
@@ -740,7 +785,7 @@
 
   function hayOf(track, i) {
     const at = track.at, line = at.line[i];
-    const parts = [text(at.name[i]), text(at.type?.[i]), text(at.about?.[i]), text(line), data.sources[line] ?? ""];
+    const parts = [text(at.name[i]), text(at.kind?.[i]), text(at.type?.[i]), text(at.about?.[i]), text(line), data.sources[line] ?? ""];
     return parts.join(" ").toLowerCase();
   }
 

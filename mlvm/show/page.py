@@ -25,6 +25,7 @@ from mlvm.core.types import Array, TensorType
 from mlvm.show.calls import calls_in, label_of, name_of
 from mlvm.show.report import short
 from mlvm.show.session import Session
+from mlvm.show.svg import COLOURS, home_colour
 from mlvm.show.trace import Span, Trace
 
 _MOST_ELEMENTS: Final = 16  # of a constant that is listed
@@ -95,6 +96,8 @@ class _Content:
         """The page as HTML text."""
         data = {
             "strings": list(self._strings),
+            "homes": list(map(home_colour, self._strings)),
+            "colours": COLOURS,
             "sources": self._sources,
             "programs": self._programs,
             "views": self._views,
@@ -193,7 +196,8 @@ class _Content:
             "resets": [at(moment) for moment in recording.resets if moment > first],
             "used": {"at": [at(i + first) for i in changes], "bytes": [used[i] for i in changes]},
             "blocks": {
-                "name": [self._string(x.op) for x in lifetimes],
+                "name": [self._string(x.path or x.op) for x in lifetimes],
+                "kind": [self._string(x.op) for x in lifetimes],
                 "type": [self._type(x.type) for x in lifetimes],
                 "offset": [x.offset for x in lifetimes],
                 "nbytes": [x.nbytes for x in lifetimes],

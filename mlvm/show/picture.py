@@ -14,21 +14,20 @@ from mlvm.arena.recording import Lifetime, Recording
 from mlvm.show import html
 from mlvm.show.record import snapshot
 from mlvm.show.report import forgotten_of, report, short
-from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
+from mlvm.show.svg import Scale, axes, colours_of, document, fitted, px, text, width_of
 
 MOST_RECTANGLES: Final = 4000
 """A browser still scrolls so many smoothly, and the file stays below a megabyte."""
 
 _WIDTH, _HEIGHT = 1200, 680
+_DENSE: Final = 2  # pixels of a moment: rectangles have no edges
 _LEFT, _RIGHT, _TOP, _BOTTOM = 88, 214, 92, 62  # margins around the plotting area
 _RIGHT_END, _GROUND = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
+_WIDEST_LEGEND: Final = 420
 _MOST_RESETS: Final = 100
+_MOST_INK: Final = 20
+"""Times the height of the plot: a longer line up and down would hide the rectangles."""
 
-# Tableau's ten and two more, told apart on white and on black.
-_COLOURS: Final = (
-    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2"),
-    *("#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894"),
-)
 _OTHER: Final = "#a0a4aa"
 
 _STYLE: Final = """
@@ -47,6 +46,7 @@ text.bound { fill: #c2410c }
 path.top { stroke: #1d4ed8 }
 text.top { fill: #1d4ed8 }
 .tensors rect { stroke: #fff; stroke-width: .5 }
+.dense rect { stroke: none }
 .tensors rect:hover { stroke: #1f2328; stroke-width: 2 }
 """
 
@@ -67,13 +67,14 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     unit, unit_name = _unit(max(top, bound))
     x = Scale(recording.first, recording.moments, _LEFT, _RIGHT_END, whole=True)
     y = Scale(0, 1.07 * max(top, bound, 1), _GROUND, _TOP)
+    peaks, stretch = _envelope([round(y(nbytes)) for nbytes in used])
     drawn = _largest(recording.lifetimes)
     colours = _colours(drawn)
     count, total = len(drawn), len(recording.lifetimes)
     tensors = (
         f"{total:,} tensors" if count == total else f"the largest {count:,} of {total:,} tensors"
     )
-    ratio = f" ({top / bound:.2f} of it)" if bound else ""
+    ratio = f", {top / bound:.2f} times the lower bound" if bound else ""
     abouts = [
         f"{tensors}; the arena holds {recording.capacity:,} bytes; in use at once at most "
         f"{max(bound, recording.high_before):,}; highest address {top:,}{ratio}"
@@ -81,8 +82,9 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
     if recording.forgotten:
         abouts.append(forgotten_of(recording))
     first = 66 - 8 * len(abouts)  # line of these: the label of the axis is below them
+    width = _RIGHT_END + _legend_width(drawn, colours)
     return document(
-        _WIDTH,
+        width,
         _HEIGHT,
         _STYLE,
         text(
@@ -103,10 +105,10 @@ def timeline(recording: Recording, *, title: str | None = None) -> str:
         ),
         _tensors(drawn, colours, x, y),
         _resets(recording, x),
-        _used(used, recording.first, x, y),
+        _used(peaks, stretch, recording.first, x),
         _level(y(top), "top", f"highest address: {top:,} bytes", -6),
         _level(y(bound), "bound", f"lower bound: {bound:,} bytes alive at once", 16),
-        _legend(drawn, colours),
+        _legend(drawn, colours, width, "bytes in use" if stretch == 1 else "peaks of bytes in use"),
     )
 
 
@@ -141,7 +143,7 @@ def _colours(lifetimes: Sequence[Lifetime]) -> dict[str, str]:
     for each in lifetimes:
         area[_kind(each)] = area.get(_kind(each), 0) + _area(each)
     largest = sorted(area, key=lambda kind: area[kind], reverse=True)
-    return dict(itertools.zip_longest(largest, _COLOURS[: len(largest)], fillvalue=_OTHER))
+    return dict.fromkeys(largest, _OTHER) | colours_of(largest)
 
 
 # --- the parts -----------------------------------------------------------------------
@@ -157,12 +159,14 @@ def _tensors(lifetimes: Sequence[Lifetime], colours: dict[str, str], x: Scale, y
             f'height="{px(max(y(each.offset) - above, 0.3))}"><title>{_hover(each)}</title></rect>'
         )
     drawn = [f'<g fill="{colour}">{"".join(inside)}</g>' for colour, inside in groups.items()]
+    if x(1) - x(0) < _DENSE:  # edges would leave no colour
+        return '<g class="tensors dense">' + "\n".join(drawn) + "</g>"
     return '<g class="tensors">' + "\n".join(drawn) + "</g>"
 
 
 def _hover(each: Lifetime) -> str:
     lines = [
-        f"{each.op}: {each.type}" if each.op else str(each.type),
+        ": ".join(filter(None, [" ".join(filter(None, [each.op, each.path])), str(each.type)])),
         f"{each.nbytes:,} bytes at {each.offset:,}",
         f"moments {each.start:,} to {each.end - 1:,}",
         *([short(each.line)] if each.place is not None else []),
@@ -181,14 +185,24 @@ def _resets(recording: Recording, x: Scale) -> str:
     return "\n".join(lines)
 
 
-def _used(used: Sequence[int], first: int, x: Scale, y: Scale) -> str:
+def _envelope(heights: Sequence[int]) -> tuple[Sequence[int], int]:
+    """The highest point of each stretch of moments, and how many moments a stretch has: one, or as
+    many as it takes that the line hides no colours."""
+    stretch = 1
+    while sum(abs(a - b) for a, b in itertools.pairwise(heights)) > _MOST_INK * (_GROUND - _TOP):
+        heights = [min(heights[i : i + 2]) for i in range(0, len(heights), 2)]  # pixels go down
+        stretch *= 2
+    return heights, stretch
+
+
+def _used(heights: Sequence[int], stretch: int, first: int, x: Scale) -> str:
     """The bytes in use, as a staircase. It has only the steps that are large enough to see."""
     steps: list[str] = []
     before = -1
-    for moment, nbytes in enumerate(used, first):
-        height = round(y(nbytes))
+    for i, height in enumerate(heights):
         if height != before:
-            steps.append(f"H{px(x(moment))}V{height}" if steps else f"M{px(x(moment))} {height}")
+            at = px(x(first + i * stretch))
+            steps.append(f"H{at}V{height}" if steps else f"M{at} {height}")
             before = height
     return f'<path class="used" d="{"".join(steps)}H{_RIGHT_END}"/>'
 
@@ -200,7 +214,14 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
     return line + text(*at, "halo right") + text(*at, f"{kind} right")
 
 
-def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
+def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:
+    """How wide the legend is, so that no label is cut that is not very long."""
+    labels = [kind for kind, colour in colours.items() if colour != _OTHER]
+    longest = max(map(width_of, labels), default=0) + width_of(f"{len(lifetimes):,}")
+    return max(_RIGHT, min(round(longest) + 68, _WIDEST_LEGEND))
+
+
+def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str], width: int, line: str) -> str:
     """A column of coloured squares, each with an op and the number of its tensors."""
     counts = Counter(map(_kind, lifetimes))
     rows = [(colour, kind, counts[kind]) for kind, colour in colours.items() if colour != _OTHER]
@@ -211,13 +232,13 @@ def _legend(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> str:
     for i, (colour, label, count) in enumerate(rows):
         top = _TOP + 8 + 23 * i
         parts.append(f'<rect x="{left}" y="{top}" width="13" height="13" rx="2" fill="{colour}"/>')
-        number, end = f"{count:,}", _WIDTH - 16
+        number, end = f"{count:,}", width - 16
         room = end - width_of(number) - 8 - (left + 20)
         parts.append(text(left + 20, top + 11, fitted(label, room)))
         parts.append(text(end, top + 11, number, "soft right"))
     top = _TOP + 20 + 23 * len(rows)
     parts.append(f'<path class="used" d="M{left} {top}h13"/>')
-    parts.append(text(left + 20, top + 4, "bytes in use"))
+    parts.append(text(left + 20, top + 4, line))
     return "\n".join(parts)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any, Final, TypeAlias
 
-from mlvm.arena.arena import Allocation, Arena, on_made, regions
+from mlvm.arena.arena import Allocation, Arena, name_at, on_made, regions
 from mlvm.arena.placement import Region
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.observe import observed
@@ -130,6 +130,13 @@ class _Watcher:
                 lifetime, _ = self._living[region]
                 self._living[region] = lifetime, self._watched(tensor, region)
 
+    def named(self, tensor: Allocation, name: tuple[str, str]) -> None:
+        with self._lock:
+            entry = self._living.get(tensor.region) if tensor.region is not None else None
+            if entry is not None:
+                entry[0].op, entry[0].path = name
+                self._unwritten.pop(tensor.handle, None)
+
     def was_reset(self) -> None:
         with self._lock:
             self.recording.resets.append(self.recording.moments)
@@ -154,7 +161,9 @@ class _Watcher:
             return
         offset = self.recording.offset(region, arena.chunks())
         place = region.made_at
-        lifetime = Lifetime(tensor.type, offset, region.nbytes, moment, moment, place=place)
+        op, path = name_at(region)
+        where = offset, region.nbytes, moment, moment
+        lifetime = Lifetime(tensor.type, *where, op, place, path=path)
         self.recording.lifetimes.append(lifetime)
         self._unwritten[tensor.handle] = lifetime
         self._living[region] = lifetime, self._watched(tensor, region)
@@ -203,7 +212,8 @@ def snapshot(arena: Arena) -> Recording:
         region = tensor.region
         if region is not None:
             offset, place = recording.offset(region, arena.chunks()), region.made_at
-            lifetime = Lifetime(tensor.type, offset, region.nbytes, 0, 1, place=place)
+            op, path = name_at(region)
+            lifetime = Lifetime(tensor.type, offset, region.nbytes, 0, 1, op, place, path=path)
             recording.lifetimes.append(lifetime)
     return recording
 

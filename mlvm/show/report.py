@@ -67,7 +67,9 @@ def _recorded(recording: Recording, holders: int) -> list[str]:
             forgotten_of(recording, f", at moment {moment:,}"),
         ]
     then = [
-        (x.type, x.op, x.line, x.nbytes) for x in recording.lifetimes if x.start <= moment < x.end
+        (x.type, " ".join(filter(None, [x.op, x.path])), x.line, x.nbytes)
+        for x in recording.lifetimes
+        if x.start <= moment < x.end
     ]
     return [*lines, *_largest(then, holders)]
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 import re
 import unicodedata
+import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import accumulate
@@ -22,6 +24,39 @@ _WIDEST: Final = 0.62
 
 _NO_XML: Final = re.compile("[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What is no character of XML 1.0 (section 2.2)."""
+
+
+# Tableau's ten and two more, told apart on white and on black, for these; then twelve for all else.
+_COMMON: Final = (
+    *("add", "parameter", "multiply", "matmul", "gelu", "relu"),
+    *("layer_norm", "softmax", "conv2d", "batch_contract", "sum", "copied in"),
+)
+COLOURS: Final = (
+    *("#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#b07aa1", "#76b7b2"),
+    *("#edc948", "#ff9da7", "#9c755f", "#d37295", "#8cd17d", "#499894"),
+    *("#a0cbe8", "#ffbe7d", "#b6992d", "#8d7fc7", "#d7b5a6", "#e377c2"),
+    *("#5fa37f", "#b5677a", "#d4a6c8", "#c7c15a", "#3aa6d0", "#b3541e"),
+)
+MOST_COLOURED: Final = 12
+
+
+def home_colour(kind: str) -> int:
+    """The number of the colour that an op or a kind of tensor has in all pictures. A common one has
+    it alone; others may share theirs."""
+    if kind in _COMMON:
+        return _COMMON.index(kind)
+    return len(_COMMON) + zlib.crc32(kind.encode(errors="replace")) % len(_COMMON)
+
+
+def colours_of(ranked: Sequence[str]) -> dict[str, str]:
+    """Colours of the first `MOST_COLOURED` kinds. Of two that share one the later has the next."""
+    colours: dict[str, str] = {}
+    for kind in ranked[:MOST_COLOURED]:
+        number = home_colour(kind)
+        while COLOURS[number] in colours.values():
+            number = len(_COMMON) + (number + 1) % len(_COMMON)
+        colours[kind] = COLOURS[number]
+    return colours
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from mlvm.show.svg import Scale, axes, document, fitted, text
 
 _WIDTH, _HEIGHT = 960, 560
 _LEFT, _RIGHT, _TOP, _BOTTOM = 76, 24, 84, 56  # margins around the plotting area
-_PALE, _BLUE = "#9dbfdc", "#225ea8"
+_PALE, _BLUE, _ORANGE = "#9dbfdc", "#225ea8", "#c2410c"
 
 _STYLE = """
 text { fill: #222 }
@@ -20,31 +20,48 @@ text { fill: #222 }
 """
 
 
-def loss_curve(title: str, step_losses: Sequence[float], epoch_losses: Sequence[float]) -> str:
-    """The training loss of each step, a thin line, and the mean of each epoch, a thick one
-    through the epochs' middles. There is a finite one of each; steps whose loss is not are left
-    out."""
+def loss_curve(
+    title: str,
+    step_losses: Sequence[float],
+    epoch_losses: Sequence[float],
+    test_losses: Mapping[int, float] | None = None,
+) -> str:
+    """Draw the training loss of each step, the mean of each epoch and the test losses.
+
+    A mean is a level line over the steps that it is of. A test loss, by the number of the epoch
+    after which it was measured, stands at the end of that epoch. There is a finite loss of a step
+    and of an epoch; losses of steps and tests that are not finite are left out.
+    """
     epochs, steps = len(epoch_losses), len(step_losses)
     x = Scale(0, epochs, _LEFT, _WIDTH - _RIGHT)
     finite = [(i, loss) for i, loss in enumerate(step_losses) if math.isfinite(loss)]
-    y = Scale(0, 1.06 * max(loss for _, loss in finite) or 1, _HEIGHT - _BOTTOM, _TOP)
+    tests = [(i, each) for i, each in (test_losses or {}).items() if math.isfinite(each)]
+    highest = max(loss for _, loss in finite + tests)
+    y = Scale(0, 1.06 * highest or 1, _HEIGHT - _BOTTOM, _TOP)
     each = [(x((i + 0.5) * epochs / steps), y(loss)) for i, loss in finite]
-    means = [(x(i + 0.5), y(loss)) for i, loss in enumerate(epoch_losses)]
+    means = [(x(i + side), y(loss)) for i, loss in enumerate(epoch_losses) for side in (0, 1)]
+    measured = [(x(i), y(loss)) for i, loss in tests]
     points = [
-        f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3.5" fill="{_BLUE}">'
-        f"<title>epoch {i}: {loss:.4g}</title></circle>"
-        for i, ((px, py), loss) in enumerate(zip(means, epoch_losses, strict=True), 1)
+        _point(x(i + 0.5), y(loss), _BLUE, f"epoch {i + 1}: {loss:.4g}")
+        for i, loss in enumerate(epoch_losses)
     ]
+    points += [
+        _point(x(i), y(loss), _ORANGE, f"test after epoch {i}: {loss:.4g}") for i, loss in tests
+    ]
+    legend = {"one step": _PALE, "mean of an epoch": _BLUE}
+    if tests:
+        legend["test after an epoch"] = _ORANGE
     return document(
         _WIDTH,
         _HEIGHT,
         _STYLE,
         text(_LEFT, 32, fitted(title, _WIDTH - _LEFT, 18), attributes='font-size="18"'),
-        axes(x, y, "epochs", "training loss"),
+        axes(x, y, "epochs", "loss" if tests else "training loss"),
         _path(each, _PALE, 1),
         _path(means, _BLUE, 2),
+        *([_path(measured, _ORANGE, 2)] if tests else []),
         *points,
-        _legend({"one step": _PALE, "mean of an epoch": _BLUE}),
+        _legend(legend),
     )
 
 
@@ -56,6 +73,12 @@ def _path(points: Sequence[tuple[float, float]], color: str, width: float) -> st
     return (
         f'<polyline points="{joined}" fill="none" stroke="{color}" stroke-width="{width}" '
         f'stroke-linejoin="round"/>'
+    )
+
+
+def _point(x: float, y: float, color: str, hover: str) -> str:
+    return (
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" fill="{color}"><title>{hover}</title></circle>'
     )
 
 

@@ -162,6 +162,7 @@ def train(
     )
     losses: list[float] = []
     seconds: list[float] = []
+    tests: dict[int, float] = {}
     score = held_then = None
     with opened(group) as members:
         if members is not None and batch_size % members.size:
@@ -218,6 +219,7 @@ def train(
                         loss = _mean(losses[-steps:])
                         if not math.isfinite(loss):
                             raise Diverged(f"no loss of epoch {len(losses) // steps} is finite")
+                        tests[len(losses) // steps] = score.loss
                         progress.epoch(len(losses) // steps, loss, score.accuracy)
                         if scalars is not None:
                             scalars.add(
@@ -234,13 +236,14 @@ def train(
         held_last = trainer.consumed()
         if score is None:
             score = trainer.test(batch_size)
+            tests[epochs] = score.loss
         memory = trainer.memory()
         if plot is not None and seconds and is_first:
             trainer.plot(plot / STEP_FILE)
     train_loss = [_mean(losses[i : i + steps]) for i in range(0, len(losses), steps)]
     if plot is not None and is_first:
         title = f"Training {model} on {data}"
-        (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss), "utf-8")
+        (plot / LOSS_FILE).write_text(loss_curve(title, losses, train_loss, tests), "utf-8")
     return Result(
         model=model,
         data=data,

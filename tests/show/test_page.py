@@ -31,6 +31,7 @@ from mlvm.show.page import (
 )
 from mlvm.show.report import short
 from mlvm.show.session import Session, all_recorded
+from mlvm.show.trace import Span, Trace
 from mlvm.step.compile import Planned, on_planned
 from mlvm.step.saved import SavedStep
 from tests.brief import cases, refuses
@@ -387,11 +388,10 @@ setTimeout(() => {
 </script></body>"""
 
 
-def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
+def probed(page: str, probe: str, tmp_path: Path) -> dict[str, str]:
+    """What the probe tells of the page in a browser."""
     chromium = browser()
-    assert main(["show", str(saved), "-o", str(tmp_path / "page.html")]) == 0
-    page = (tmp_path / "page.html").read_text("utf-8")
-    (tmp_path / "probed.html").write_text(page.replace("</body>", PROBE), encoding="utf-8")
+    (tmp_path / "probed.html").write_text(page.replace("</body>", probe), encoding="utf-8")
     done = subprocess.run(
         [
             *(
@@ -416,6 +416,41 @@ def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
     [probe] = re.findall(r'<pre id="probe">(.*?)</pre>', done.stdout, re.DOTALL)
     told = dict(line.split(": ", 1) for line in html.unescape(probe).splitlines())
     assert "error" not in told
+    return told
+
+
+TABLE_PROBE = """<pre id="probe"></pre><script>
+window.addEventListener("error", (event) => tell("error: " + event.message));
+const tell = (text) => { document.getElementById("probe").textContent += text + "\\n" };
+setTimeout(() => {
+  for (const row of document.querySelectorAll("#details tr"))
+    tell([...row.cells].map((cell) => cell.innerText).join(": "));
+}, 100);
+</script></body>"""
+
+
+def test_a_browser_sums_time_by_op(tmp_path: Path) -> None:
+    """A call that other calls ran in counts what it took itself."""
+    session, trace = Session(), Trace("here")
+    start = session.began
+    for name, began, ended in (("launch", 0, 10), ("exp", 1, 5), ("sin", 6, 8), ("exp", 20, 24)):
+        trace.spans.add(Span(name, 1, start + began * 1000, start + ended * 1000, {}))
+    trace.rows[1] = "here"
+    session.traces.append(trace)
+    session.ended = start + 30_000
+    told = probed(session_page(session, [], "script.py"), TABLE_PROBE, tmp_path)
+    assert told == {
+        "time by op": "calls: time: share",
+        "exp": "2: 8.0 µs: 57.1 %",
+        "launch": "1: 4.0 µs: 28.6 %",
+        "sin": "1: 2.0 µs: 14.3 %",
+    }
+
+
+def test_a_browser_shows_it(saved: Path, tmp_path: Path) -> None:
+    assert main(["show", str(saved), "-o", str(tmp_path / "page.html")]) == 0
+    page = (tmp_path / "page.html").read_text("utf-8")
+    told = probed(page, PROBE, tmp_path)
     assert told["start"].startswith("step.mlvm | ")
     assert "at most 832 bytes in use at once; planned in 832 bytes" in told["start"]
     first = next(x for x in SavedStep.from_bytes(saved.read_bytes()).planned.lifetimes)

@@ -15,6 +15,7 @@ import mlvm.eager as ml
 from mlvm.arena.recording import Lifetime, Recording
 from mlvm.core.types import TensorType
 from mlvm.show.picture import MOST_RECTANGLES, timeline
+from mlvm.show.record import snapshot
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -34,7 +35,7 @@ def texts(root: ElementTree.Element) -> list[str]:
 
 def groups(root: ElementTree.Element) -> list[ElementTree.Element]:
     """For each colour the group of its rectangles."""
-    [tensors] = [g for g in root.iter(f"{SVG}g") if g.attrib.get("class") == "tensors"]
+    [tensors] = [g for g in root.iter(f"{SVG}g") if "tensors" in g.attrib.get("class", "")]
     return list(tensors)
 
 
@@ -98,6 +99,45 @@ def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> No
     assert heights["level top"] <= heights["level bound"]
 
 
+def test_the_line_of_bytes_in_use_hides_no_colours() -> None:
+    """Where it would go up and down all the time it is the line of its peaks."""
+    type = TensorType("f32", (16,))
+    lifetimes = [Lifetime(type, 0, 64 * (1 + (i > 4000)), i, i + 1) for i in range(0, 8000, 2)]
+
+    def staircase(recording: Recording) -> list[float]:
+        root = parse(timeline(recording))
+        labels.append(next(text for text in texts(root) if text.endswith("bytes in use")))
+        line = next(p.attrib["d"] for p in root.iter(f"{SVG}path") if "used" in p.attrib["class"])
+        return [float(height) for height in re.findall(r"V(\d+)", line)]
+
+    labels: list[str] = []
+    assert len(staircase(Recording("batch", 128, 20, lifetimes[:10]))) == 19
+    [step] = staircase(Recording("batch", 128, 8000, lifetimes))
+    assert labels == ["bytes in use", "peaks of bytes in use"]
+    assert step == pytest.approx(680 - 62 - (680 - 62 - 92) / 1.07, abs=1)
+
+
+def test_a_label_of_the_legend_is_whole() -> None:
+    chain = "multiply, layer_norm_vjp, add and 2 more"
+    lifetime = Lifetime(TensorType("f32", (16,)), 0, 64, 0, 1, chain)
+    assert chain in texts(parse(timeline(Recording("batch", 64, 1, [lifetime]))))
+
+
+def test_narrow_rectangles_have_no_edges() -> None:
+    """White ones would bleach a long recording."""
+    type = TensorType("f32", (16,))
+    lifetimes = [Lifetime(type, 0, 64, i, i + 1, "exp") for i in range(2000)]
+    for count, classes in ((20, "tensors"), (2000, "tensors dense")):
+        root = parse(timeline(Recording("batch", 64, count, lifetimes[:count])))
+        assert [g.attrib["class"] for g in root.iter(f"{SVG}g") if "class" in g.attrib] == [classes]
+
+
+def test_sizes_are_compared_by_name(batch: ml.Arena) -> None:
+    assert batch.recording is not None
+    about = texts(parse(timeline(batch.recording)))[1]
+    assert about.endswith(" times the lower bound")
+
+
 def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) -> None:
     weights = ml.Arena(ml.VM(), "weights")
     with weights.allocating():
@@ -106,6 +146,48 @@ def test_without_a_recording_the_picture_shows_what_lives_now(tmp_path: Path) ->
     root = parse((tmp_path / "w.svg").read_text("utf-8"))
     assert sorted(hover.splitlines()[0] for hover in hovers(root)) == ["f32[10]"] * 2 + ["f32[2,3]"]
     del held
+
+
+def test_parameters_and_their_state_have_their_names() -> None:
+    vm = ml.VM()
+    weights = ml.Arena(vm, "weights")
+
+    def names(recording: Recording) -> set[str]:
+        return {
+            hover.splitlines()[0].split(": ")[0] for hover in hovers(parse(timeline(recording)))
+        }
+
+    with ml.record(weights) as recording, weights.allocating():
+        params = {"w": ml.ones(3), "b": ml.ones(1)}
+        optimizer = ml.optim.SGD(params, 0.1, momentum=0.9)
+    with ml.Arena(vm, "batch"):
+        optimizer.update({"w": ml.ones(3), "b": ml.ones(1)})
+    known = {"parameter w", "parameter b", "momentum w", "momentum b"}
+    assert names(recording) >= known
+    assert {"parameter", "momentum"} <= set(texts(parse(timeline(recording))))
+    with ml.record(weights) as later:
+        assert "momentum w" in weights.report()
+    assert names(later) >= known
+    assert names(snapshot(weights)) >= known
+    del params["w"], optimizer
+    with weights.allocating():
+        another = ml.ones(3)  # where a named one was
+    assert names(snapshot(weights)) == {"parameter b", "f32[3]"}
+    del another
+
+
+def test_a_queue_has_its_slots_by_what_they_are() -> None:
+    vm = ml.VM()
+    queue = ml.QueueTensor(vm, ["f32[4]"], 2)
+    with ml.record(queue.arena) as recording:
+        queue.put([np.ones(4, np.float32)])
+        [x] = queue.get()
+        del x
+    moments = [hover.splitlines()[::2][:2] for hover in hovers(parse(timeline(recording)))]
+    assert moments == [
+        ["full slot: f32[4]", "moments 1 to 1"],
+        ["lent slot: f32[4]", "moments 3 to 3"],
+    ]
 
 
 def test_a_running_recording_can_be_drawn(tmp_path: Path) -> None:

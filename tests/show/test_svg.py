@@ -6,7 +6,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mlvm.show.svg import Scale, axes, document, fitted, px, text, width_of
+from mlvm.show.svg import (
+    MOST_COLOURED,
+    Scale,
+    axes,
+    colours_of,
+    document,
+    fitted,
+    px,
+    text,
+    width_of,
+)
 from tests.brief import cases
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -69,6 +79,20 @@ def test_what_no_xml_may_have_is_replaced() -> None:
     assert "\ud800" not in svg
     [found] = ElementTree.fromstring(svg.encode()).iter(f"{SVG}text")
     assert found.text == "a\ufffdb\ufffd\ufffdc\ufffd重\U0001f600\t."
+
+
+def test_an_op_has_one_colour_in_all_pictures() -> None:
+    kinds = [f"op{i}" for i in range(40)]
+    alone = {kind: colours_of([kind])[kind] for kind in ("matmul", "parameter", *kinds)}
+    assert len({*colours_of(kinds).values()}) == len(colours_of(kinds)) == MOST_COLOURED
+    for first in range(20):
+        several = colours_of([*kinds[first : first + 10], "parameter", "matmul"])
+        assert len({*several.values()}) == 12
+        assert [several[kind] for kind in ("matmul", "parameter")] == [
+            alone["matmul"],
+            alone["parameter"],
+        ]
+        assert several[kinds[first]] == alone[kinds[first]]  # that of the largest
 
 
 def test_axes_have_a_line_and_a_number_for_each_tick() -> None:

@@ -603,7 +603,8 @@ class Captured(Generic[P, R]):
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Draw the scratch memory of the last call's program as SVG: what lies where, and when.
         Raises `CaptureError` before the first call, and `OSError`."""
-        title = f"Memory of {getattr(self.fn, '__name__', 'a captured function')}"
+        name = getattr(self.fn, "__name__", "").strip("_<>")
+        title = f"Memory of {name or 'a captured function'}"
         Path(path).write_text(timeline(self.planned.recording(), title=title), encoding="utf-8")
 
     def _repr_html_(self) -> str:

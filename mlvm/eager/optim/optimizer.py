@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeAlias, get_type_hints
 
 from typing_extensions import dataclass_transform
 
+from mlvm.arena.arena import set_name
 from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, HandleError, PathError
 from mlvm.core.types import DType, TensorType, f32
 from mlvm.eager.functions import creation, elements
@@ -246,6 +247,9 @@ class Optimizer(_OfFields):
                 x = self._params[path]
                 for name, type in self._state_types(hyper, x.type).items():
                     self._state.setdefault(name, {})[path] = zeros_beside(x, type)
+        for kind, tensors in {"parameter": self._params, **self._state}.items():
+            for path, tensor in tensors.items():
+                set_name(tensor, kind, path)
 
     @staticmethod
     def _hold(params: Tree, whole_needed_by: str | None) -> Whole:

@@ -1360,6 +1360,17 @@ def test_a_captured_function_can_be_looked_at(place: Place, tmp_path: Path) -> N
     assert (tmp_path / "step.svg").read_text().startswith("<svg")
 
 
+def test_the_title_of_a_plan_has_no_private_name(place: Place, tmp_path: Path) -> None:
+    def _improve(x: ml.Tensor) -> ml.Tensor:
+        return x * 2
+
+    for fn, title in ((_improve, "improve"), (lambda x: x + 1, "lambda")):
+        step = ml.capture(fn)
+        step(ones(2, 2))
+        step.plot(tmp_path / "step.svg")
+        assert f">Memory of {title}</text>" in (tmp_path / "step.svg").read_text()
+
+
 def test_a_module_that_is_captured_lends_it_no_fields(place: Place) -> None:
     model = Scales(1.0)
     model.plan = "mine"  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from xml.etree import ElementTree
 
@@ -36,7 +37,12 @@ def test_the_loss_curve_has_a_point_for_each_step_and_each_epoch() -> None:
     root = parse(loss_curve("Loss of <a> & <b>", losses, [3.5, 1.5, 0.5]))
     assert "Loss of <a> & <b>" in texts(root)
     assert {"epochs", "training loss"} <= set(texts(root))
-    steps, epochs = lines(root)
+    steps, means = lines(root)
+    assert [y for _, y in means[::2]] == [y for _, y in means[1::2]]
+    assert [(a[0], b[0]) for a, b in itertools.pairwise(means)][1::2] == [
+        (means[i][0], means[i][0]) for i in (2, 4)
+    ]
+    epochs = [((a[0] + b[0]) / 2, a[1]) for a, b in zip(means[::2], means[1::2], strict=True)]
     heights = [-y for _, y in steps]
     assert len(steps) == 6
     assert heights[:5] == sorted(heights[:5], reverse=True)
@@ -46,6 +52,22 @@ def test_the_loss_curve_has_a_point_for_each_step_and_each_epoch() -> None:
     )
     hover = [title.text for title in root.iter(f"{SVG}title")]
     assert hover == ["epoch 1: 3.5", "epoch 2: 1.5", "epoch 3: 0.5"]
+
+
+def test_the_mean_of_the_only_epoch_is_a_line_over_all_of_it() -> None:
+    steps, [first, last] = lines(parse(loss_curve("any", [2.0, 1.0, 0.6], [1.2])))
+    assert first[0] < steps[0][0] < steps[-1][0] < last[0]
+    assert first[1] == last[1]
+
+
+def test_test_losses_stand_at_the_end_of_their_epochs() -> None:
+    root = parse(loss_curve("any", [4.0, 3.0, 2.0, 1.0], [3.5, 1.5], {1: 3.0, 2: 5.0, 3: math.nan}))
+    assert {"loss", "test after an epoch"} <= set(texts(root))
+    _, means, tests = lines(root)
+    assert [x for x, _ in tests] == [means[1][0], means[3][0]]
+    assert min(y for _, y in tests) > 80  # higher losses than those of training are on the plot
+    hover = [title.text for title in root.iter(f"{SVG}title")]
+    assert hover[2:] == ["test after epoch 1: 3", "test after epoch 2: 5"]
 
 
 def test_a_loss_that_overflowed_is_left_out() -> None:

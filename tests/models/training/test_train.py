@@ -55,6 +55,12 @@ def timeless(result: Any) -> dict[str, Any]:
 # --- a whole run ---------------------------------------------------------------------
 
 
+def titles_and_kinds(svg: str) -> list[str]:
+    """What a picture of a plan says but for its numbers, which machines may round otherwise."""
+    texts = [x.text or "" for x in ElementTree.fromstring(svg).iter() if x.tag.endswith("text")]
+    return [text for text in texts if not any(map(str.isdigit, text)) and "others" not in text]
+
+
 def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) -> None:
     results = []
     for name in ("one", "two"):
@@ -65,6 +71,11 @@ def test_the_mixer_trains_in_constant_memory_and_repeats_itself(tmp_path: Path) 
         results.append(json.loads(file.read_text()))
         for picture in ("loss.svg", "step_memory.svg"):
             assert ElementTree.parse(plots / picture).getroot().tag.endswith("svg")
+        assert (plots / "loss.svg").read_text("utf-8").count("test after epoch") == 2
+        documented = (ROOT / "docs/memory/mixer_step.svg").read_text("utf-8")
+        assert titles_and_kinds(documented) == titles_and_kinds(
+            (plots / "step_memory.svg").read_text("utf-8")
+        )
     first, second, summary = done.stdout.splitlines()
     assert first.startswith("epoch 1/2  loss ")
     assert second.startswith("epoch 2/2  loss ")
