@@ -612,7 +612,7 @@ OUT_OF_RANGE: dict[str, Callable[[ml.Tensor], Any]] = {
     "too many": lambda x: x[0, 0, 0, 0],
     "tensor": lambda x: x[t([2])],
     "take": lambda x: ml.take(x, t([-3]), axis=0),
-    "take one": lambda x: ml.take(x, 9, axis=0),
+    "take one": lambda x: untyped.take(x, 9, axis=0),
     "mask": lambda x: x[t([True] * 3)],
 }
 
