@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
 
-from mlvm.core.errors import MachineError
+from mlvm.core.errors import AttributeRefused, MachineError
 from mlvm.core.machine import run as reference
 from mlvm.core.machine.callee import NO_KERNELS, Kernels
 from mlvm.core.machine.run import Run
@@ -68,7 +68,7 @@ class LocalVM(VM):
         known = {"name", *(LocalVM.__init__.__kwdefaults__ or ())}
         if cls is LocalVM and (unknown := options.keys() - known):
             names = ", ".join(f"{name}=" for name in sorted(unknown))
-            raise TypeError(f"a VM takes no {names}; it takes {', '.join(sorted(known))}")
+            raise AttributeRefused(f"VM(): no {names}; there are {', '.join(sorted(known))}")
         if cls is LocalVM and device != "cpu":
             return super().__new__(cls.on_device)
         return super().__new__(cls)

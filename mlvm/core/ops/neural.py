@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, OperandValueError, ShapeError
+from mlvm.core.errors import AttributeRefused, PositionRefused, ShapeError
 from mlvm.core.op import op
 from mlvm.core.ops.blocks import block_length, blocks, memory_of
 from mlvm.core.ops.erf import write_erf
@@ -227,7 +227,7 @@ def softmax_cross_entropy(out: Array, logits: Array, labels: Array) -> None:
     """log(sum(exp(logits))) - logits[label] along the last axis, one loss per label.
 
     labels holds class numbers 0 .. K-1 for logits of K classes; any other raises
-    `OperandValueError`.
+    `PositionRefused`.
     """
     picked = _picked(logits, labels)
     shifted = _rows(logits - _max(logits, -1))
@@ -256,7 +256,7 @@ def _picked(logits: Array, labels: Array) -> tuple[Array, Array]:
     bad = (labels < 0) | (labels >= classes)
     if bad.any():
         position = tuple(map(int, np.argwhere(bad)[0]))
-        raise OperandValueError(
+        raise PositionRefused(
             f"label {labels[position]} at position {position} is none of the"
             f" {classes} classes 0 .. {classes - 1}"
         )

@@ -107,7 +107,7 @@ def take(x: Tensor, indices: Tensor, /, axis: int | None = None) -> Tensor:
         if type_of(x).ndim != 1:
             raise AttributeRefused("axis must be given unless x has 1 dimension")
         axis = 0
-    return op.take(x, indices, axis=axis)
+    return op.take(x, as_operand(indices), axis=axis)
 
 
 @public
@@ -242,7 +242,7 @@ def angle(x: Tensor, /) -> Tensor:
 def one_hot(x: Tensor, /, num_classes: int, *, dtype: object = f32) -> Tensor:
     """A new last axis of length `num_classes`: one at the index, zeros elsewhere.
 
-    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `OperandValueError`
+    x: i[...] -> [..., num_classes] in `dtype`, f32 unless it is given. Raises `PositionRefused`
     for an index that is not in 0 .. num_classes - 1, `AttributeRefused` for a negative
     `num_classes`, `DTypeError` for an x of other than integers.
 

@@ -44,7 +44,7 @@ def _initialiser(fn: Callable[..., Tensor]) -> Callable[..., Any]:
             signature(fn).bind_partial(*args, **options)
         except TypeError as error:
             text = wrapper.hint(fn.__name__, args, options, signature(fn).parameters)
-            raise TypeError(text or f"{fn.__name__}(): {error}") from None
+            raise AttributeRefused(text or f"{fn.__name__}(): {error}") from None
         return partial(fn, *args, **options)
 
     return function

@@ -6,6 +6,7 @@ import ast
 import linecache
 import sys
 import warnings
+from opcode import opmap
 from types import FrameType
 from typing import Any, Final
 
@@ -42,13 +43,18 @@ _Probe()[0] = 0
 _TEMPORARY: Final = _Probe.count
 _probe = _Probe()
 _probe[0] = 0
+_STORES: Final = {opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in opmap}
 _COUNTS: Final = _Probe.count > _TEMPORARY
 """Whether a name is one more reference than a temporary has: so in CPython 3.11 to 3.13."""
 
 
 def warn_of_temporary(count: int, type: object) -> None:
-    """Warn where a tensor has as many references in its `__setitem__` as a temporary."""
-    if count <= _TEMPORARY and _COUNTS:
+    """Warn where a statement `x[key] = v` updates a tensor with as many references as a temporary.
+    A call of `__setitem__` moves a reference to its frame, so a name there counts no more."""
+    if count > _TEMPORARY or not _COUNTS:
+        return
+    caller = sys._getframe(2)
+    if caller.f_code.co_code[caller.f_lasti] in _STORES:
         warn_at(
             user_line(),
             f"this {type} is a temporary, and its update changes no other tensor: write "

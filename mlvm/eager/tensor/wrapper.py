@@ -102,7 +102,7 @@ def public(fn: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             text = hint(fn.__name__, args, keywords, signature.parameters)
             if text is not None:
-                raise TypeError(text) from None
+                raise AttributeRefused(text) from None
             raise
 
     vars(function)[_PUBLIC] = True
@@ -119,7 +119,7 @@ def hinted(fn: Callable[P, R]) -> Callable[P, R]:
         except TypeError:
             text = hint(fn.__name__, args, keywords, inspect.signature(fn).parameters)
             if text is not None:
-                raise TypeError(text) from None
+                raise AttributeRefused(text) from None
             raise
 
     return function
@@ -182,9 +182,9 @@ def _operands(
 
 
 def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, object]) -> None:
-    """Raise `TypeError` for a constructor of ours that does not take these arguments: with what to
-    write for a keyword of another library, and with the name of the class, if its constructor is
-    that of a base which no user knows."""
+    """Refuse arguments that a constructor of mlvm does not take. Raises `AttributeRefused` with the
+    remedy for a keyword of another library, and `TypeError` with the name of the class if the
+    constructor is that of a private base."""
     constructor = getattr(owner, "__init__")  # noqa: B009  mypy knows no such field of a type
     if not str(getattr(constructor, "__module__", None)).startswith("mlvm."):
         return
@@ -193,7 +193,7 @@ def require_arguments(owner: type, args: Sequence[object], given: Mapping[str, o
     signature = inspect.signature(constructor)
     text = hint(owner.__name__, args, given, signature.parameters)
     if text is not None:
-        raise TypeError(text)
+        raise AttributeRefused(text)
     if constructor.__qualname__.startswith("_"):
         try:
             signature.bind(None, *args, **given)

@@ -484,6 +484,7 @@ def test_one_hot_and_take_along_axis() -> None:
     same(ml.one_hot(t([2, 0]), 3, dtype=ml.bool), np.eye(3, dtype=np.bool_)[[2, 0]])
     order = np.argsort(X, -1)
     same(ml.take_along_axis(t(X), t(order)), np.sort(X, -1))
+    same(untyped.take(t(X), -1, axis=2), X[:, :, -1])  # a number is one position
 
 
 def test_sum_to_reverses_broadcasting() -> None:
@@ -611,6 +612,7 @@ OUT_OF_RANGE: dict[str, Callable[[ml.Tensor], Any]] = {
     "too many": lambda x: x[0, 0, 0, 0],
     "tensor": lambda x: x[t([2])],
     "take": lambda x: ml.take(x, t([-3]), axis=0),
+    "take one": lambda x: untyped.take(x, 9, axis=0),
     "mask": lambda x: x[t([True] * 3)],
 }
 

@@ -206,6 +206,7 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
     fields.x[0] = 5
     items["a"][0][0] = 5
     (y := x[1])[0] = 5
+    y.__setitem__(0, y.at[0].set(5)[0])
     update(x[0])
     closure()
     ml.capture(lambda z: update(z * 2))(y)
