@@ -41,7 +41,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
 @cases(
     "page, least",
     ("docs/write-a-model.md", 6),
-    ("docs/cookbook.md", 24),
+    ("docs/cookbook.md", 25),
     ("docs/arenas.md", 4),
     ("docs/machine.md", 5),
     ("docs/futures.md", 2),
