@@ -62,7 +62,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("docs/values.md", 4),
     ("docs/errors.md", 1),
     ("docs/quickstart.md", 6),
-    ("docs/from-pytorch.md", 3),
+    ("docs/from-pytorch.md", 4),
 )
 def test_the_python_prints_what_the_page_says(
     page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
