@@ -235,6 +235,14 @@ class Llama(nn.Module):
         ]
 
     def __call__(self, tokens: Tensor, cache: Cache, at: Tensor) -> Tensor:
+        return self.head(self.norm(self._features(tokens, cache, at)[-1:]))[0]
+
+    def all_logits(self, tokens: Tensor) -> Tensor:
+        """Compute logits f32[T, num_tokens] of the token after each of i64[T], as training does."""
+        cache = self.init_cache(tokens.shape[0])
+        return self.head(self.norm(self._features(tokens, cache, ml.asarray(0))))
+
+    def _features(self, tokens: Tensor, cache: Cache, at: Tensor) -> Tensor:
         positions = ml.arange(tokens.shape[0]) + at
         angles = ml.expand_dims(positions, axis=1) * self.rates
         shape = (tokens.shape[0], 1, 1, self.config.rope_dim // 2)
@@ -244,4 +252,4 @@ class Llama(nn.Module):
         x = self.tokens(tokens)
         for block, known in zip(self.blocks, cache, strict=True):
             x = block(x, known, at, (cos, sin), seen)
-        return self.head(self.norm(x[-1:]))[0]
+        return x

@@ -42,6 +42,13 @@ def test_logits_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_logits_at_all_places_are_those_of_the_formula(text: LlamaText, file: Path) -> None:
+    expected = logits(SIZE, dequantized(file), PROMPT)
+    with text.batch:
+        computed = text.model.all_logits(ml.asarray(PROMPT)).numpy()
+    np.testing.assert_allclose(computed, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_tokens_are_those_of_the_dequantised_weights(text: LlamaText, file: Path) -> None:
     """Over the first room of the cache, too. `python -m tests.models.llama` does it with 100 M."""
     made = [*text.generate(PROMPT, length=262, until_end=False)]

@@ -176,6 +176,7 @@ class Tape:
         self.within: object = current_capture.get()
         self.nodes: list[Node | None] = []
         self.kept: set[int] = set()
+        self.sessions = 0  # differentiations that share the tape, so far
         live_tapes.add(self)
 
     def watch(self, x: Tensor) -> Tensor:

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
+import sys
 from functools import reduce
-from sys import getrefcount
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, cast
 
@@ -230,25 +230,26 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     Raises what `x[key]` raises; `DTypeError` for values of another kind, `ShapeError` for values
     that do not broadcast, `OperandValueError` where n is not their number.
     """
-    warn_of_temporary(getrefcount(x), x.type)
+    references = sys.getrefcount(x)
     keys = key if isinstance(key, tuple) else (key,)
     try:
         given = _values(x, values)
         items = [_item(each) for each in keys]
         if len(items) == 1 and _is_mask(items[0]):
             _set_masked(x, cast(Tensor, items[0]), given)
-            return
-        if any(_is_mask(item) for item in items):
-            items = _with_positions(x, items, keys)
-        if any(isinstance(item, Tensor) for item in items):
-            _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
         else:
-            _set_window(x, _without_ellipsis(items, x.ndim), given)
+            if any(_is_mask(item) for item in items):
+                items = _with_positions(x, items, keys)
+            if any(isinstance(item, Tensor) for item in items):
+                _set_taken(x, key, _without_ellipsis(items, x.ndim), given)
+            else:
+                _set_window(x, _without_ellipsis(items, x.ndim), given)
     except errors.MlvmError as error:
         if isinstance(error, errors.IndexRefused):
             error.at("setitem", (x.type, *map(_text, keys)))
         error.__traceback__ = None  # no frame of ours, as in `tensor`
         raise
+    warn_of_temporary(references, sys._getframe(1), x.type)
 
 
 def _values(x: Tensor, values: Any) -> Tensor:

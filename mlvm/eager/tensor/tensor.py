@@ -263,7 +263,7 @@ def _rows(x: Tensor) -> Iterator[Tensor]:
         row = x[i]
         handle = row.handle
         yield row
-        if row.handle != handle and row.handle != STALE and getrefcount(row) <= _ROW_IN_LOOP:
+        if row.handle != handle and row.handle != STALE and getrefcount(row) == _ROW_IN_LOOP:
             warn_of_row(sys._getframe(1), row.type)
         del row  # before the next one is made
 

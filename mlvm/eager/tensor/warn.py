@@ -39,22 +39,23 @@ class _Probe:
         _Probe.count = sys.getrefcount(self)
 
 
-_Probe()[0] = 0
-_TEMPORARY: Final = _Probe.count
-_probe = _Probe()
-_probe[0] = 0
-_STORES: Final = {opmap[name] for name in ("STORE_SUBSCR", "STORE_SLICE") if name in opmap}
-_COUNTS: Final = _Probe.count > _TEMPORARY
-"""Whether a name is one more reference than a temporary has: so in CPython 3.11 to 3.13."""
+def _references() -> tuple[int, int]:
+    """Return the references of a temporary and of a local variable."""
+    _Probe()[0] = 0
+    temporary, probe = _Probe.count, _Probe()
+    probe[0] = 0
+    return temporary, _Probe.count
 
 
-def warn_of_temporary(count: int, type: object) -> None:
-    """Warn where a statement `x[key] = v` updates a tensor with as many references as a temporary.
-    A call of `__setitem__` moves a reference to its frame, so a name there counts no more."""
-    if count > _TEMPORARY or not _COUNTS:
-        return
-    caller = sys._getframe(2)
-    if caller.f_code.co_code[caller.f_lasti] in _STORES:
+_TEMPORARY, _LOCAL = _references()
+"""One apart in CPython 3.11 to 3.13. Where a stack borrows from variables there is no warning."""
+_STORES: Final = {opmap.get(name) for name in ("STORE_SUBSCR", "STORE_SLICE")}
+
+
+def warn_of_temporary(count: int, frame: FrameType, type: object) -> None:
+    """Warn where a tensor has as many references in its `__setitem__` as a temporary, and the
+    frame's line is an assignment: a call of the method by its name has fewer references."""
+    if count <= _TEMPORARY < _LOCAL and frame.f_code.co_code[frame.f_lasti] in _STORES:
         warn_at(
             user_line(),
             f"this {type} is a temporary, and its update changes no other tensor: write "
@@ -75,10 +76,18 @@ def warn_of_row(frame: FrameType, type: object) -> None:
             isinstance(loop, ast.For)
             and loop.lineno == number
             and isinstance(loop.target, ast.Name)
+            and not any(isinstance(part, ast.comprehension) for part in ast.walk(loop.iter))
         ):
-            parts: list[Any] = [part for line in loop.body for part in ast.walk(line)]
-            name, written = loop.target.id, [p.value for p in parts if _is_stored(p)]
-            if not any(_reads(part, name) and part not in written for part in parts):
+            names = {*frame.f_code.co_varnames} - {*frame.f_code.co_cellvars}
+            is_local = loop.target.id in names  # which no other function reads
+            parts: list[Any] = [
+                part for line in (loop.body if is_local else [tree]) for part in ast.walk(line)
+            ]
+            name = loop.target.id
+            written = [part.value for part in parts if _is_stored(part)]
+            written += [part.target for part in parts if isinstance(part, ast.AugAssign)]
+            is_read = any(_reads(part, name) and part not in written for part in parts)
+            if not is_read and any(getattr(part, "id", "") == name for part in written):
                 warn_at(
                     f"{file}:{number}",
                     f"{name!r} is a {type} of its own, and its update changes no other tensor: "

@@ -100,6 +100,7 @@ def test_a_gradient_that_reaches_some_parameters_says_nothing() -> None:
     grad(lambda net: ml.sum(net[0](x)))(net)
     grad(lambda net: ml.sum(net[0](x)), where="layers_0/bias")(net)
     grad(lambda both: ml.sum(both[0](x)))([net[0], net[1]])
+    grad(lambda net: ml.sum(grad(lambda net: ml.sum(net[0](x)))(net)["layers_0"]["kernel"]))(net)
     with pytest.warns(ml.NoEffectWarning):
         grad(lambda net: ml.sum(net[0](x)), where="layers_1*")(net)
 

@@ -211,7 +211,40 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
     closure()
     ml.capture(lambda z: update(z * 2))(y)
     ml.grad(lambda z: ml.sum(update(z * 2)))(y)
+    x.__setitem__(0, 5)
+    ml.Tensor.__setitem__(x, 0, 5)
+    with pytest.raises(ml.errors.DTypeError):  # and no warning before it
+        ml.zeros(2, dtype="i64")[0] = 1.5
     assert fields.x[0].item() == items["a"][0][0].item() == 5
+
+
+def test_rows_that_another_function_reads_do_not_warn() -> None:
+    x = ml.ones((3, 3))
+    sums: list[float] = []
+
+    def note() -> None:
+        sums.append(float(ml.sum(row)))
+
+    def summed(row: ml.Tensor) -> float:
+        row += 1
+        return float(ml.sum(row))
+
+    def noted(row: ml.Tensor) -> ml.Tensor:
+        sums.append(summed(row))
+        return row
+
+    for row in x:
+        row += 1
+        note()
+    for _ in map(noted, x):
+        pass
+    for total in (summed(each) for each in x):  # noqa: B007
+        sums.append(6)
+    for total in [summed(each) for each in x]:  # noqa: B007
+        sums.append(6)
+    for total in map(summed, x):  # noqa: B007
+        sums.append(6)
+    assert sums == [6] * 15
 
 
 def test_rows_that_are_updated_and_never_read_warn() -> None:
