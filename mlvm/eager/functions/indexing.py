@@ -231,6 +231,11 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     that do not broadcast, `OperandValueError` where n is not their number.
     """
     warn_of_temporary(getrefcount(x), x.type)
+    _assign(x, key, values)
+
+
+def _assign(x: Tensor, key: Any, values: Any) -> None:
+    """Do what `setitem` does, also to a tensor that no caller names."""
     keys = key if isinstance(key, tuple) else (key,)
     try:
         given = _values(x, values)
@@ -413,7 +418,7 @@ class Places:
     def set(self, values: object) -> Tensor:
         """x with the values there."""
         out = alias_of(self._x)
-        setitem(out, self._key, values)
+        _assign(out, self._key, values)
         return out
 
     def add(self, values: object) -> Tensor:
@@ -450,7 +455,7 @@ def _combined_at(by: Combine | Literal["add"], x: Tensor, key: Any, updates: Any
     given = _values(x, updates)
     if not any(isinstance(item, Tensor) for item in items):  # no element is chosen twice
         out = alias_of(x)
-        setitem(out, key, combine(getitem(x, key), given))
+        _assign(out, key, combine(getitem(x, key), given))
         return out
     if len(items) == 1 and _is_mask(items[0]):
         mask = cast(Tensor, items[0])

@@ -210,6 +210,8 @@ def test_an_update_of_a_named_tensor_does_not_warn() -> None:
     closure()
     ml.capture(lambda z: update(z * 2))(y)
     ml.grad(lambda z: ml.sum(update(z * 2)))(y)
+    for changed in (y.at[0].set(1), y.at[0].add(1), ml.capture(lambda z: z.at[0].set(1))(y)):
+        assert changed.shape == (3,)
     assert fields.x[0].item() == items["a"][0][0].item() == 5
 
 
