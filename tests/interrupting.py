@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import sys
 import weakref
@@ -67,7 +68,8 @@ def interrupted(function: Callable[[], Any], n: int) -> bool:
 
 def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> bool:
     """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder;
-    whether it got so far. Finalizers are left alone."""
+    whether it got so far. Finalizers are left alone, and the end of a `with`, where Python looks
+    for no signals."""
     seen = 0
 
     def tracer(frame: FrameType, event: str, _: Any) -> Any:
@@ -79,7 +81,7 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
             "give_back",
         ):
             return None
-        if event == "line":
+        if event == "line" and not _ends_with(frame):
             seen += 1
             if seen == n:
                 raise KeyboardInterrupt
@@ -96,3 +98,9 @@ def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> boo
         sys.settrace(before)
         gc.enable()
     return seen >= n
+
+
+def _ends_with(frame: FrameType) -> bool:
+    """Whether the frame is about to call `__exit__` with three times None."""
+    code = frame.f_code.co_code[frame.f_lasti : frame.f_lasti + 8 : 2]
+    return bytes([dis.opmap["LOAD_CONST"]] * 3) in code

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any, Final, Generic, NamedTuple, Self, TypedDict
 
 from mlvm.arena.arena import A, Allocation
-from mlvm.core.errors import DTypeError, PipelineError, QueueFull, ShutDown, brief
+from mlvm.core.errors import DTypeError, PipelineError, QueueEmpty, QueueFull, ShutDown, brief
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
 from mlvm.input.batches import Batch, Recipe, Schedule, Transform
@@ -73,8 +73,10 @@ class Pipeline(Generic[A]):
     """Batches of `dataset` as tensors on `vm`, in order, for one thread at a time.
 
     A `for` goes over one epoch, of `len(pipeline)` batches, and the next `for` over the next one.
-    After `epochs` of them it raises `ShutDown`; None is without end. A `for` that was left, or a
-    `restore`, is gone on from. `get` knows no epochs: it gives one batch after the other.
+    After `epochs` of them it raises `ShutDown`; None is without end. After a `for` that was left
+    before its end, the next one gives its batches again, from its first one on. `get` knows no
+    epochs: it gives one batch after the other. It goes on from any place, and so does a `for` after
+    `get` or `restore`.
 
     `shuffle` gives each epoch its own random order, and `transform(arrays, random)` changes the
     arrays of each batch. Both follow `seed`; by default that of `ml.random.seed` at the first
@@ -153,6 +155,7 @@ class Pipeline(Generic[A]):
             )
         self._types = self._recipe.types()
         self._next = self._schedule.at(0, 0)
+        self._first: Batch | None = None  # of the last `for`, unless `get` or `restore` came since
         self._crew: Crew | None = None
         self._close: weakref.finalize[Any, Any] | None = None
         self._closed = False
@@ -169,20 +172,7 @@ class Pipeline(Generic[A]):
         within `timeout` seconds, and `PipelineError` when all slots are in use, or in another
         process than the pipeline was made in.
         """
-        began = time.perf_counter()
-        batch = self._coming()
-        crew = self._crew or self._start(batch)
-        try:
-            if not self._workers:
-                self._make_one(crew)
-            tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
-        except ShutDown as end:
-            raise crew.failure or end from None
-        finally:
-            self._consumer_waited += time.perf_counter() - began
-        self._batches += 1
-        self._next = self._schedule.after(batch)
-        return with_parts(self._types, tensors)
+        return self._take(timeout, None)
 
     def peek(self) -> tuple[A, ...]:
         """The batch that the next `get` returns, made on this thread in memory of its own. Raises
@@ -195,12 +185,25 @@ class Pipeline(Generic[A]):
         return with_parts(self._types, queue.get(kind=self._kind))
 
     def __iter__(self) -> Iterator[tuple[A, ...]]:
-        """The batches that are left of this epoch: all of them, unless some were got before. Raises
+        """The batches of this epoch that `get` has not taken. After a `for` that was left before
+        the end of its epoch, these are that `for`'s batches from its first one on. Raises
         `ShutDown` after the last epoch, and what `get` raises."""
-        epoch = self._coming().epoch
-        self._loops += 1
-        while self._next is not None and self._next.epoch == epoch:
-            yield self.get()
+        coming, first = self._coming(), self._first
+        if first is None or first.epoch != coming.epoch:
+            self._loops += 1
+            first = coming
+        elif first != coming:
+            if coming.start - first.start > self._schedule.batch_size:  # more than a look at one
+                warnings.warn(
+                    f"{self.name}: the last `for` was left at position {coming.start} of epoch "
+                    f"{coming.epoch}, and this one begins at position {first.start} again; `get` "
+                    f"goes on",
+                    stacklevel=2,
+                )
+            self._stop()
+            self._next = first
+        while self._next is not None and self._next.epoch == first.epoch:
+            yield self._take(None, first)
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
@@ -233,8 +236,8 @@ class Pipeline(Generic[A]):
         start = self._integer("next_index", state["next_index"], 0, self._recipe.length)
         seed = self._integer("seed", state["seed"], 0, _SEEDS)
         self._stop()
-        self._recipe, self._has_seed = self._recipe.with_seed(seed), True
-        self._next = self._schedule.at(epoch, start)
+        recipe, batch = self._recipe.with_seed(seed), self._schedule.at(epoch, start)
+        self._recipe, self._has_seed, self._next, self._first = recipe, True, batch, None
 
     def stats(self) -> PipelineStats:
         """How long either side has waited so far."""
@@ -274,6 +277,29 @@ class Pipeline(Generic[A]):
         if not self._has_seed:
             self._recipe, self._has_seed = self._recipe.with_seed(self._default_seed()), True
 
+    def _take(self, timeout: float | None, first: Batch | None) -> tuple[A, ...]:
+        """Return the next batch as `get` does, to a `for` that began at `first`."""
+        began = time.perf_counter()
+        batch = self._coming()
+        crew = self._crew
+        if crew is None or not crew.ready:  # an interrupt came as it began or gave a batch
+            self._stop()
+            crew = self._start(batch)
+        crew.ready = False
+        try:
+            if not self._workers:
+                self._make_one(crew)
+            tensors = crew.queues[batch.size].get(timeout, kind=self._kind)
+        except Exception as end:  # in which no batch was taken, or there are no more
+            crew.ready = crew.failure is not None or isinstance(end, (ShutDown, QueueEmpty))
+            raise (isinstance(end, ShutDown) and crew.failure) or end from None
+        finally:
+            self._consumer_waited += time.perf_counter() - began
+        self._batches += 1
+        named, after = with_parts(self._types, tensors), self._schedule.after(batch)
+        self._next, self._first, crew.ready = after, first, True
+        return named
+
     def _start(self, first: Batch) -> Crew:
         """Slots for the batches from `first` on, and workers that fill them."""
         self._settle_seed()
@@ -303,16 +329,16 @@ class Pipeline(Generic[A]):
                 f"{self.name}: all slots are in use by tensors that are referred to; copy what "
                 f"is kept, or give a larger prefetch"
             ) from None
-        except BaseException:  # an interrupt: the batch is made again by the next get
-            self._stop()
-            raise
 
     def _stop(self) -> None:
         """End the crew, if there is one; the next `get` starts another."""
-        crew, self._crew = self._crew, None
-        if crew is not None and self._close is not None:
-            self._close()
-            self._producers_waited += crew.producers_waited
+        crew = self._crew
+        if crew is not None:
+            crew.close()
+            waited = self._producers_waited + crew.producers_waited
+            self._crew, self._producers_waited = None, waited
+            if self._close is not None:
+                self._close.detach()
 
     def _coming(self) -> Batch:
         """The batch that comes next. Raises `ShutDown` if there is none, or after `close`."""

@@ -37,8 +37,9 @@ Fill = Callable[[Batch, Reservation], None]
 class Crew:
     """Makes `batches` one after the other, each in a slot of the queue of its size.
 
-    `failure` is what ended the work early, once the queues are closed. `producers_waited` is
-    the time in seconds that all workers together have waited for a free slot.
+    `failure` is what ended the work early, once the queues are closed. `ready` is False as it
+    begins and ends, and while a batch is taken. `producers_waited` is the time in seconds that all
+    workers together have waited for a free slot.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Crew:
     ) -> None:
         self.queues = queues
         self.failure: Exception | None = None
+        self.ready = False
         self.producers_waited = 0.0
         self.closing = threading.Event()
         self._pid = os.getpid()
@@ -67,6 +69,7 @@ class Crew:
             )
             self._threads.append(thread)
             thread.start()
+        self.ready = True
 
     def close(self) -> None:
         """End the work and the workers; batches in the queues are lost. Idempotent.
@@ -77,6 +80,7 @@ class Crew:
         """
         if os.getpid() != self._pid:
             return
+        self.ready = False
         self.closing.set()
         for queue in self.queues.values():
             queue.cancel(ShutDown(f"{queue.name} was closed"))

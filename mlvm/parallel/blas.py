@@ -18,7 +18,7 @@ class BlasLimit:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held = 0
+        self._holders: set[object] = set()
         self._controller: Any = None
         self._limit: Any = None
 
@@ -29,17 +29,24 @@ class BlasLimit:
     @contextmanager
     def held(self) -> Iterator[None]:
         """In the block, BLAS computes on the thread that calls it and on no other."""
-        with self._lock:
-            if not self._held:
-                self._limit = self._controller.limit(limits=1, user_api="blas")
-            self._held += 1
+        holder = object()
         try:
-            yield
-        finally:
             with self._lock:
-                self._held -= 1
-                if not self._held:
-                    self._limit.restore_original_limits()
+                self._limit = self._limit or self._controller.limit(limits=1, user_api="blas")
+                self._holders.add(holder)
+            yield
+            self._release(holder)
+        except BaseException:  # an interrupt of the release, too
+            self._release(holder)
+            raise
+
+    def _release(self, holder: object) -> None:
+        """End the limit if this was its last holder. Idempotent."""
+        with self._lock:
+            self._holders.discard(holder)
+            if self._limit is not None and not self._holders:
+                self._limit.restore_original_limits()
+                self._limit = None
 
 
 one_blas_thread = BlasLimit()

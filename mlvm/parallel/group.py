@@ -74,11 +74,15 @@ class Seat:
         return result
 
     def close(self) -> None:
-        """Take the collectives out of the VM."""
+        """Take the collectives out of the VM. Idempotent: where an interrupt ended a `close`,
+        another one does the rest."""
+        if member_of(self.vm) is not self.member:
+            return
         self.member.close()
         self._arena.close()
         for name in self.member.functions():
-            self.vm.remove(name)
+            if name in self.vm.functions:
+                self.vm.remove(name)
         self.vm.attached(Membership).member = None
 
 
@@ -146,15 +150,16 @@ class AnyGroup(ABC):
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
         """Have each member do the task of its rank, and return the results by rank."""
 
-    def _begin(self) -> None:
-        """All members are busy from here on. Raises `GroupError` unless they may begin."""
+    def _begin(self, busy: set[int] | None = None) -> None:
+        """All members are busy from here on, until the run empties the set of their ranks. Raises
+        `GroupError` unless they may begin."""
         with self._lock:
             if self._closed:
                 raise GroupError("the group is closed")
             if self._busy:
                 names = ", ".join(self._names[rank] for rank in sorted(self._busy))
                 raise GroupError(f"a group has one run at a time; at work: {names}")
-            self._busy.update(range(self.size))
+            self._busy = set(range(self.size)) if busy is None else busy
 
     @abstractmethod
     def close(self) -> None:
@@ -252,7 +257,7 @@ class Group(AnyGroup):
         try:
             for rank, vm in enumerate(self.vms):
                 self._seats.append(Seat(vm, rank, len(self.vms), timeout))
-        except GroupError:
+        except BaseException:
             for seat in self._seats:
                 seat.close()
             raise
@@ -260,37 +265,45 @@ class Group(AnyGroup):
             threading.Thread(target=_serve, args=(mailbox, core), name=vm.name, daemon=True)
             for vm, mailbox, core in zip(self.vms, mailboxes, pins, strict=True)
         ]
+        weakref.finalize(self, _dismiss, mailboxes)
         for thread in self._threads:
             thread.start()
-        self._dismiss = weakref.finalize(self, _dismiss, mailboxes)
 
     def _each(self, tasks: Sequence[Task[R]]) -> list[R]:
-        self._begin()
         rendezvous = Rendezvous(self._names)
         results: dict[int, R] = {}
         ended: SimpleQueue[int] = SimpleQueue()
+        busy = set(range(self.size))
+        interrupted = threading.Event()
 
-        def take_part(rank: int, task: Task[R]) -> None:
-            """A member's part of a run, on the member's thread."""
+        def take_part(rank: int) -> None:
+            """Do a member's part of the run, on the member's thread; the second time, nothing."""
+            if rank not in busy:
+                return
             try:
-                results[rank] = self._seats[rank].do(task, rendezvous)
+                if not interrupted.is_set():  # else the run was over before the part began
+                    results[rank] = self._seats[rank].do(tasks[rank], rendezvous)
             except BaseException:  # which the rendezvous has; it is raised on the caller's thread
                 pass
             finally:
-                with self._lock:
-                    self._busy.discard(rank)
+                busy.discard(rank)
                 ended.put(rank)
 
-        with one_blas_thread.held():
-            try:
+        try:
+            self._begin(busy)
+            with one_blas_thread.held():
                 for rank, mailbox in enumerate(self._mailboxes):
-                    mailbox.put(partial(take_part, rank, tasks[rank]))
+                    mailbox.put(partial(take_part, rank))
                 for there in range(self.size):
                     self._await(ended, there, rendezvous)
-            except BaseException as error:  # Ctrl-C
+        except BaseException as error:  # Ctrl-C
+            if self._busy is busy:
+                interrupted.set()
                 rendezvous.abort(error)
-                _drain(ended, self.size)
-                raise
+                for rank in busy.copy():  # an interrupt may have come before some were sent
+                    self._mailboxes[rank].put(partial(take_part, rank))
+                _drain(ended, busy)
+            raise
         first, rendezvous.error = rendezvous.error, None
         if first is not None:
             try:
@@ -318,17 +331,16 @@ class Group(AnyGroup):
                     ) from None
 
     def close(self) -> None:
-        """End the threads, and take the collectives out of the VMs. Idempotent.
+        """End the threads, and take the collectives out of the VMs. Idempotent: where an interrupt
+        ended a `close`, another one does the rest.
 
         A member that is still computing after an interrupt keeps them. Its thread ends when it is
         done.
         """
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             idle = set(range(self.size)) - self._busy
-        self._dismiss()
+        _dismiss(self._mailboxes)
         for rank in idle:
             self._threads[rank].join()
             self._seats[rank].close()
@@ -351,9 +363,9 @@ def _dismiss(mailboxes: Sequence[_Mailbox]) -> None:
         mailbox.put(None)
 
 
-def _drain(ended: SimpleQueue[int], members: int) -> None:
+def _drain(ended: SimpleQueue[int], busy: set[int]) -> None:
     """Give members that are computing a moment to end."""
-    for _ in range(members):
+    while busy:
         try:
             ended.get(timeout=_GRACE)
         except Empty:

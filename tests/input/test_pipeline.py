@@ -46,6 +46,7 @@ from mlvm.input.sampling import SampleRandom
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
 from tests.input.datasets import Numbers
+from tests.interrupting import interrupted_at_line
 from tests.threads import PATIENCE, start
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -219,19 +220,40 @@ def test_each_loop_goes_over_the_next_epoch(workers: int) -> None:
         refuses(ShutDown, "all 2 epochs are over", indices, batches)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("drop_last", [False, True])
-def test_a_loop_that_was_left_is_gone_on_from(drop_last: bool) -> None:
+def test_a_loop_after_one_that_was_left_has_its_batches_again(
+    drop_last: bool, workers: int
+) -> None:
     whole = 4 if drop_last else 5
-    with pipeline(epochs=None, drop_last=drop_last) as batches:
+    with pipeline(epochs=None, drop_last=drop_last, workers=workers) as batches:
         assert len(batches) == whole
-        for _ in batches:
-            break
-        assert len(indices(batches)) == whole - 1
-        batches.restore({"epoch": 7, "next_index": 10, "seed": 1})
-        assert indices(batches)[0] == [10, 11, 12, 13, 14]
-        assert batches.state() == {"epoch": 8, "next_index": 0, "seed": 1}
-        assert len(indices(batches)) == whole
+        for _ in range(2):
+            next(iter(batches))
+            assert batches.state()["next_index"] == 5
+        epoch = indices(batches)
+        assert (len(epoch), epoch[0]) == (whole, [0, 1, 2, 3, 4])
+        for _ in zip(range(2), batches, strict=False):
+            state = batches.state()
+        assert state == {"epoch": 1, "next_index": 10, "seed": 0}
+        with pytest.warns(UserWarning, match="left at position 10 of epoch 1, .* position 0"):
+            assert indices(batches) == epoch
+        batches.restore(state)
+        next(iter(batches))
+        assert indices(batches) == epoch[2:]
+        assert batches.state() == {"epoch": 2, "next_index": 0, "seed": 0}
     refuses(ShutDown, "pipeline was closed", list, batches)
+
+
+def test_a_loop_after_get_or_a_whole_epoch_goes_on() -> None:
+    with pipeline(epochs=3) as batches:
+        next(iter(batches))
+        batches.get()
+        assert indices(batches)[0] == [10, 11, 12, 13, 14]
+        for _ in zip(batches, range(5), strict=False):  # left after the last batch
+            pass
+        assert batches.state()["epoch"] == 2
+        assert len(indices(batches)) == 5
 
 
 def test_one_loop_over_several_epochs_is_told() -> None:
@@ -577,6 +599,35 @@ def test_peek_takes_nothing(workers: int) -> None:
         first, state = values(batches, batches.peek()), batches.state()
         assert state["next_index"] == 0
         assert values(batches, batches.get()) == first
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("count", [0, 1])
+def test_an_interrupt_anywhere_skips_no_batch(workers: int, count: int) -> None:
+    """The position and the batches agree, with as many workers as before."""
+    with pipeline(epochs=None) as batches:
+        whole = digests(batches, 5)
+    threads = threading.active_count()
+
+    def calls(batches: Pipeline[Any]) -> None:
+        batches.get()
+        batches.close()
+
+    for n in itertools.count(1):
+        batches = pipeline(epochs=None, workers=workers)
+        if count:
+            assert digests(batches, count) == whole[:count]
+        reached = interrupted_at_line(lambda b=batches: calls(b), n, "/mlvm/input/")  # type: ignore[misc]
+        if not batches._closed:
+            place = batches.state()["next_index"] // 5
+            assert digests(batches, 3) == whole[place : place + 3], n
+            assert threading.active_count() == threads + workers, n
+        batches.close()
+        assert threading.active_count() == threads, n
+        if not reached:
+            break
+    assert n > 20
 
 
 def test_close_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:

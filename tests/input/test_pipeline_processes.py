@@ -195,6 +195,13 @@ def test_processes_make_the_same_batches_and_go_on_from_a_state(worker_code: Any
         assert contents(batches) == whole
 
 
+def test_a_look_at_the_first_batch_takes_none_of_the_epoch(worker_code: Any) -> None:
+    with pipeline(worker_code.Numbers(), epochs=2) as batches:
+        next(iter(batches))
+        assert len(list(map(len, batches))) == len(batches) == 6
+        assert len(contents(batches)) == 6
+
+
 def test_an_exception_comes_with_its_traceback_and_sample(worker_code: Any) -> None:
     with pipeline(worker_code.Numbers(), transform=worker_code.failing) as batches:
         assert len(contents(batches, 4)) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from mlvm.parallel import blas
 from mlvm.parallel.group import Group, member_of
 from mlvm.parallel.meeting import SMALL
 from tests.brief import refuses
+from tests.interrupting import interrupted_at_line
 from tests.parallel.members import Step, call, run, run_in
 
 threadpoolctl = pytest.importorskip("threadpoolctl")
@@ -301,6 +303,34 @@ def test_ctrl_c_ends_a_run(other: str) -> None:
     )
     assert done.stdout.split() == ["interrupted", "GroupError"]
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_an_interrupt_anywhere_in_a_run_leaves_a_group_that_runs(size: int) -> None:
+    before = blas_threads()
+    with Group(size) as group:
+        for n in itertools.count(1):
+            reached = interrupted_at_line(lambda: group.run(reduce), n, "/mlvm/parallel/")
+            assert group.run(reduce) == [[float(size)] * 4] * size, n
+            assert blas_threads() == before, n
+            if not reached:
+                break
+    assert n > 20
+
+
+def test_an_interrupt_anywhere_in_close_leaves_the_rest_to_another() -> None:
+    vms = [VM("a"), VM("b")]
+    threads = threading.active_count()
+    for n in itertools.count(1):
+        group = Group(vms)
+        reached = interrupted_at_line(group.close, n, "/mlvm/parallel/")
+        group.close()
+        refuses(GroupError, "closed", group.run, end)
+        assert (threading.active_count(), member_of(vms[0])) == (threads, None), n
+        refuses(UnknownFunction, "", reduce, 0, vms[0])
+        if not reached:
+            break
+    assert n > 20
 
 
 # --- groups --------------------------------------------------------------------------
