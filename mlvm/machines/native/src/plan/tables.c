@@ -31,6 +31,7 @@
 #define TABLES(set, target, products, tiles)                                             \
     KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                               \
     ROW_FILES(DECLARE_ROWS, target)                                                      \
+    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */         \
     static const KernelEntry *const kernels_##set[] = {                                  \
         KERNEL_FILES(LIST_KERNELS, target, products, tiles) NULL};                       \
     static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
@@ -47,6 +48,7 @@ typedef struct {
     const char *name;
     const KernelEntry *const *kernels;
     const RowEntry *const *rows;
+    int (*is_preferred)(void); /* asked where no set is asked for; NULL: it is */
 } Set;
 
 /* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products of
@@ -59,6 +61,7 @@ TABLES(amx_emulated, avx512, avx512, amx_emulated)
 #endif
 #ifdef WITH_AVX512_BF16
 TABLES(avx512_bf16, avx512, avx512_bf16, avx512)
+int pairs_are_faster(void); /* in kernels/linalg.c */
 #endif
 #ifdef WITH_AVX512
 TABLES(avx512, avx512, avx512, avx512)
@@ -71,26 +74,33 @@ TABLES(neon, neon, neon, neon)
 #endif
 TABLES(plain, plain, plain, plain)
 
+#ifdef WITH_AMX_EMULATED
+static int is_for_tests(void)
+{
+    return 0;
+}
+#endif
+
 static const Set sets[] = {
 #ifdef WITH_AMX
-    {"amx", kernels_amx, rows_amx},
+    {"amx", kernels_amx, rows_amx, NULL},
 #endif
 #ifdef WITH_AVX512_BF16
-    {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16},
+    {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16, pairs_are_faster},
 #endif
 #ifdef WITH_AVX512
-    {"avx512", kernels_avx512, rows_avx512},
+    {"avx512", kernels_avx512, rows_avx512, NULL},
 #endif
 #ifdef WITH_AVX2
-    {"avx2", kernels_avx2, rows_avx2},
+    {"avx2", kernels_avx2, rows_avx2, NULL},
 #endif
 #ifdef WITH_NEON
-    {"neon", kernels_neon, rows_neon},
+    {"neon", kernels_neon, rows_neon, NULL},
 #endif
 #ifdef WITH_AMX_EMULATED
-    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated},
+    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated, is_for_tests},
 #endif
-    {"plain", kernels_plain, rows_plain},
+    {"plain", kernels_plain, rows_plain, NULL},
 };
 static const Set *chosen;
 
@@ -107,7 +117,7 @@ int simd_choose(const char *name)
 static const Set *set_in_use(void)
 {
     for (size_t i = 0; !chosen; i++)
-        if (processor_has(sets[i].name) && processor_prefers(sets[i].name))
+        if (processor_has(sets[i].name) && (!sets[i].is_preferred || sets[i].is_preferred()))
             chosen = &sets[i];
     return chosen;
 }
