@@ -128,7 +128,7 @@ class BuildNative(build_ext):
         return targets(self.inplace).keys() <= built()
 
     def copy_extensions_to_source(self):
-        """Replace each at once, for processes that load it meanwhile; remove what could not be built."""
+        """Replace each at once, as others may load it; remove what could not be built."""
         for ext in self.extensions:
             name = self.get_ext_filename(self.get_ext_fullname(ext.name))
             made, place = Path(self.build_lib, name), Path(name)
