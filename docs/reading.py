@@ -1,4 +1,4 @@
-"""Writes the line numbers of docs/reading.md anew: `python -m docs.reading`.
+"""Writes the line numbers of docs/architecture.md: `python -m docs.reading`.
 
 A place there is "`file`, `name` (lines 10–20)", or "`file` (lines 1–200)" for a whole file. In
 Python a name is a function, a class or `Class.method`, in C a function.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "reading.md"
+PAGE = ROOT / "docs" / "architecture.md"
 
 _PLACE = re.compile(r"(`([\w/]+\.(?:py|c|h))`(?:,\s+`([\w.]+)`)?)\s+\(lines (\d+)–(\d+)\)")
 

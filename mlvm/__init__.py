@@ -3,7 +3,7 @@
 `import mlvm.eager as ml` is the language; `mlvm.arena` its memory, `mlvm.core` the machine.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def __getattr__(name: str) -> object:

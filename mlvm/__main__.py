@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import shlex
+import stat
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
@@ -276,13 +277,28 @@ def _on_one_line(error: Exception) -> str:
 # --- programs and arguments ------------------------------------------------------------
 
 
+_MOST_PIPED: Final = 1 << 28
+
+
+def read_bytes(file: str) -> bytes:
+    """The bytes of a file. Raises `BadInput` for a pipe or a device that does not end within 256
+    MiB, and `OSError`."""
+    with open(file, "rb") as stream:
+        if stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            return stream.read()
+        data = stream.read(_MOST_PIPED + 1)
+    if len(data) > _MOST_PIPED:
+        raise BadInput(f"{file}: no regular file, and more than {_MOST_PIPED >> 20} MiB")
+    return data
+
+
 def read_file(file: str) -> Program | SavedStep:
     """What a file holds: a program as assembly or as `Program.to_bytes` gives it, or a captured
     step as `Captured.save` writes it.
 
     Raises `BadInput` for any other file, with line and column for text; and `OSError`.
     """
-    data = Path(file).read_bytes()
+    data = read_bytes(file)
     try:
         if not data.startswith(MAGIC):
             return assemble(data.decode())
@@ -311,10 +327,10 @@ def read_argument(number: int, text: str) -> Array:
     try:
         if _TENSOR_TEXT.match(text):
             return parse_constant(text)
-        array = _read_npy(Path(text).read_bytes())
+        array = _read_npy(read_bytes(text))
         TensorType.of(array)
         return array
-    except OSError:
+    except (OSError, BadInput):
         raise
     except (AssemblyError, DTypeError) as error:
         raise BadInput(f"argument {number}, {text}: {error}") from None
@@ -494,6 +510,8 @@ def show(options: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Write a page that shows a captured step or, of a script run with the arguments, all that it
     does, up to where it failed if it does. Returns the exit status, a script's own."""
     file = Path(options.file)
+    if not file.name:
+        raise BadInput(f"{options.file!r} names no file; show takes what Captured.save wrote")
     page = options.page if options.page is not None else file.with_name(f"{file.name}.html")
     failed: ScriptFailed | None = None
     if file.suffix == ".py":
@@ -532,7 +550,7 @@ def _read_step(file: Path) -> SavedStep:
     try:
         found = read_file(os.fspath(file))
     except BadInput as error:
-        if file.read_bytes()[: len(MAGIC)] == MAGIC:
+        if read_bytes(os.fspath(file)).startswith(MAGIC):
             raise
         raise BadInput(
             f"{file}: not what Captured.save wrote; show takes such a file, or a Python script "

@@ -15,6 +15,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from functools import wraps
@@ -116,6 +117,14 @@ def _collections_are_short() -> None:
     garbage that tests and captured functions ask for: each would look at all of it again."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def _no_seed_before() -> None:
+    """Have new VMs begin with the keys of a process without a seed, whatever ran before."""
+    random: Any = sys.modules.get("mlvm.eager.functions.random")
+    if random is not None:
+        random.process.seed, random.process.alone = 0, None
 
 
 ODD = ("1", "3", "5", "7", "9")

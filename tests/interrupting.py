@@ -63,3 +63,36 @@ def interrupted(function: Callable[[], Any], n: int) -> bool:
         sys.setprofile(before)
         gc.enable()
     return False
+
+
+def interrupted_at_line(function: Callable[[], Any], n: int, folder: str) -> bool:
+    """Call the function, with Ctrl-C before the n-th line that it runs in files of that folder;
+    whether it got so far. Finalizers are left alone."""
+    seen = 0
+
+    def tracer(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal seen
+        if folder not in frame.f_code.co_filename or frame.f_code.co_name in (
+            "__del__",
+            "append",
+            "settle",
+            "give_back",
+        ):
+            return None
+        if event == "line":
+            seen += 1
+            if seen == n:
+                raise KeyboardInterrupt
+        return tracer
+
+    before = sys.gettrace()
+    gc.disable()
+    sys.settrace(tracer)
+    try:
+        function()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+        gc.enable()
+    return seen >= n

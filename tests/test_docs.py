@@ -41,7 +41,7 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
 @cases(
     "page, least",
     ("docs/write-a-model.md", 6),
-    ("docs/cookbook.md", 22),
+    ("docs/cookbook.md", 24),
     ("docs/arenas.md", 4),
     ("docs/machine.md", 5),
     ("docs/futures.md", 2),
@@ -60,6 +60,9 @@ def shown(page: Path, language: str) -> Iterator[tuple[str, str]]:
     ("docs/transformations.md", 7),
     ("docs/dtypes.md", 2),
     ("docs/values.md", 4),
+    ("docs/errors.md", 1),
+    ("docs/quickstart.md", 6),
+    ("docs/from-pytorch.md", 3),
 )
 def test_the_python_prints_what_the_page_says(
     page: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -74,6 +77,15 @@ def test_the_python_prints_what_the_page_says(
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(body, page, "exec"), namespace)
         assert plainly(printed.getvalue()) == plainly(expected)
+
+
+def test_the_script_for_pytorch_trains_there() -> None:
+    pytest.importorskip("torch")
+    page = (ROOT / "docs" / "from-pytorch.md").read_text("utf-8")
+    [script] = re.findall(r"```py\n(.*?)```", page, re.DOTALL)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(script, "from-pytorch.md", "exec"), {})
+    assert printed.getvalue() == "True\n"
 
 
 @pytest.mark.parametrize("page", ["README.md", "examples/README.md", "docs/machine.md"])
@@ -161,6 +173,21 @@ def test_the_error_tree_is_drawn_whole() -> None:
         if isinstance(each, type) and issubclass(each, errors.MlvmError)
     ]
     assert sorted(drawn) == sorted({*raised} - {"MlvmError"})
+
+
+def test_the_errors_page_has_a_row_for_each_exception_and_warning() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)`(?: \((.*?)\))? \|", page, re.MULTILINE))
+    bases = {
+        name: [base for base in each.__bases__ if not issubclass(base, errors.MlvmError)]
+        for name, each in vars(errors).items()
+        if isinstance(each, type) and issubclass(each, errors.MlvmError) and name != "MlvmError"
+    }
+    warned = {name for name in dir(ml) if name.endswith("Warning")}
+    assert rows.keys() == bases.keys() | {f"ml.{name}" for name in warned}
+    for name, builtin in bases.items():
+        named = [base.rpartition(".")[2] for base in re.findall(r"`([\w.]+)`", rows[name])]
+        assert named == [base.__name__ for base in builtin if base is not Exception], name
 
 
 def test_every_page_is_in_the_reading_order() -> None:

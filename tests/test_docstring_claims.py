@@ -735,6 +735,9 @@ ShapeError ml.random.uniform(-2)
 AttributeRefused ml.testing.check_gradients(ml.sum, v, order=0)
 GradientError ml.testing.check_gradients(ml.sum, ints)
 GradientMismatch ml.testing.check_gradients(ml.relu, ml.zeros(1))
+AttributeRefused ml.testing.replacement(ml.relu, "relu", 3)
+CheckFailed ml.testing.replacement(ml.exp, "sin", ml.TensorType("f32", (2,)))
+UnknownFunction ml.testing.replacement(ml.relu, "none", ml.TensorType("f32", (2,)))
 DTypeError ml.tree.leaves(endless)
 DTypeError ml.tree.map(ml.add, [v], [v, v])
 """
@@ -765,6 +768,7 @@ NEVER = {
     "FrozenWarning": "a warning",
     "PrecisionWarning": "a warning",
     "RecompilationWarning": "a warning",
+    "ReplacementWarning": "a warning",
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
     "Transform": "a protocol",
@@ -1112,6 +1116,7 @@ CaptureError Captured.plan: ml.capture(ml.sum).plan
 CaptureError Captured.planned: ml.capture(ml.sum).planned
 CaptureError Captured.plot: ml.capture(ml.sum).plot("step.svg")
 CaptureError Captured.program: ml.capture(ml.sum).program
+CaptureError Captured.replaced: ml.capture(ml.sum).replaced
 CaptureError Captured.save: ml.capture(ml.sum).save("step.mlvm")
 AttributeRefused Captured.save: ml.capture(ml.sum).save("step.onnx")
 HandleError DryVM.borrow: dry.borrow(99)
@@ -1160,7 +1165,10 @@ MachineError VM.instrumented: within(vm.instrumented(v), lambda: within(vm.instr
 HandleError VM.launch: vm.launch(returning, [99])
 LimitExceeded VM.launch: vm.launch(endless_program, max_steps=9)
 HandleError VM.make_writable: ml.VM(workers=1).make_writable([99])
+AttributeRefused VM.read: vm.read(vm.alloc_tensor(v.type), np.broadcast_to(array[:1], (2,)))
+DTypeError VM.read: vm.read(vm.alloc_tensor(v.type), np.ones(2))
 HandleError VM.read: vm.read(99)
+ShapeError VM.read: vm.read(vm.alloc_tensor(v.type), array[:1])
 LibraryError VM.register_library: vm.register_library("none.so")
 UnknownFunction VM.remove: vm.remove("nothing")
 HandleError VM.share: vm.share(99, dry)

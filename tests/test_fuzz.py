@@ -23,8 +23,10 @@ from mlvm.eager.autodiff.rules_batching import BATCHING
 from mlvm.machines.native import extension
 from mlvm.machines.remote.bounded import BoundedVM
 from mlvm.machines.remote.session import Session
+from mlvm.onnx.bodies import BODIES
+from mlvm.onnx.table import TABLE
 from tests.brief import cases
-from tests.fuzz import directions, remote, threads, transformations
+from tests.fuzz import directions, graphs, remote, saved, threads, transformations
 from tests.fuzz.machines import Machines
 from tests.fuzz.making import VALID, Case, make_case
 from tests.fuzz.trying import Fuzz, fuzz
@@ -209,3 +211,25 @@ def test_random_directions(
     monkeypatch.setattr(ml, "jvp", doubled)
     assert directions.main(command) == 1
     assert re.search(r"^program \d+: ", capsys.readouterr().out, re.MULTILINE)
+
+
+def test_graphs_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime")
+    runs, failure = graphs.fuzz(6, 0)
+    assert failure is None
+    assert sum(runs.ops.values()) > 6 * 140
+    monkeypatch.setitem(TABLE, "Tanh", TABLE["Sin"])
+    _, failure = graphs.fuzz(1, 0, 1)
+    assert failure is not None
+    assert "apart by" in failure
+
+
+def test_saved_functions_are_as_onnxruntime_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for package in ("onnx", "onnxruntime"):
+        pytest.importorskip(package)
+    runs, failure = saved.fuzz(40, 0)
+    assert failure is None
+    assert runs.outcomes["the same"] > 4
+    monkeypatch.setitem(BODIES, "multiply", BODIES["add"])
+    _, failure = saved.fuzz(40, 0)
+    assert failure is not None

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -185,7 +186,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def command_line(text: str) -> int:
-    return main(text.split())
+    return main(shlex.split(text))
 
 
 Captured = pytest.CaptureFixture[str]
@@ -307,6 +308,17 @@ def test_an_output_that_cannot_be_written_is_an_error(folder: Path, capsys: Capt
     Path("out/0.npy").mkdir(parents=True)
     assert command_line("run add.mlasm --arg x.npy --arg y.npy --out out") == 1
     assert capsys.readouterr().err == "error: out/0.npy: Is a directory\n"
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="there is no /dev/zero")
+def test_a_device_that_does_not_end_is_an_error(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlvm.__main__._MOST_PIPED", 1 << 20)
+    for command in ("run /dev/zero", "run add.mlasm --arg /dev/zero --arg y.npy"):
+        assert command_line(command) == 1
+        message = "error: /dev/zero: no regular file, and more than 1 MiB\n"
+        assert capsys.readouterr().err == message
 
 
 def test_a_program_too_large_for_memory_is_an_error(folder: Path, capsys: Captured) -> None:
@@ -565,6 +577,7 @@ def test_show_opens_a_browser_if_told(step: Any, monkeypatch: pytest.MonkeyPatch
     ("show x.npy", "error: x.npy: not what Captured.save wrote; show takes such a file, or "),
     ("show a.svg", "error: a.svg: not what Captured.save wrote; show takes such a file, or "),
     ("show add.mlasm -- --epochs 2", "error: a captured step takes no arguments here"),
+    ("show ''", "error: '' names no file; show takes what Captured.save wrote"),
     ("show ends.py -o scripts", "error: scripts: Is a directory"),
     ("show ends.py -o no/x.html", "error: no/x.html: No such file or directory"),
 )

@@ -171,14 +171,36 @@ def test_without_a_compiler_numpy_kernels_run(without_compiler: Path, tmp_path: 
     assert "step 100: loss 0.07" in run(python, "-W", "error", "-c", first[1], cwd=tmp_path)
 
 
-def test_a_clone_has_the_stubs_once_it_is_installed_or_checked(
-    checkout: Path, tmp_path: Path
-) -> None:
-    clone = tmp_path / "clone"
+@pytest.fixture(scope="module")
+def clone(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project of which `pip install -e` has made its wheel, in the folder above."""
+    clone = tmp_path_factory.mktemp("editable") / "clone"
     shutil.copytree(checkout, clone)
     assert not files(clone) & STUBS
     editable = "import setuptools.build_meta as backend; backend.build_editable('..')"
     run(sys.executable, "-c", editable, cwd=clone, CC="/bin/false")
+    return clone
+
+
+USERS_FILE: Final = """import mlvm.eager as ml
+
+reveal_type(ml.relu(ml.ones(3)))
+ml.nn.Linear("3", 4)
+"""
+
+
+def test_a_type_checker_follows_an_editable_install(clone: Path, tmp_path: Path) -> None:
+    pytest.importorskip("mypy")
+    [wheel] = clone.parent.glob("*.whl")
+    python = installed(tmp_path / "venv", wheel) / "bin" / "python"
+    (tmp_path / "user.py").write_text(USERS_FILE)
+    checker = (sys.executable, "-m", "mypy", "--python-executable", python, "user.py")
+    done = subprocess.run(checker, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert 'type is "mlvm.eager.tensor.tensor.Tensor"' in done.stdout, done.stdout + done.stderr
+    assert 'Argument 1 to "Linear" has incompatible type "str"' in done.stdout
+
+
+def test_a_clone_has_the_stubs_once_it_is_installed_or_checked(clone: Path) -> None:
     assert files(clone) >= STUBS
     for stub in STUBS:
         (clone / stub).write_text("of ops as they were")

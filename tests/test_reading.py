@@ -1,4 +1,4 @@
-"""docs/reading.md sends its reader to lines that exist, and to no more than 3,000."""
+"""docs/architecture.md sends its reader to lines that exist, and to no more than 3,000."""
 
 from __future__ import annotations
 

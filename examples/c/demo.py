@@ -1,5 +1,5 @@
-"""Call the C functions of `functions.c`: from a program, from assembly text, and from eager
-code with a gradient.
+"""Call the C functions of `functions.c`: from a program, from assembly text, from eager code with a
+gradient, and in the place of what a captured step computes.
 
 make example-c
 python examples/c/demo.py [LIBRARY]
@@ -41,6 +41,11 @@ def loss(x: ml.Tensor) -> ml.Tensor:
     return ml.sum(ml.call("softclip", x, limit=LIMIT, vjp=clip_vjp))
 
 
+def layer(x: ml.Tensor, w: ml.Tensor, b: ml.Tensor) -> ml.Tensor:
+    """The pattern that `dense` of the library replaces."""
+    return ml.relu(x @ w + b)
+
+
 vm = ml.VM()
 print("registered:", *vm.register_library(sys.argv[1] if sys.argv[1:] else "build/example_c.so"))
 
@@ -56,3 +61,19 @@ with ml.Arena(vm, "demo"):
     x = ml.asarray([-8.0, 0.0, 1.0])
     print("ml.call:  ", ml.call("softclip", x, limit=LIMIT).numpy().round(3))
     print("gradient: ", ml.grad(loss)(x).numpy().round(3))
+
+types = [ml.TensorType("f32", shape) for shape in ((8, 16), (16, 32), (32,))]
+with ml.Arena(vm, "weights").allocating():
+    ml.testing.replacement(layer, "dense", *types)
+    first, second = (
+        ml.nn.Linear(16, 32, key=ml.random.key(0)),
+        ml.nn.Linear(32, 4, key=ml.random.key(1)),
+    )
+    x = ml.random.normal((8, 16), key=ml.random.key(2))
+
+    def step(x: ml.Tensor) -> ml.Tensor:
+        return ml.sum(ml.relu(second(ml.relu(first(x)))))
+
+    replaced = ml.capture(step, replace={layer: "dense"})
+    close = ml.allclose(replaced(x), step(x), rtol=1e-5)
+    print("replaced: ", len(replaced.replaced["dense"]), "calls of dense, as eager:", bool(close))

@@ -1,4 +1,4 @@
-/* Three host functions in C. `make example-c` compiles them to build/example_c.so. */
+/* Four host functions in C. `make example-c` compiles them to build/example_c.so. */
 #include <math.h>
 #include <mlvm.h>
 
@@ -60,6 +60,39 @@ static int min_max(mlvm_frame *frame)
     return frame->push(frame, least) || frame->push(frame, greatest);
 }
 
+/* ( x w b -- y ) y = relu(x w + b) of f32[n,k], f32[k,m] and f32[m], in one pass over y. */
+static int dense(mlvm_frame *frame)
+{
+    const mlvm_tensor *x = &frame->params[0].tensor, *w = &frame->params[1].tensor;
+    const mlvm_tensor *b = &frame->params[2].tensor;
+    const float *from = (const float *)x->data;
+    int64_t i, j, k, shape[2];
+    mlvm_tensor *y;
+
+    for (i = 0; i < 3; i++)
+        if (frame->params[i].kind != MLVM_TENSOR || frame->params[i].tensor.dtype != MLVM_F32)
+            return frame->error(frame, "takes three tensors of f32");
+    if (x->ndim != 2 || w->ndim != 2 || b->ndim != 1 || x->shape[1] != w->shape[0] ||
+        w->shape[1] != b->shape[0])
+        return frame->error(frame, "takes f32[n,k], f32[k,m] and f32[m]");
+    shape[0] = x->shape[0];
+    shape[1] = w->shape[1];
+    y = frame->new_tensor(frame, MLVM_F32, 2, shape);
+    if (y == NULL)
+        return 1;
+    for (i = 0; i < shape[0]; i++, from += x->shape[1]) {
+        float *row = (float *)y->data + i * shape[1];
+        for (j = 0; j < shape[1]; j++)
+            row[j] = ((const float *)b->data)[j];
+        for (k = 0; k < x->shape[1]; k++)
+            for (j = 0; j < shape[1]; j++)
+                row[j] += from[k] * ((const float *)w->data)[k * shape[1] + j];
+        for (j = 0; j < shape[1]; j++)
+            row[j] = row[j] > 0 ? row[j] : 0;
+    }
+    return frame->push(frame, y);
+}
+
 /* ( -- ) Nothing: `python -m bench machine` times the call. */
 static int nothing(mlvm_frame *frame)
 {
@@ -68,4 +101,4 @@ static int nothing(mlvm_frame *frame)
 }
 
 MLVM_FUNCTIONS({"softclip", softclip, 1, 1}, {"min_max", min_max, 1, 2},
-               {"nothing", nothing, MLVM_ANY, 0});
+               {"dense", dense, 3, 1}, {"nothing", nothing, MLVM_ANY, 0});

@@ -303,12 +303,15 @@ class Arena(ArenaFields):
     """`arena.plot(path)`; see `mlvm.show.picture`, which adds it."""
 
     def __init__(
-        self, vm: VMProtocol, name: str, *, capacity: int | None = None, trims: bool = False
+        self, vm: VMProtocol, name: str = "", *, capacity: int | None = None, trims: bool = False
     ) -> None:
         if not hasattr(vm, "tensor_from_storage"):
             raise errors.ArenaError(
-                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second"
+                f"an arena is memory of a VM, not of {errors.brief(vm)}; its name comes second: "
+                'ml.Arena(ml.VM(), "weights")'
             )
+        if not name:
+            raise errors.ArenaError('an arena has a name: ml.Arena(vm, "weights")')
         if capacity is not None and (not isinstance(capacity, int) or capacity < 0):
             raise errors.ArenaError(f"arena {name!r}: a capacity is >= 0 bytes, not {capacity!r}")
         self.vm = vm
@@ -359,11 +362,11 @@ class Arena(ArenaFields):
                 region = self._bins[type].pop()
             except (KeyError, IndexError):
                 region = self._find(type)
-        self.used = used = self.used + region.nbytes  # at once, with the next two lines
-        if used > self.high_water:
-            self.high_water = used
         tensor = _new(kind)
         tensor.region = region
+        self.used = used = self.used + region.nbytes  # at once, with the lines around it
+        if used > self.high_water:
+            self.high_water = used
         tensor.arena = self
         tensor.type = type
         tensor.base = None
@@ -694,12 +697,12 @@ class Arena(ArenaFields):
         region, tensor.region = tensor.region, None  # at once
         if region is None:  # another thread was faster
             return False
+        self.used -= region.nbytes  # at once
         views, region.views = region.views, None
         tensor.handle = STALE
         for view in _alive(views):
             view.handle = STALE
         region.bin.append(region)  # whoever gets it now finds the tensor stale
-        self.used -= region.nbytes  # at once
         return True
 
     def _dealloc(self, handle: TensorHandle) -> None:

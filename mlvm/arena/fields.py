@@ -27,8 +27,8 @@ class _AllocationSlots:
         except AttributeError:  # one that no arena has made
             return
         if region is not None:
-            region.bin.append(region)
             self.arena.used -= region.nbytes  # at once
+            region.bin.append(region)
 
 
 class _RegionSlots:

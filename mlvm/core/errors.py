@@ -638,12 +638,17 @@ def user_place() -> Place | None:
     return None
 
 
-@lru_cache(maxsize=4096)
 def line_of(place: Place) -> str:
-    """The place as `file:line`."""
+    """Return the place as `file:line`."""
     code, offset = place
+    return _line_of(code.co_filename, code.co_linetable, code, offset)
+
+
+@lru_cache(maxsize=4096)
+def _line_of(file: str, table: bytes, code: CodeType, offset: int) -> str:
+    """Return the line, cached by `file` and `table` too: equal code objects may differ in both."""
     lines = (line for start, end, line in code.co_lines() if start <= offset < end)
-    return f"{code.co_filename}:{next(lines, None) or code.co_firstlineno}"
+    return f"{file}:{next(lines, None) or code.co_firstlineno}"
 
 
 def user_line() -> str | None:

@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from mlvm.core.errors import DTypeError, HandleError, OutOfMemory, ShapeError, brief
+from mlvm.core.errors import DTypeError, HandleError, MachineError, OutOfMemory, ShapeError, brief
 from mlvm.core.memory import HOST, Memory
 from mlvm.core.types import ALIGNMENT, MAX_NBYTES, Array, TensorType
 
@@ -68,9 +68,26 @@ class FreeStore:
         self._storages: dict[Handle, Storage] = {}
         self._by_root: dict[int, Storage] = {}  # by the number of its memory
         self._ended: dict[Handle, str] = {}
+        self._closed: str | None = None
+
+    def close(self, why: str) -> None:
+        """End every tensor and storage. Uses and allocations after that raise an error that says
+        `why`; what frees does nothing. Idempotent."""
+        for storage in list(self._storages):
+            self.dealloc_storage(storage)
+        for tensor in list(self._entries):
+            self.dealloc_tensor(tensor)
+        self.clear_caches()
+        self._closed = why
+
+    def require_open(self) -> None:
+        """Raise `MachineError` after `close`."""
+        if self._closed is not None:
+            raise MachineError(self._closed)
 
     def new_storage(self, nbytes: int) -> Storage:
         """Bytes for one storage; the one place that allocates. Raises `OutOfMemory`."""
+        self.require_open()
         try:
             return Storage(nbytes, self.memory.zeros(nbytes))
         except MemoryError:
@@ -97,6 +114,7 @@ class FreeStore:
         return self._name_storage(Storage(memory.nbytes, memory))
 
     def _name_storage(self, storage: Storage) -> Handle:
+        self.require_open()
         storage.has_handle = True
         handle = next(_handles)
         self._storages[handle] = storage
@@ -104,6 +122,8 @@ class FreeStore:
         return handle
 
     def dealloc_storage(self, handle: Handle) -> None:
+        if self._closed is not None:
+            return
         storage = self._storage(handle)
         for view in list(storage.views):
             self._end(view, f"ended with its storage {handle}")
@@ -122,6 +142,8 @@ class FreeStore:
         return self._name(Entry(type, storage.view(type, 0), storage, owner=True))
 
     def dealloc_tensor(self, handle: Handle) -> None:
+        if self._closed is not None:
+            return
         self.entry(handle)
         self._end(handle, "ended by dealloc_tensor")
         self.clear_caches()
@@ -179,6 +201,7 @@ class FreeStore:
         return Entry(TensorType.of(array), array, storage, owner=not storage.has_handle)
 
     def _name(self, entry: Entry) -> Handle:
+        self.require_open()
         handle = next(_handles)
         self._attach(handle, entry)
         return handle
@@ -237,6 +260,8 @@ class FreeStore:
     def _fate(self, handle: Handle) -> str:
         if not isinstance(handle, (int, np.integer)):  # no type checker saw the call
             return "is no handle, which is an integer"
+        if self._closed is not None:
+            return f"names nothing any more: {self._closed}"
         if handle in self._storages:
             return "names a storage, not a tensor"
         if handle in self._entries:

@@ -11,13 +11,13 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Any, ClassVar, Final, Literal, TypeAlias, final
+from typing import Any, ClassVar, Final, Literal, NoReturn, TypeAlias, final
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from mlvm.core.errors import DTypeError, ShapeError
+from mlvm.core.errors import AttributeRefused, DTypeError, ShapeError
 from mlvm.core.locks import new_lock
 
 Array: TypeAlias = NDArray[Any]
@@ -292,6 +292,9 @@ class TensorType:
             raise ShapeError(f"a length of {name}[...] has too many digits") from None
         return TensorType(DType.named(name), shape)
 
+    def __call__(self, *_: object) -> NoReturn:
+        raise TypeError("x.type is a value, and converts nothing; write x.astype(dtype)")
+
     def with_shape(self, shape: Sequence[int]) -> TensorType:
         """The type of that shape and this dtype. Raises `ShapeError`."""
         return TensorType(self.dtype, shape)
@@ -325,6 +328,17 @@ def check_array(array: Array, type: TensorType, where: str) -> None:
         raise DTypeError(f"{where}: the array's dtype is {array.dtype}")
     if array.shape != type.array_shape:
         raise ShapeError(f"{where}: the array's shape is {array.shape}")
+
+
+def check_out(out: Array, type: TensorType) -> None:
+    """Raise `DTypeError`, `ShapeError` or `AttributeRefused` unless a tensor of that type can be
+    read into the caller's array."""
+    where = f"read of {type} with out="
+    if isinstance(out, np.generic):
+        raise DTypeError(f"{where}: an array is wanted, not a {out.__class__.__name__}")
+    check_array(out, type, where)
+    if not out.flags.writeable:
+        raise AttributeRefused(f"{where}: the array is read-only; give a copy of it")
 
 
 def aligned_zeros(nbytes: int) -> Array:

@@ -36,7 +36,7 @@ from mlvm.core.memory import HOST, Memory
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
 from mlvm.core.store import FreeStore
-from mlvm.core.types import Array, TensorType, check_array
+from mlvm.core.types import Array, TensorType, check_array, check_out
 
 _MOST_LAUNCHES: Final = 50
 # Instructions remembered for each program: linked, over all tuples of types; bound, of operands.
@@ -121,10 +121,19 @@ class VM(Identity):
         """The type of the tensor. Raises `HandleError`."""
         return self._store.entry(handle).type
 
-    def read(self, handle: TensorHandle) -> Array:
-        """A copy of the tensor. Raises `HandleError`."""
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
+        """Copy the tensor into `out`, a writable array of its type, or a new array; return that.
+
+        Raises `HandleError`, or `DTypeError`, `ShapeError` and `AttributeRefused` for an `out` of
+        another type or one that is read-only.
+        """
         with self._lock:
-            return self.memory.read(self.array_of(handle))
+            if out is None:
+                return self.memory.read(self.array_of(handle))
+            check_out(out, self._store.entry(handle).type)
+            array = self.array_of(handle)
+            np.copyto(out, array if self.on_host else self.memory.read(array))
+            return out
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         """Copy an array of the tensor's own dtype and shape into it.
@@ -282,10 +291,18 @@ class VM(Identity):
         self.functions.watch(instrument)
 
     def close(self) -> None:
-        """End the workers, if any, when they have done what they were given. The VM takes no
-        launch after that. Idempotent."""
+        """End the workers, when they have done what they were given, all tensors and storages, and
+        what is attached. Any use after that raises an error that names the VM; to free does
+        nothing. Idempotent. A launch cannot close its own VM: that is an error."""
+        with self._lock:
+            if self.depth:
+                raise MachineError(f"{self.name} is closed in a launch of its own; close it after")
         if self._scheduler is not None:
             self._scheduler.close()
+        with self._lock:
+            self._linked.clear()
+            self._store.close(f"VM {self.name!r} was closed")
+            self._attached.clear()
 
     def quiesce(self) -> None:
         """Wait until the workers have done all they were given, and raise none of their errors."""
@@ -358,6 +375,8 @@ class VM(Identity):
         self, program: Program, args: tuple[TensorHandle, ...]
     ) -> tuple[Code, tuple[Array, ...]]:
         """The program linked for these arguments' types, and their arrays; both remembered."""
+        if not args:
+            self._store.require_open()
         entries = [self._store.entry(handle) for handle in args]
         types = tuple([entry.type for entry in entries])
         linked = self._linked.get(id(program))

@@ -3,6 +3,7 @@
 What many programs do not use is imported when it is first asked for: `LATER` says from where.
 """
 
+import sys
 from collections.abc import Mapping
 from importlib import import_module
 from inspect import isfunction
@@ -14,16 +15,7 @@ from mlvm.eager.functions import halves
 from mlvm.eager.functions import indexing as _gives_tensors_getitem  # noqa: F401
 from mlvm.eager.functions import methods as _gives_tensors_methods  # noqa: F401
 from mlvm.eager.interop import libraries as _enters_mlvm_in_libraries  # noqa: F401
-from mlvm.eager.interop.hints import (
-    OF_AVERAGES,
-    OF_LOSS_SCALES,
-    OF_MODULES,
-    OF_MULTI_STEPS,
-    OF_OPTIMIZERS,
-    existing,
-    hint_at,
-    missing,
-)
+from mlvm.eager.interop.hints import existing, hint_at, hints, missing
 from mlvm.eager.tensor import operators as _gives_tensors_operators  # noqa: F401
 from mlvm.machines.local import LocalVM as VM
 
@@ -69,6 +61,7 @@ AT_ONCE: Final = {
     "mlvm.eager.tensor.dtypes": "can_cast finfo iinfo isdtype result_type",
     "mlvm.eager.tensor.precision": "PrecisionWarning",
     "mlvm.eager.tensor.tensor": "Tensor",
+    "mlvm.eager.tensor.warn": "NoEffectWarning",
     "mlvm.machines.local": "LocalVM:VM",
 }
 """What `import mlvm.eager` imports. `bool_:bool` is named `bool_` in the module, `bool` in `ml`."""
@@ -80,6 +73,7 @@ WHEN_ASKED: Final = {
     "mlvm.eager.capture.captured": "Captured Measured capture measure",
     "mlvm.eager.capture.guards.changing": "RecompilationWarning",
     "mlvm.eager.capture.guards.frozen": "FrozenWarning",
+    "mlvm.eager.capture.replacing": "ReplacementWarning",
     "mlvm.eager.control.branches": "cond switch",
     "mlvm.eager.control.checking": "check",
     "mlvm.eager.control.checkpoint": "checkpoint",
@@ -188,8 +182,10 @@ def later(name: str) -> Any:
     module = import_module(LATER[name])
     if name not in SHOWN:
         return getattr(module, name)
-    for owner, hints in _HINTS.get(name, {}).items():
-        hint_at(getattr(module, owner), hints, existing)
+    for each, texts in hints().items():
+        room, _, owner = each.rpartition(".")
+        if room == f"{__package__}.{name}" and owner[0].isupper():
+            hint_at(getattr(module, owner), texts, existing)
     return _shown(name, module)
 
 
@@ -211,16 +207,21 @@ def _shown(name: str, module: ModuleType) -> ModuleType:
     return shown
 
 
-_HINTS: Final[dict[str, dict[str, Mapping[str, str]]]] = {
-    "nn": {"Module": OF_MODULES},
-    "optim": {
-        "EMA": OF_AVERAGES,
-        "LossScale": OF_LOSS_SCALES,
-        "MultiSteps": OF_MULTI_STEPS,
-        "Optimizer": OF_OPTIMIZERS,
-    },
-}
-"""What to write for names of other libraries, by module and class."""
+class _Finder:
+    """Last finder of modules: an import of a name that another library has, such as `from
+    mlvm.eager.nn import functional`, raises `ImportError` with the hint."""
+
+    @staticmethod
+    def find_spec(path: str, *_: object) -> None:
+        owner, name = path.rpartition(".")[::2]
+        text = hints()[owner].get(name) if owner.startswith("mlvm.eager") else None
+        if owner == __package__ and name in SHOWN:
+            text = f"import mlvm.eager as ml, and write ml.{name}"
+        if text is not None:
+            raise ImportError(f"{owner} has no {name}; {text}", name=path)
+
+
+sys.meta_path.append(_Finder)
 
 if not TYPE_CHECKING:
     for _owner, _name, _room in _ADDED:

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from functools import partial
 from inspect import signature
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -32,7 +35,14 @@ from typing import (
 import numpy as np
 
 from mlvm.arena.arena import STALE
-from mlvm.core.errors import AttributeRefused, DTypeError, PathError, ShapeError, brief
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    PathError,
+    ShapeError,
+    brief,
+    user_line,
+)
 from mlvm.core.ops.half import cast
 from mlvm.core.types import Array, DType, TensorType, f32
 from mlvm.eager.tensor.operands import NUMBERS, is_array
@@ -40,6 +50,7 @@ from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tensor.values import array_of
+from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 
 __all__ = ["leaves", "map"]
 
@@ -424,6 +435,54 @@ def named_nodes(tree: Tree) -> Iterator[tuple[str, Node]]:
                 if isinstance(child, _CONTAINERS) and holds_tensors(child)
             ]
         )
+
+
+def warn_of_hidden(tree: Tree) -> None:
+    """Warn of Modules with parameters that the fields of a Module hide in what is no tree: another
+    object, a dataclass, a deque, a function, or a generator, which is not looked into."""
+    nodes = list(named_nodes(tree)) if isinstance(tree, _CONTAINERS) else []
+    seen = {id(node) for _, node in nodes}
+    for path, node in nodes:
+        for name, field in vars(node).items():
+            hidden = None if name in MARKS or holds_tensors(field) else _hidden(field, seen, 4)
+            if hidden is not None:
+                warn_at(
+                    user_line(),
+                    f"{type(node).__name__}.{name}{_at(path)} is a {type(field).__name__}, in "
+                    f"which a {hidden} is neither trained nor saved: put it into a field of its "
+                    f"own, or a list or dict in one",
+                    NoEffectWarning,
+                )
+
+
+def _hidden(part: Any, seen: set[int], depth: int) -> str | None:
+    """The class of a Module with tensors in there that is not among the seen ones."""
+    if isinstance(part, GeneratorType):
+        return "Module that it makes"
+    if isinstance(part, Node):
+        unseen = id(part) not in seen and flatten(part, None, ends=among_others)[0]
+        return type(part).__name__ if unseen else None
+    if not depth or isinstance(part, (Tensor, type, ModuleType)) or type(part) in _NUMBERS:
+        return None
+    inner: Iterable[Any] = ()
+    if isinstance(part, dict):
+        inner = part.values()
+    elif isinstance(part, (list, tuple, set, frozenset, deque)):
+        inner = () if _NUMBERS.issuperset({type(x) for x in part}) else part
+    elif isinstance(part, MethodType):
+        inner = (part.__self__,)
+    elif isinstance(part, partial):
+        inner = (part.func, *part.args, *part.keywords.values())
+    elif isinstance(part, FunctionType):
+        inner = [cell.cell_contents for cell in part.__closure__ or () if cell != _EMPTY]
+    else:
+        names = {**getattr(part, "__dict__", {}), **getattr(part, "__dataclass_fields__", {})}
+        inner = [getattr(part, name, None) for name in names]
+    found = (_hidden(x, seen, depth - 1) for x in list(inner))
+    return next((x for x in found if x is not None), None)
+
+
+_EMPTY: Final = CellType()
 
 
 def containers(tree: Tree, *, buffers: bool = False) -> list[Any]:

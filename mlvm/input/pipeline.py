@@ -77,7 +77,8 @@ class Pipeline(Generic[A]):
     `restore`, is gone on from. `get` knows no epochs: it gives one batch after the other.
 
     `shuffle` gives each epoch its own random order, and `transform(arrays, random)` changes the
-    arrays of each batch. What is left over after the last whole batch of an epoch is a smaller
+    arrays of each batch. Both follow `seed`; by default that of `ml.random.seed` at the first
+    batch, or 0. What is left over after the last whole batch of an epoch is a smaller
     batch, or nothing with `drop_last`.
 
     `dataset` is an array, a tuple of arrays with a row for each sample, or a dict or frame of them,
@@ -118,7 +119,7 @@ class Pipeline(Generic[A]):
         *,
         vm: VMProtocol | None = None,
         shuffle: bool = False,
-        seed: int = 0,
+        seed: int | None = None,
         epochs: int | None = None,
         drop_last: bool = False,
         workers: int = 0,
@@ -136,7 +137,8 @@ class Pipeline(Generic[A]):
         self._prefetch = default if prefetch is None else self._integer("prefetch", prefetch, 1)
         if transform is not None and not callable(transform):
             raise PipelineError(f"{name}: a transform is a function, not {brief(transform)}")
-        seed = self._integer("seed", seed, 0, _SEEDS)
+        self._has_seed = seed is not None
+        seed = self._integer("seed", seed or 0, 0, _SEEDS)
         wanted = None if dtype is None else self._float(dtype)
         self._recipe = Recipe(dataset, transform, shuffle=shuffle, seed=seed, dtype=wanted)
         self._schedule = Schedule(
@@ -182,6 +184,16 @@ class Pipeline(Generic[A]):
         self._next = self._schedule.after(batch)
         return with_parts(self._types, tensors)
 
+    def peek(self) -> tuple[A, ...]:
+        """The batch that the next `get` returns, made on this thread in memory of its own. Raises
+        `ShutDown` as `get` does, and what the dataset or the transform raises."""
+        batch = self._coming()
+        types = [type.with_shape((batch.size, *type.shape[1:])) for type in self._types]
+        queue = QueueTensor(self._vm, types, 1, name=f"{self.name} peek", single_threaded=True)
+        with queue.reserve() as arrays:
+            self._recipe.fill(batch, arrays)
+        return with_parts(self._types, queue.get(kind=self._kind))
+
     def __iter__(self) -> Iterator[tuple[A, ...]]:
         """The batches that are left of this epoch: all of them, unless some were got before. Raises
         `ShutDown` after the last epoch, and what `get` raises."""
@@ -198,6 +210,7 @@ class Pipeline(Generic[A]):
 
     def state(self) -> PipelineState:
         """What `restore` needs to go on after the batch that was got last."""
+        self._settle_seed()
         if self._next is not None:
             epoch, start = self._next.epoch, self._next.start
         else:
@@ -220,7 +233,7 @@ class Pipeline(Generic[A]):
         start = self._integer("next_index", state["next_index"], 0, self._recipe.length)
         seed = self._integer("seed", state["seed"], 0, _SEEDS)
         self._stop()
-        self._recipe = self._recipe.with_seed(seed)
+        self._recipe, self._has_seed = self._recipe.with_seed(seed), True
         self._next = self._schedule.at(epoch, start)
 
     def stats(self) -> PipelineStats:
@@ -253,8 +266,17 @@ class Pipeline(Generic[A]):
     def _default_vm(self) -> VMProtocol:
         raise PipelineError(f"{self.name}: which vm are the batches for?")
 
+    def _default_seed(self) -> int:
+        return 0
+
+    def _settle_seed(self) -> None:
+        """Take the default seed, once, where none was given."""
+        if not self._has_seed:
+            self._recipe, self._has_seed = self._recipe.with_seed(self._default_seed()), True
+
     def _start(self, first: Batch) -> Crew:
         """Slots for the batches from `first` on, and workers that fill them."""
+        self._settle_seed()
         queues = {}
         for size in sorted(self._schedule.sizes(first)):
             whole = size == self._schedule.batch_size

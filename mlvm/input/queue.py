@@ -20,8 +20,9 @@ import math
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from types import TracebackType
 from typing import Any, Final, NamedTuple
 
@@ -37,7 +38,7 @@ from mlvm.core.rules import is_real
 from mlvm.core.types import Array, TensorType, aligned_zeros, check_array
 from mlvm.input import queue_get
 from mlvm.input.slot_memory import SlotMemory
-from mlvm.input.slots import Ring, SingleThreadedRing, Slot, SlotArena
+from mlvm.input.slots import Claim, Ring, SingleThreadedRing, Slot, SlotArena
 
 A = TypeVar("A", bound=Allocation, default=Allocation)
 
@@ -106,7 +107,7 @@ class QueueTensor:
         # Reentrant, as a finalizer that the garbage collector runs may close the queue.
         self._lock: Any = nullcontext() if single_threaded else threading.RLock()
         self._waits = not single_threaded
-        self._closed = False
+        self._end = [Claim(None, weakref.ref(self._waiting))]
         self._error: BaseException | None = None
         self._traceback: TracebackType | None = None
         self._in = self._out = 0
@@ -144,28 +145,27 @@ class QueueTensor:
         """
         self._refuse_if_closed()
         try:
-            slot = self._take(self._free, timeout)
+            claim = self._take(self._free, timeout)
         except queue.Empty:
             raise QueueFull(f"no slot is free: {self._state()}") from None
-        if slot is None or self._closed:
-            self._free.put(slot)
-            self._refuse_if_closed()
-        assert slot is not None
+        slot = claim.slot
+        if slot is None or self.closed:
+            claim.give_back()
+            raise self._ended()
         try:
-            self.arena.begin(slot)
+            self.arena.begin(claim, slot)
         except BaseException:
-            self._free.put(slot)
+            claim.give_back()
             raise
-        return Reservation(self, slot)
+        return Reservation(self, claim, slot)
 
     def close(self) -> None:
         """Take no more elements. From now on `put`, `reserve` and `commit` raise `ShutDown`, and
-        so does `get` when the queue is drained. Threads that wait are woken. Idempotent."""
-        with self._lock:
-            if not self._closed:
-                self._closed = True
-                self._waiting.put(None)
-                self._free.put(None)
+        so does `get` when the queue is drained. Threads that wait are woken. Idempotent: where an
+        interrupt ended a `close`, another one does the rest."""
+        for marks in (self._end, self.arena.end):
+            with suppress(IndexError), self._lock:  # it is closed already
+                marks.pop().give_back()
 
     def cancel(self, error: BaseException) -> None:
         """End at once. Elements are dropped; every call that waits or comes later raises `error`.
@@ -192,18 +192,17 @@ class QueueTensor:
         """`get`, or at once `QueueEmpty`."""
         return self.get(0, kind)
 
-    def next_slot(self, timeout: float | None = None) -> Slot:
-        """The next element's slot, for `arena.lend`. Raises as `get` does."""
+    def next_slot(self, timeout: float | None = None) -> Claim:
+        """The claim to the next element's slot, for `arena.lend`. Raises as `get` does."""
         try:
-            slot = self._take(self._waiting, timeout)
+            claim = self._take(self._waiting, timeout)
         except queue.Empty:
             raise QueueEmpty(f"no element waits: {self._state()}") from None
-        if slot is None:
-            self._waiting.put(None)
-        if slot is None or self._error is not None:
+        if claim.slot is None or self._error is not None:
+            claim.give_back()
             raise self._ended()
         self._out += 1  # at once, as `arena` has it
-        return slot
+        return claim
 
     def __iter__(self) -> Iterator[tuple[Allocation, ...]]:
         """Element after element, till the queue is closed and drained."""
@@ -217,7 +216,7 @@ class QueueTensor:
 
     def qsize(self) -> int:
         """How many elements wait to be got."""
-        return max(self._waiting.qsize() - self._closed, 0)
+        return max(self._waiting.qsize() - self.closed, 0)
 
     def empty(self) -> bool:
         """Whether no element waits."""
@@ -225,7 +224,7 @@ class QueueTensor:
 
     def full(self) -> bool:
         """Whether no slot is free: each has an element, is being filled, or is lent as tensors."""
-        return self._free.qsize() - self._closed <= 0
+        return not self.arena.free_slots()
 
     @property
     def in_programs(self) -> bool:
@@ -236,7 +235,7 @@ class QueueTensor:
     @property
     def closed(self) -> bool:
         """Whether it was closed or cancelled."""
-        return self._closed
+        return not self._end
 
     def stats(self) -> QueueStats:
         """How many elements went through so far, and how long either side waited."""
@@ -272,10 +271,14 @@ class QueueTensor:
         for i, (array, type) in enumerate(zip(arrays, self.types, strict=True)):
             check_array(array, type, f"queue {self.name!r}, array {i} is {type}")
 
-    def _take(self, ring: Ring, timeout: float | None) -> Slot | None:
-        """The ring's next slot, None at its end. Raises `queue.Empty` if it does not come."""
+    def _take(self, ring: Ring, timeout: float | None) -> Claim:
+        """The ring's next claim, one without a slot at its end. Raises `queue.Empty`."""
         if timeout is not None and not _is_seconds(timeout):
             raise ArenaError(f"a timeout is None or seconds >= 0, not {timeout!r}")
+        with suppress(queue.Empty):
+            return ring.get_nowait()
+        for slot in self.arena.slots:
+            slot.sweep()
         try:
             return ring.get_nowait()
         except queue.Empty:
@@ -306,24 +309,24 @@ class QueueTensor:
         me = threading.get_ident()
         return all(slot.lent_to == me for slot in self.arena.slots)
 
-    def _commit(self, slot: Slot) -> None:
+    def _commit(self, claim: Claim, slot: Slot) -> None:
         try:
-            if not self._closed:
+            if not self.closed:
                 self.arena.complete(slot)
         except BaseException as error:
-            self._free.put(slot)
+            claim.give_back()
             if isinstance(error, Exception):
                 self.cancel(error)
             raise
         with self._lock:
-            if self._closed:
-                self._free.put(slot)
-                self._refuse_if_closed()
+            if self.closed:
+                claim.give_back()
+                raise self._ended()
+            self._waiting.put(claim)
             self._in += 1
-            self._waiting.put(slot)
 
     def _refuse_if_closed(self) -> None:
-        if self._closed:
+        if self.closed:
             raise self._ended()
 
     def _ended(self) -> BaseException:
@@ -334,7 +337,7 @@ class QueueTensor:
 
     def _state(self) -> str:
         """Where the slots are, as text."""
-        waiting, free = self.qsize(), max(self._free.qsize() - self._closed, 0)
+        waiting, free = self.qsize(), self.arena.free_slots()
         lent = sum(slot.lent_to != 0 for slot in self.arena.slots)
         mine = " by this thread" if self._is_all_mine() else ""
         return (
@@ -350,11 +353,12 @@ class Reservation:
     cancels. One that is dropped is cancelled too. A commit may come from any thread.
     """
 
-    __slots__ = ("_queue", "_slot", "arrays", "index")
+    __slots__ = ("_claim", "_queue", "_slot", "arrays", "index")
 
-    def __init__(self, queue: QueueTensor, slot: Slot) -> None:
+    def __init__(self, queue: QueueTensor, claim: Claim, slot: Slot) -> None:
         self._queue = queue
-        self._slot: Slot | None = slot
+        self._claim: Claim | None = claim
+        self._slot = slot
         self.index = slot.index
         self.arrays = queue.memory.slots[slot.index]
 
@@ -365,16 +369,16 @@ class Reservation:
         for a reservation that has been committed or cancelled. A VM elsewhere may fail to take the
         element: then the queue is cancelled with that error, which is raised here, too.
         """
-        slot, self._slot = self._slot, None
-        if slot is None:
+        claim, self._claim = self._claim, None
+        if claim is None:
             raise ArenaError(f"slot {self.index} is no longer reserved: commit or cancel it once")
-        self._queue._commit(slot)
+        self._queue._commit(claim, self._slot)
 
     def cancel(self) -> None:
         """Give the slot back as it is. Idempotent."""
-        slot, self._slot = self._slot, None
-        if slot is not None:
-            self._queue._free.put(slot)
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.give_back()
 
     def __enter__(self) -> tuple[Array, ...]:
         return self.arrays
@@ -382,11 +386,8 @@ class Reservation:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self.cancel()
-        elif self._slot is not None:
+        elif self._claim is not None:
             self.commit()
-
-    def __del__(self) -> None:
-        self.cancel()
 
 
 def _as_type(type: TensorType | str) -> TensorType:

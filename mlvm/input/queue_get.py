@@ -44,7 +44,7 @@ from mlvm.core.machine.frame import Frame
 from mlvm.core.protocol import LocalVMProtocol, StorageHandle, VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.input.slot_memory import SlotMemory
-from mlvm.input.slots import Slot, SlotArena
+from mlvm.input.slots import Claim, SlotArena
 
 NAME: Final = "queue.get"
 
@@ -58,7 +58,7 @@ class Queue(Protocol):
     arena: SlotArena
     handle: StorageHandle
 
-    def next_slot(self, timeout: float | None = None) -> Slot: ...
+    def next_slot(self, timeout: float | None = None) -> Claim: ...
 
 
 class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
@@ -67,7 +67,7 @@ class Queues(weakref.WeakValueDictionary[StorageHandle, Queue]):
 
     def __init__(self, vm: VMProtocol) -> None:
         super().__init__()
-        self.ahead: dict[tuple[int, StorageHandle], Slot] = {}
+        self.ahead: dict[tuple[int, StorageHandle], Claim] = {}
 
 
 def register(vm: LocalVMProtocol, queue: Queue) -> None:
@@ -85,13 +85,13 @@ def taken_ahead(queue: Queue) -> Iterator[None]:
     vm, mine = queue.arena.lender, (get_ident(), queue.handle)
     assert vm is not None  # or no program takes from it
     ahead = vm.attached(Queues).ahead
-    ahead[mine] = queue.next_slot()
     try:
+        ahead[mine] = queue.next_slot()
         yield
     finally:
-        left = ahead.pop(mine, None)
-        if left is not None:
-            left.come_back()
+        claim = ahead.pop(mine, None)
+        if claim is not None:
+            claim.give_back()
 
 
 def _get(queues: Queues, frame: Frame) -> None:
@@ -100,9 +100,9 @@ def _get(queues: Queues, frame: Frame) -> None:
     if others or not isinstance(raises, bool) or not isinstance(wait, bool):
         raise AttributeRefused("the attributes are raises and wait, true or false").at(NAME, ())
     queue = _named(frame.param(0), queues)
-    slot = queues.ahead.pop((get_ident(), queue.handle), None)
+    claim = queues.ahead.pop((get_ident(), queue.handle), None)
     try:
-        slot = slot or queue.next_slot(None if wait else 0)
+        claim = claim or queue.next_slot(None if wait else 0)
     except (ShutDown, QueueEmpty) as error:
         if raises or (wait and isinstance(error, QueueEmpty)):
             raise
@@ -110,8 +110,9 @@ def _get(queues: Queues, frame: Frame) -> None:
             frame.push(frame.new_tensor(TensorType(type.dtype, (0,))))
         frame.push(0)
         return
-    arrays = queue.memory.slots[slot.index]
-    for array, tensor in zip(arrays, queue.arena.lend(slot, Allocation), strict=True):
+    assert claim.slot is not None
+    arrays = queue.memory.slots[claim.slot.index]
+    for array, tensor in zip(arrays, queue.arena.lend(claim, Allocation), strict=True):
         frame.lend(np.asarray(_Memory(array, tensor)))
     if not raises:
         frame.push(1)

@@ -8,15 +8,19 @@ allocations like any other. When the last of them ends, in any way and on any th
 returns to the ring of free slots. The garbage collector may end a tensor in the middle of any
 call. So no lock is taken, and rings are `SimpleQueue`s, whose `put` may interrupt any of their
 calls.
+
+Ctrl-C may end any call between two lines, too. So a slot has one `Claim`. Who refers to that has
+the slot: a ring, a reservation, a call, or the slot itself while it is lent. A step hands the claim
+over by one call in C. A claim that an interrupted call was the last to refer to goes back.
 """
 
 from __future__ import annotations
 
-import itertools
 import queue
 import weakref
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from threading import get_ident
 from typing import Final, Protocol, TypeVar
 
@@ -33,12 +37,12 @@ _NOBODY: Final = 0
 
 
 class Ring(Protocol):
-    """Slots in the order in which they were put; None marks the end. `get` raises `queue.Empty` if
-    no slot comes in time."""
+    """Claims in the order in which they were put; one without a slot marks the end. `get` raises
+    `queue.Empty` if none comes in time."""
 
-    def put(self, slot: Slot | None, /) -> object: ...
-    def get(self, block: bool = True, timeout: float | None = None) -> Slot | None: ...
-    def get_nowait(self) -> Slot | None: ...
+    def put(self, claim: Claim, /) -> object: ...
+    def get(self, block: bool = True, timeout: float | None = None) -> Claim: ...
+    def get_nowait(self) -> Claim: ...
     def qsize(self) -> int: ...
 
 
@@ -46,42 +50,91 @@ class SingleThreadedRing:
     """A ring without locks, in which nobody waits."""
 
     def __init__(self) -> None:
-        self._slots: deque[Slot | None] = deque()
-        self.put = self._slots.append
-        self.qsize = self._slots.__len__
+        self._claims: deque[Claim] = deque()
+        self.put = self._claims.append
+        self.qsize = self._claims.__len__
 
-    def get_nowait(self) -> Slot | None:
+    def get_nowait(self) -> Claim:
         try:
-            return self._slots.popleft()
+            return self._claims.popleft()
         except IndexError:
             raise queue.Empty from None
 
-    def get(self, block: bool = True, timeout: float | None = None) -> Slot | None:
+    def get(self, block: bool = True, timeout: float | None = None) -> Claim:
         return self.get_nowait()
 
 
 class Slot:
     """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
 
-    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset.
+    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset. `living`
+    are the regions of tensors that have not ended; `claims` has the claim while the slot is lent.
     """
 
-    __slots__ = ("_ring", "index", "lent_to", "loan", "parts")
+    __slots__ = ("_borrower", "claims", "index", "living", "loan", "parts")
 
-    def __init__(self, index: int, ring: Ring) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
         self.parts: list[tuple[Region, TensorType]] = []
         self.loan: Loan | None = None
-        self.lent_to = _NOBODY
-        self._ring = ring
+        self.living: set[Region] = set()
+        self.claims: list[Claim] = []
+        self._borrower = _NOBODY
 
-    def come_back(self) -> None:
-        """All tensors have ended: the slot is free."""
-        loan, self.loan = self.loan, None
-        if loan is not None:
-            loan.host.guests.discard(loan)
-        self.lent_to = _NOBODY
-        self._ring.put(self)
+    @property
+    def lent_to(self) -> int:
+        return self._borrower if self.claims else _NOBODY
+
+    def lend(self, claim: Claim) -> None:
+        """Be lent to the calling thread, whose tensors are there."""
+        self._borrower = get_ident()
+        self.claims.append(claim)
+
+    def settle(self) -> None:
+        """Be free if all tensors have ended. Of two threads that end them one takes the claim."""
+        if self.living or not self.claims:
+            return
+        with suppress(IndexError):
+            claim = self.claims.pop()
+            loan, self.loan = self.loan, None
+            if loan is not None:
+                loan.host.guests.discard(loan)
+            claim.give_back()
+
+    def sweep(self) -> None:
+        """Be free if all tensors are gone, also one whose end was interrupted."""
+        for region in self.living.copy():
+            tensor = region.holder() if region.holder is not None else None
+            if tensor is None or tensor.region is None:
+                self.living.discard(region)
+        self.settle()
+
+
+class Claim:
+    """Right to a slot, or mark of a queue's end.
+
+    One that is dropped goes back to `home`, the ring of free slots for a slot's, as long as that is
+    there. `element` has the slot's regions while it is being filled, or waits.
+    """
+
+    __slots__ = ("element", "home", "slot")
+
+    def __init__(self, slot: Slot | None, home: weakref.ref[Ring]) -> None:
+        self.slot = slot
+        self.home = home
+        self.element: Sequence[Allocation] = ()
+
+    def give_back(self) -> None:
+        """Put the claim into its ring. The caller refers to it alone."""
+        self.element = ()
+        ring = self.home()
+        if ring is not None:
+            ring.put(self)
+
+    def __del__(self) -> None:
+        ring = self.home()
+        if ring is not None:
+            ring.put(Claim(self.slot, self.home))  # Python finalizes an object once
 
 
 class Loan:
@@ -102,46 +155,52 @@ class Loan:
 
 
 class _Bin(list[Region]):
-    """The bin of a slot's regions. It keeps none, and frees the slot when the last has come.
+    """The bin of a slot's regions. It keeps none, and frees the slot when the last has come."""
 
-    `next` counts atomically: if two tensors end at once on two threads, one of them is the last.
-    """
-
-    def __init__(self, slot: Slot, nregions: int) -> None:
+    def __init__(self, slot: Slot) -> None:
         self._slot = slot
-        self._nregions = nregions
-        self._count = itertools.count(1)
 
     def append(self, region: Region) -> None:
-        if next(self._count) % self._nregions == 0:
-            self._slot.come_back()
+        if region.tensor() is None:  # else one has ended that an interrupted call had made
+            self._slot.living.discard(region)
+            self._slot.settle()
 
 
 class SlotArena(Arena):
-    """The arena of a queue tensor's slots. Its tensors are those that were got and still live.
+    """The arena of a queue tensor's slots. Its tensors are those that were got and still live, and
+    one for each part of a slot that is being filled or waits.
 
-    Nothing else is allocated here. Its bytes return to the VM when queue and tensors are gone.
+    Nothing else is allocated here. `end` has the mark that `close` puts into the free ring.
+    Its bytes return to the VM when queue and tensors are gone.
     `local` is the VM if it is of this process; so is `lender` if it has the slots' own memory. To
     any other elements are copied.
     """
 
     def __init__(self, vm: VMProtocol, name: str, memory: SlotMemory, free: Ring) -> None:
         self._memory = memory
+        home = self._free = weakref.ref(free)
+        self.end = [Claim(None, home)]
         self.local = vm if isinstance(vm, LocalVMProtocol) else None
         self.lender = self.local if self.local is not None and self.local.on_host else None
         super().__init__(vm, name, capacity=memory.data.nbytes)
         [chunk] = self._placement.chunks
         chunk.carved = chunk.nbytes
         self.storage: StorageHandle = chunk.storage
-        self.slots = [Slot(k, free) for k in range(memory.maxsize)]
+        self.slots = [Slot(k) for k in range(memory.maxsize)]
         for slot in self.slots:
             self._carve(chunk, slot)
-            free.put(slot)
+            free.put(Claim(slot, home))
 
-    def begin(self, slot: Slot) -> None:
+    def free_slots(self) -> int:
+        """The number of free slots."""
+        free = self._free()
+        return 0 if free is None else max(free.qsize() - (not self.end), 0)
+
+    def begin(self, claim: Claim, slot: Slot) -> None:
         """Wait until nobody uses the slot's memory, which a producer is about to fill."""
         if self.local is not None:
             self.local.make_writable(self.handles(slot))
+        claim.element = [self.alloc(type, Allocation, region) for region, type in slot.parts]
 
     def complete(self, slot: Slot) -> None:
         """Have the VM see what the producer has filled in. Raises what `write` does, and what went
@@ -153,12 +212,16 @@ class SlotArena(Arena):
             if self.local is None:
                 self.vm.synchronize()
 
-    def lend(self, slot: Slot, kind: type[A]) -> tuple[A, ...]:
+    def lend(self, claim: Claim, kind: type[A]) -> tuple[A, ...]:
         """The slot's tensors, for the thread that calls, and the arena that it is in."""
-        slot.lent_to = get_ident()
+        slot = claim.slot
+        assert slot is not None  # a claim without one ends the queue
+        claim.element = ()
+        slot.living = {region for region, _ in slot.parts}
         tensors = tuple([self.alloc(type, kind, region) for region, type in slot.parts])
         for tensor in tensors:
             tensor.prepare()
+        slot.lend(claim)
         host = scope.get()
         if host is not None:
             slot.loan = Loan(host, tensors)
@@ -171,7 +234,7 @@ class SlotArena(Arena):
 
     def _carve(self, chunk: Chunk, slot: Slot) -> None:
         memory = self._memory
-        bin = _Bin(slot, len(memory.types))
+        bin = _Bin(slot)
         ends = [*memory.offsets[1:], memory.slot_nbytes]
         for type, offset, end in zip(memory.types, memory.offsets, ends, strict=True):
             at = slot.index * memory.slot_nbytes + offset

@@ -82,7 +82,8 @@ class Crew:
             queue.cancel(ShutDown(f"{queue.name} was closed"))
         until = time.monotonic() + _PATIENCE
         for thread in self._threads:
-            if thread is not threading.current_thread():
+            started = thread.ident is not None  # an interrupt may have ended `start`
+            if started and thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
         stuck = [thread.name for thread in self._threads if thread.is_alive()]
         self._threads.clear()

@@ -46,7 +46,8 @@ class DryVM(LocalVM):
     def known_launches(self) -> None:
         """None: no launch is run."""
 
-    def read(self, handle: TensorHandle) -> Array:
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
+        """Raise `HandleError`: there are no bytes to read."""
         raise HandleError(f"{self.name} is a dry VM: {self.type_of(handle)} has no bytes to read")
 
     borrow = read

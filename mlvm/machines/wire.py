@@ -32,7 +32,7 @@ from mlvm.core.machine.verify import verify
 from mlvm.core.program.encoding import Kind, Reader, Writer, open_message
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import Estimate, Identity, StorageHandle, TensorHandle
-from mlvm.core.types import MAX_NBYTES, Array, TensorType
+from mlvm.core.types import MAX_NBYTES, Array, TensorType, check_out
 from mlvm.core.vm import VM
 
 NATIVE: Final = "machine.native"
@@ -398,6 +398,7 @@ class WireVM(Identity):
 
     def __init__(self, vm: VM) -> None:
         self._send = WireServer(vm).answer
+        self._close = vm.close
         self._begin()
         self.name: str = self._call("name")
 
@@ -441,9 +442,13 @@ class WireVM(Identity):
     def dealloc_tensor(self, handle: TensorHandle) -> None:
         self._post("dealloc_tensor", handle)
 
-    def read(self, handle: TensorHandle) -> Array:
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         array: Array = self._call("read", handle)
-        return array
+        if out is None:
+            return array
+        check_out(out, TensorType.of(array))
+        np.copyto(out, array)
+        return out
 
     def write(self, handle: TensorHandle, array: Array) -> None:
         self._post("write", handle, array)
@@ -481,6 +486,10 @@ class WireVM(Identity):
     def synchronize(self) -> None:
         """Wait until all that was called is done. Raises the error of what failed."""
         self._call("synchronize")
+
+    def close(self) -> None:
+        """Close the VM behind the wire, which ends all that was made on it. Idempotent."""
+        self._close()
 
     # --- programs ---
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from mlvm.core.errors import ModelError
 from mlvm.core.types import Array, DType, bf16
+from mlvm.onnx.limits import limit
 from mlvm.onnx.wire import Message
 
 STRING: Final = 8
@@ -155,6 +156,8 @@ class Files:
             raise FileNotFoundError(errno.ENOENT, told, str(path))
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
+            if (most := limit.get()) is not None:
+                most.enter(size)
             if not size:
                 return memoryview(b"")
             self._maps.append(mmap.mmap(stream.fileno(), size, access=mmap.ACCESS_READ))
@@ -236,6 +239,10 @@ def widened(codes: Array, number: int, size: int) -> Array:
     if kind is np.int8:
         codes = (codes.astype(np.int8) ^ (1 << bits - 1)) - (1 << bits - 1)
     return codes.astype(kind)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray)
 
 
 def is_known(array: Any) -> bool:

@@ -14,11 +14,28 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from mlvm.core.errors import ModelError
 from mlvm.core.op import Attributes
 from mlvm.core.ops import few
 from mlvm.core.rules import common_dtype
-from mlvm.core.types import DType, TensorType, bf16, bool_, f32, f64, i32, i64
-from mlvm.onnx.arrays import NAMES
+from mlvm.core.types import (
+    DType,
+    TensorType,
+    bf16,
+    bool_,
+    f16,
+    f32,
+    f64,
+    i8,
+    i16,
+    i32,
+    i64,
+    u8,
+    u16,
+    u32,
+    u64,
+)
+from mlvm.onnx.arrays import DTYPES, NAMES
 
 OPSET: Final = 20
 """The version of ONNX's ops that files are written for (https://onnx.ai/onnx/operators)."""
@@ -29,27 +46,75 @@ BODIES: Final[dict[str, Callable[[Body], str]]] = {}
 _Rule: TypeAlias = "Callable[[Body], str]"
 
 
-class Body:
-    """The nodes that compute one op, of operands named x0, x1, ... of these types.
+_CAST: Final = {
+    **dict.fromkeys((bool_, i8, i16, u8, u16), i32),
+    **dict.fromkeys((u32, u64), i64),
+    **dict.fromkeys((f16, f64), f32),
+}
+"""In which dtype a node computes where onnxruntime has no kernel, or ONNX no form, of its own. The
+lowest bits of integers are the same; of u64 the order is not."""
 
-    Other runtimes have no kernels of bf16. So where the op `computes` with it, operands are cast to
+_LACKS: Final = {
+    op: frozenset(map(DType.named, dtypes.split()))
+    for ops, dtypes in (
+        ("Neg", "u8 u16 u32 u64"),
+        ("Pow", "i8 i16 u8 u16 u32 u64"),
+        ("Max Min", "i16 u16 bool"),
+        ("Pad", "i16 u16 bool"),
+        ("Where", "i16 u16 u64 bool"),
+        ("Trilu", "i8 i16 u8 u16 u32 u64"),
+        ("ReduceMax ReduceMin", "i16 u16 u32 u64 bool"),
+        ("ReduceSum ReduceProd CumSum", "i8 i16 u8 u16 u32 u64"),
+        ("ArgMax ArgMin", "i16 u16 u32 u64 bool"),
+        ("TopK", "u16 u32 u64 bool"),
+        ("MatMul", "i8 i16 u8 u16"),
+        ("ScatterND ScatterElements", "f16"),
+        ("Acos Acosh Asin Asinh Atan Atanh Cosh Det Erf Gelu Sinh Tan ConvTranspose", "f64"),
+    )
+    for op in ops.split()
+}
+"""The dtypes of the first operand for which that is so."""
+_ORDERS: Final = ("Pow", "ReduceMax", "ReduceMin", "ArgMax", "ArgMin", "TopK")
+_RESULTS: Final = {
+    **dict.fromkeys(["Equal", "Greater", "Less", "GreaterOrEqual", "LessOrEqual"], bool_),
+    **dict.fromkeys(["And", "Or", "Xor", "Not", "IsNaN", "IsInf"], bool_),
+    **dict.fromkeys(["ArgMax", "ArgMin"], i64),
+    **dict.fromkeys(["MatMulInteger", "ConvInteger"], i32),
+}
+"""The dtype of results that is not that of the first operand."""
+_FLOATING: Final = (
+    *("rsqrt", "erfc", "expm1", "log1p", "log2", "log10", "atan2", "copysign", "var", "gelu"),
+    "gelu_slope",
+)
+"""Ops that compute in the dtype of their result."""
+
+
+class Body:
+    """The nodes that compute the op of that name, of operands named x0, x1, ... of these types.
+
+    Other runtimes have no kernels of bf16. So where the op computes with it, operands are cast to
     f32 and the result is cast back, as the op itself does; `takes` are the operands before."""
 
     def __init__(
-        self, types: Sequence[TensorType], out: TensorType, attributes: Attributes, computes: bool
+        self, name: str, types: Sequence[TensorType], out: TensorType, attributes: Attributes
     ) -> None:
         def wide(type: TensorType) -> TensorType:
-            narrow = computes and type.dtype is bf16
-            return TensorType(f32, type.shape) if narrow else type
+            dtype = type.dtype
+            if name in _FLOATING and not dtype.is_inexact:
+                dtype = out.dtype
+            narrow = name not in CASTS and dtype is bf16
+            return TensorType(f32 if narrow else dtype, type.shape)
 
         self.types, self.out, self.attributes = tuple(map(wide, types)), wide(out), attributes
         self.names = [f"x{i}" for i in range(len(types))]
         self.takes: list[str] = []
         self.nodes: list[dict[str, Any]] = []
+        self._dtypes: dict[str, DType] = {}
         for x, given, type in zip(self.names, types, self.types, strict=True):
-            self.takes.append(x if given is type else f"{x}.bf16")
+            self.takes.append(x if given is type else f"{x}.{given.dtype}")
+            self._dtypes[self.takes[-1]] = given.dtype
             if given is not type:
-                self._add("Cast", self.takes[-1:], [x], to=NAMES[f32])
+                self._add("Cast", self.takes[-1:], [x], to=NAMES[type.dtype])
         self._gives = out.dtype
 
     def __getattr__(self, name: str) -> Any:
@@ -64,11 +129,38 @@ class Body:
 
     def several(self, count: int, op: str, *inputs: str, **attributes: Any) -> list[str]:
         """Add a node of so many results; their names."""
+        first = int(op == "Where")  # the others are of its dtype, or of their own
+        dtype = self._dtypes[inputs[first]] if inputs else bool_
+        if dtype in _LACKS.get(op, ()) and attributes.get("reduction") != "none":
+            if dtype is u64 and op in _ORDERS:
+                raise ModelError(f"{op} of u64")
+            cast = [
+                self.cast(x, _CAST[dtype]) if i >= first and self._dtypes.get(x) is dtype else x
+                for i, x in enumerate(inputs)
+            ]
+            results = self.several(count, op, *cast, **attributes)
+            wanted = self._results(op, dtype, count)
+            return [
+                y if self._dtypes[y] is each else self.cast(y, each)
+                for y, each in zip(results, wanted, strict=True)
+            ]
         made = [f"y{len(self.nodes)}" + f".{i}" * (count > 1) for i in range(count)]
         self._add(op, inputs, made, **attributes)
         return made
 
+    def _results(self, op: str, dtype: DType, count: int) -> list[DType]:
+        """The dtypes of a node's results, where its first operand is of that dtype."""
+        own = _RESULTS.get(op, dtype)
+        return [i64 if op == "TopK" and i else own for i in range(count)]
+
     def _add(self, op: str, inputs: Sequence[str], made: Sequence[str], **attributes: Any) -> None:
+        if op == "Constant":
+            dtype = DType.of(attributes["value"].dtype)
+        elif op == "Cast":
+            dtype = DTYPES[attributes["to"]]
+        else:
+            dtype = self._dtypes[inputs[int(op == "Where")]]
+        self._dtypes |= zip(made, self._results(op, dtype, len(made)), strict=True)
         node = {"input": list(inputs), "output": list(made), "attributes": attributes}
         self.nodes.append({"op_type": op, **node})
 
@@ -173,8 +265,6 @@ class Body:
         if not any(map(any, widths)):
             return x
         pads = self.array([a for a, _ in widths] + [b for _, b in widths])
-        if self.out.dtype is bool_:  # which few can pad
-            return self.cast(self("Pad", self.cast(x, i32), pads, self.number(value, i32)), bool_)
         return self("Pad", x, pads, self.number(value))
 
 
@@ -407,9 +497,16 @@ def _atan2(b: Body) -> str:
     return b("Where", b.is_negative("x0"), b("Neg", angle), angle)
 
 
+def _not_zero(b: Body, y: str) -> tuple[str, str]:
+    """Where an integer is 0, by which other runtimes do not divide, and 1 in its place."""
+    is_zero = b("Equal", y, b.number(0))
+    return is_zero, b("Where", is_zero, b.number(1), y)
+
+
 def _remainder_of(b: Body, x: str, y: str) -> str:
     if not b.out.dtype.is_inexact:
-        return b("Mod", x, y)
+        is_zero, by = _not_zero(b, y)
+        return b("Where", is_zero, b.number(0), b("Mod", x, by))
     zero, found = b.number(0.0), b("Mod", x, y, fmod=1)
     apart = b("Xor", b("Less", found, zero), b("Less", y, zero))
     apart = b("And", apart, b("Not", b("Equal", found, zero)))
@@ -424,8 +521,11 @@ def _remainder(b: Body) -> str:
 @body("floor_divide")
 def _floor_divide(b: Body) -> str:
     x, y = b.operands()
-    found = b("Div", b("Sub", x, _remainder_of(b, x, y)), y)
-    return b("Round", found) if b.out.dtype.is_inexact else found
+    rest = b("Sub", x, _remainder_of(b, x, y))
+    if b.out.dtype.is_inexact:
+        return b("Round", b("Div", rest, y))
+    is_zero, by = _not_zero(b, y)
+    return b("Where", is_zero, b.number(0), b("Div", rest, by))
 
 
 @body("gelu_slope")
@@ -642,8 +742,6 @@ for _name, _op in _pairs("sum Sum, mean Mean, max Max, min Min, prod Prod"):
 
     def _reduce(b: Body, op: str = _op) -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
-        if b.types[0].dtype is bool_ and b.out.dtype is bool_:
-            return b.cast(b.reduced(f"Reduce{op}", b.cast("x0", i32), axes, b.keepdims), bool_)
         return b.reduced(f"Reduce{op}", b.operand(0, b.out.dtype), axes, b.keepdims)
 
     BODIES[_name] = _reduce
@@ -652,8 +750,7 @@ for _name, _op in (("all", "ReduceMin"), ("any", "ReduceMax")):
 
     def _every(b: Body, op: str = _op) -> str:
         axes = axes_of(b.axis, b.types[0].ndim)
-        x = b.cast(b.operand(0, bool_), i32)
-        return b.cast(b.reduced(op, x, axes, b.keepdims), bool_)
+        return b.reduced(op, b.operand(0, bool_), axes, b.keepdims)
 
     BODIES[_name] = _every
 

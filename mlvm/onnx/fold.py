@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mlvm.core.types import Array
-from mlvm.onnx.graph import Graph, Node, is_array
+from mlvm.onnx.arrays import is_array
+from mlvm.onnx.graph import Graph, Node
 from mlvm.onnx.table import TABLE
 
 
@@ -132,6 +133,7 @@ def _fold_convolutions(graph: Graph) -> None:
             grouped = node.type == "ConvTranspose" and node.attributes.get("group", 1) != 1
             if (
                 node.inputs[1].dtype.kind == "f"
+                and node.inputs[1].ndim > 2  # else it is no kernel
                 and not grouped
                 and (
                     not rest or rest[0] == ""

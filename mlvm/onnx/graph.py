@@ -7,13 +7,14 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError, ModelError
+from mlvm.core.errors import MlvmError, ModelError, OutOfMemory
 from mlvm.core.ops import few
 from mlvm.core.types import Array, DType, TensorType
-from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of
+from mlvm.onnx.arrays import FLOATS, INTEGERS, Files, array_of, is_array
+from mlvm.onnx.limits import limit
 from mlvm.onnx.own import DOMAIN, own_op
 from mlvm.onnx.table import TABLE, Op, call
-from mlvm.onnx.values import Value, Weight, are_known
+from mlvm.onnx.values import Value, Weight, are_known, bounded
 from mlvm.onnx.wire import FIELDS, Message
 
 _OURS: Final = ("", "ai.onnx")
@@ -387,20 +388,22 @@ class Builder:
 
 def _computed(node: Node) -> tuple[Array, ...] | None:
     """What a node makes of known arrays alone; None where it has others, or draws, or is not for
-    numpy to compute."""
+    numpy to compute, or is larger than a file may become: a call then computes it."""
     is_open = any(not is_array(x) and x for x in node.inputs)
     if is_open or node.graphs or node.type in _DRAWS or node.op.kind == "tensors":
         return None
     operands = [x if is_array(x) else None for x in node.inputs]
     if node.op.kind == "raw" and not are_known(operands):
         return None
-    results = run(node, operands, None)
-    is_whole = len(results) >= len(node.outputs) and all(is_array(x) for x in results)
-    return results if is_whole else None
-
-
-def is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray)
+    try:
+        results = run(node, operands, None)
+    except OutOfMemory:
+        return None
+    if len(results) < len(node.outputs) or not all(is_array(x) for x in results):
+        return None
+    if (most := limit.get()) is not None:
+        most.left -= sum(x.nbytes for x in results if x.base is None)
+    return results
 
 
 def _opsets(imports: Iterable[Message]) -> dict[str, int]:
@@ -437,9 +440,7 @@ def dense(sparse: Message, files: Files) -> Array:
     values, indices = array_of(sparse.values, files), array_of(sparse.indices, files)
     shape = tuple(int(n) for n in sparse.dims)
     try:
-        if np.prod(shape, dtype=float) > 1 << 28 or min(shape, default=0) < 0:
-            raise ValueError("it is too large")
-        found = np.zeros(shape, values.dtype)
+        found = np.zeros(bounded(shape), values.dtype)
         places = indices.T if indices.ndim == 2 else np.unravel_index(indices, shape)
         found[tuple(places)] = values
     except (ValueError, IndexError, MemoryError) as error:

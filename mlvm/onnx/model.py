@@ -19,6 +19,7 @@ from mlvm.core.errors import (
     MlvmError,
     ModelError,
     ShapeError,
+    user_line,
 )
 from mlvm.core.types import Array, DType, bf16, f64
 from mlvm.eager import Tensor
@@ -26,15 +27,19 @@ from mlvm.eager.files.safetensors import escaped
 from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.operands import as_operand, is_whole, widest_of
 from mlvm.eager.tensor.tensor import from_array
+from mlvm.eager.tensor.warn import warn_at
 from mlvm.eager.tree import Tree
 from mlvm.onnx import ops as _fill_the_table  # noqa: F401
-from mlvm.onnx.arrays import NAMES, Files, dtype_of
+from mlvm.onnx.arrays import NAMES, Files, dtype_of, is_array
 from mlvm.onnx.fold import folded
-from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node, is_array
+from mlvm.onnx.graph import REFUSALS, Builder, Frame, Graph, Kind, Node
+from mlvm.onnx.limits import Limit
 from mlvm.onnx.values import Value, Weight, tensor
 from mlvm.onnx.wire import decode
 
 _FEW: Final = 64  # elements of what may be a shape
+_LEAST: Final = 1 << 28, 1 << 32  # bytes that folding may allocate, and a call
+_TIMES: Final = 16, 1 << 10  # or so many times those of the files, and of weights and inputs
 
 
 class Model(ml.nn.Module):
@@ -44,7 +49,12 @@ class Model(ml.nn.Module):
     An input may be None where the file has an optional one. Numbers and lists of numbers are known
     to a captured function, a part of its signature: a length or a shape of the graph's may depend
     on them. One result comes as a tensor, more as a tuple of tensors, in the order of `outputs`.
+
+    A call raises `OutOfMemory` for more memory than `limit` bytes, 4 GiB, or a thousand times those
+    of its weights and inputs. Set a larger one for a file that you trust.
     """
+
+    limit: int = _LEAST[1]
 
     def __init__(
         self, graph: Graph, arrays: Mapping[str, Callable[[], Array]], files: Files
@@ -89,7 +99,11 @@ class Model(ml.nn.Module):
             given[name] = None
         given = self._narrowed(given)
         operands = {name: self._operand(name, x, graph.kinds[name]) for name, x in given.items()}
-        made = graph.run(operands, Frame({**self.weights, **self.constants}, {}))
+        weights, most = {**self.weights, **self.constants}, Limit("a call", self.limit, _TIMES[1])
+        tensors = (*weights.values(), *operands.values())
+        most.enter(sum(x.type.nbytes for x in tensors if isinstance(x, Tensor)))
+        with most.holding():
+            made = graph.run(operands, Frame(weights, {}))
         results = tuple(_result(x) for x in made)
         return results[0] if len(results) == 1 else results
 
@@ -167,7 +181,8 @@ def load(file: str | os.PathLike[str] | bytes) -> Model:
     are run, and what exporters and quantisers write of the domain `com.microsoft`. Tensors in other
     files are read beside the file. Floats of 8 and 4 bits are f32, integers of 4 and 2 bits i8 and
     u8. A call takes its inputs in their order or by their names; what is given as numbers is known
-    when the call is captured, as lengths and shapes must be.
+    when the call is captured, as lengths and shapes must be. A file with dropout that drops, which
+    was written before `model.eval()`, is loaded with a warning.
 
         model = ml.onnx.load("resnet50.onnx")
         predict = ml.capture(model)
@@ -203,12 +218,16 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
             message = decode(data)
             if message.graph is None or not message.opset_import:
                 raise ModelError("it is no ONNX file: it has no graph, or no opset")
-            graph = Builder(message, files).graph(message.graph, {}, frozenset())
+            most = Limit("loading", _LEAST[0], _TIMES[0])
+            most.enter(len(data))
+            with most.holding():
+                graph = Builder(message, files).graph(message.graph, {}, frozenset())
             del message  # ten thousand parts, which a collection would look through
             folded(graph)
             for each in graph.all():
                 each.settle()
             graph.asked = _asked(graph)
+            _warn_of_training(graph, what)
             return Model(graph, _placed(graph), files)
     except EncodingError as error:
         raise ModelError(escaped(f"{what}: no ONNX file, or a damaged one: {error}")) from None
@@ -219,6 +238,21 @@ def _loaded(data: memoryview, files: Files, what: str) -> Model:
         raise told from None
     except RecursionError:
         raise ModelError(f"{what}: its graphs lie too deep in each other") from None
+
+
+def _warn_of_training(graph: Graph, what: str) -> None:
+    """Warn of nodes that drop elements, or take the batch's own mean, as while training."""
+
+    def is_training(node: Node) -> bool:
+        flag = node.inputs[2:3] if node.type == "Dropout" else ()
+        return any(is_array(x) and x.any() for x in flag) or bool(
+            node.attributes.get("training_mode", 0)
+        )
+
+    nodes = [node for each in graph.all() for node in each.nodes if is_training(node)]
+    if nodes:
+        message = f"{what}: written while it was trained: {nodes[0]} works so, {len(nodes)} in all"
+        warn_at(user_line(), f"{message}; export it after model.eval()", UserWarning)
 
 
 def _asked(graph: Graph) -> frozenset[str]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from inspect import signature
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
@@ -10,7 +12,9 @@ import numpy as np
 
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
+from mlvm.onnx.arrays import is_array
+from mlvm.onnx.limits import limit
 from mlvm.onnx.values import Value, alike, are_known, known, lying, plain, tensor
 
 Kind: TypeAlias = Literal["plain", "tensors", "elementwise", "raw"]
@@ -96,14 +100,19 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
             known(plain(x), f"operand {i} of {node}") if i in op.host else x
             for i, x in enumerate(operands)
         ]
+    is_large = _is_large(op, operands)
     if op.kind == "raw":
+        if is_large:
+            operands = [
+                tensor(x) if is_array(x) and i not in op.host else x for i, x in enumerate(operands)
+            ]
         xp = np if are_known([x for x in operands if not isinstance(x, list)]) else ml
         made = op.run(Call(node, xp, graph, scope), *operands)
         return np.asarray(made) if isinstance(made, np.generic) else made
     if node.opset < 7 and operands[1:]:
         operands = _as_before_7(node, operands)
     rest = [x for i, x in enumerate(operands) if i not in op.host] if op.host else operands
-    if op.kind != "tensors" and are_known(rest):
+    if op.kind != "tensors" and not is_large and are_known(rest):
         with np.errstate(all="ignore"):
             try:
                 return _arrays(op.run(Call(node, np, graph, scope), *operands))
@@ -113,14 +122,27 @@ def call(node: Any, operands: list[Value], graph: Any, scope: Any) -> Value:
     at = Call(node, ml, graph, scope)
     if op.kind == "elementwise":
         found, axes = alike(operands)
-        found = [x if i in op.host else _operand(x) for i, x in enumerate(found)]
-        if not any(type(x) is ml.Tensor for x in found):
-            found[0] = tensor(found[0])
+        dtypes = {x.dtype for x in found if type(x) is ml.Tensor}
+        found = [x if i in op.host else _operand(x, dtypes) for i, x in enumerate(found)]
         made = op.run(at, *found)
         return made if axes is None else lying(made, axes)
     return op.run(
         at, *[x if x is None or i in op.host else tensor(x) for i, x in enumerate(operands)]
     )
+
+
+def _is_large(op: Op, operands: list[Value]) -> bool:
+    """Whether a result of known operands may be more than the limit: a VM, which counts what it
+    allocates, then computes it."""
+    most = limit.get()
+    arrays = [x for i, x in enumerate(operands) if is_array(x) and i not in op.host]
+    if most is None or len(arrays) < 2:
+        return False
+    size = math.prod(x.size for x in arrays if x.size)
+    if op.kind == "elementwise":
+        with suppress(ValueError):  # these do not go together
+            size = math.prod(np.broadcast_shapes(*(x.shape for x in arrays)))
+    return bool(size * max(x.itemsize for x in arrays) > most.left)
 
 
 def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
@@ -136,11 +158,13 @@ def _as_before_7(node: Any, operands: list[Value]) -> list[Value]:
     return [x, xp.reshape(y, (*y.shape, *[1] * (x.ndim - axis - y.ndim))), *operands[2:]]
 
 
-def _operand(x: Value) -> Value:
-    """What stands beside tensors: a known scalar as a number, anything else as a tensor."""
+def _operand(x: Value, dtypes: Collection[DType]) -> Value:
+    """What stands beside tensors of these dtypes: a known scalar of one of them as a number,
+    anything else as a tensor."""
     if not isinstance(x, np.ndarray):
         return x
-    return ml.asarray(x) if x.size > 1 or x.ndim or x.dtype.kind == "V" else x[()]
+    is_number = x.ndim == 0 and x.dtype.kind != "V" and DType.of(x.dtype) in dtypes
+    return x[()] if is_number else ml.asarray(x)
 
 
 def _arrays(made: Any) -> Value:

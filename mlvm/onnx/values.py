@@ -15,12 +15,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.errors import CaptureError, ModelError, OutOfMemory
+from mlvm.core.errors import CaptureError, ModelError
 from mlvm.core.types import DType, Shape
 from mlvm.eager import Tensor
 from mlvm.onnx.arrays import is_known
+from mlvm.onnx.limits import limit
 
-_MOST_KNOWN: Final = 1 << 28  # elements that a graph may make of nothing on the host
+_WIDEST: Final = 8  # bytes of an element that the host makes
 
 
 class Weight(str):
@@ -105,16 +106,14 @@ def are_known(values: Sequence[Value]) -> bool:
     return all(each is None or is_known(each) for each in values)
 
 
-def bounded(shape: Sequence[int], is_host: bool) -> tuple[int, ...]:
-    """The shape of what is made of nothing. Raises `OutOfMemory` for more than the host should
-    hold, and `ModelError` for what is no shape."""
-    shape = tuple(int(n) for n in shape)
+def bounded(shape: Sequence[int], is_host: bool = True) -> tuple[int, ...]:
+    """The shape of what the host makes, or else a VM. Raises `OutOfMemory` for more than the limit,
+    and `ModelError` for what is no shape."""
+    shape, most = tuple(int(n) for n in shape), limit.get()
     if any(n < 0 for n in shape):
         raise ModelError(f"no tensor has the shape {list(shape)}")
-    if is_host and math.prod(shape) > _MOST_KNOWN:
-        raise OutOfMemory(
-            f"a constant of the shape {list(shape)} is not made when a file is loaded"
-        )
+    if is_host and most is not None:
+        most.check(math.prod(shape) * _WIDEST)
     return shape
 
 

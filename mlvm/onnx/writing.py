@@ -26,9 +26,10 @@ from mlvm.eager.recording.recorder import refuse_captured
 from mlvm.eager.tensor.reading import values_of
 from mlvm.eager.tree import flatten, named_tensors, unflatten
 from mlvm.onnx.arrays import NAMES, STORED
-from mlvm.onnx.bodies import BODIES, CASTS, OPSET, Body
+from mlvm.onnx.bodies import BODIES, OPSET, Body
 from mlvm.onnx.encode import Parts, encode, size_of
 from mlvm.onnx.lengths import OpenAxes, Sizes, merge, open_axes, resized, samples_of
+from mlvm.onnx.model import Model
 from mlvm.onnx.own import DOMAIN, told
 from mlvm.step.blocks import without_dead_calls
 from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
@@ -36,12 +37,13 @@ from mlvm.step.flow import Block, Call, Flow, Home, Procedure, Use, Value
 _IR: Final = 10, 13  # of opset 21, and of later ones
 _ELSEWHERE: Final = {
     **dict.fromkeys(("opset", "opset_version"), f"the ops are those of opset {OPSET}"),
-    "input_names": "inputs have the names of the parameters",
-    "output_names": "outputs have names where the function returns a dict",
+    "input_names": "inputs have the names of the parameters, those of a loaded model its own",
+    "output_names": "outputs have names where the function returns a dict, and of a loaded model",
     "dynamic_shapes": "write dynamic_axes={'x': {0: 'batch'}}",
     "external_data": "write external=True",
 }
 """What PyTorch's `export` and others take, and what there is here."""
+_TRAINING: Final = "; a Module that is being trained is saved after model.eval()"
 _LARGE: Final = 1 << 10  # bytes of a weight that may lie in another file
 _MOST: Final = (1 << 31) - (1 << 24)  # bytes of a message of protobuf, with some room
 
@@ -60,10 +62,10 @@ def save(
 
     `args` are as the function takes them: trees of tensors, of numpy arrays and of types
     (`TensorType`), which become the inputs of the graph, in their order, under the names of the
-    parameters. Anything else is a part of it, as are numbers. Tensors that the function reaches by
-    itself, such as the weights of a Module, are initializers, as they are now. What it returns are
-    the outputs. It may be a captured function, or a gradient. Branches become `If`, loops `Loop`,
-    and functions of `ml.function` stand where they are called.
+    parameters; a loaded `Model` keeps its names. Anything else is a part of it, as are numbers.
+    Tensors that the function reaches by itself, such as the weights of a Module, are initializers,
+    as they are now. What it returns are the outputs. It may be a captured function, or a gradient.
+    Branches become `If`, loops `Loop`, and functions of `ml.function` stand where they are called.
 
     Shapes are those of `args`, but for `dynamic_axes`: by the name of an input, and the axis, how
     a length is called that the file leaves open. One name is one length, `"8*width"` a multiple of
@@ -77,7 +79,8 @@ def save(
 
     Raises `ModelError`, with the line of Python, for an op that has no form in ONNX, such as random
     numbers, decompositions, checks and complex numbers, and for a function that updates a tensor in
-    place which is not its own, or returns no tensor; what `capture` raises; and `OSError`.
+    place which is not its own, as Modules do before `model.eval()`, or returns no tensor; what
+    `capture` raises; and `OSError`.
     https://onnx.ai/onnx/repo-docs/IR.html
 
         >>> layer = ml.nn.Linear(3, 2, key=ml.random.key(0))
@@ -185,7 +188,10 @@ class _Model:
             raise ModelError("a function that returns no tensor is not written")
         flow = recorded.flow
         calls = without_dead_calls(Flow(flow.calls, flow.results))
-        names = [self.name(_shown(path) or "output") for path, _ in results]
+        shown = [_shown(path) or "output" for path, _ in results]
+        if isinstance(fn, Model) and len(fn.graph.names) == len(shown):
+            shown = fn.graph.names
+        names = [self.name(each) for each in shown]
         outputs: dict[str, TensorType] = {}
         graph = _Graph(self)
         graph.calls(calls)
@@ -362,10 +368,10 @@ class _Graph:
             self._names[use.value] = name
             return
         if home.role in ("input", "state", "element"):
-            what = "argument" if home.role == "input" else "tensor from outside"
+            what = "an argument" if home.role == "input" else "a tensor from outside"
             raise ModelError(
-                f"{line or 'here'}: a {home.type} is updated in place, an {what} of the function; "
-                f"an ONNX file has no state: return the new value"
+                f"{line or 'here'}: a {home.type} is updated in place, {what} of the function; an "
+                f"ONNX file has no state: return the new value{_TRAINING}"
             )
         self._homes[home] = name
 
@@ -403,9 +409,13 @@ class _Graph:
             return
         rule = BODIES.get(op.name)
         if rule is None:
-            raise _refused(op.name, call.line)
-        body = Body(types, out.type, call.attributes, op.name not in CASTS)
-        result = body.result(rule(body))
+            draws = op.kernel.__module__.endswith(".random")
+            raise _refused(op.name, call.line, _TRAINING if draws else "")
+        body = Body(op.name, types, out.type, call.attributes)
+        try:
+            result = body.result(rule(body))
+        except ModelError as error:
+            raise _refused(f"{op.name}, {error},", call.line) from None
         text = told(op, call.attributes, types)
         more: dict[str, Any] = {"metadata_props": [{"key": DOMAIN, "value": text}]}
         if op.name == "unpack":  # of what `load` has unpacked
@@ -511,8 +521,8 @@ def _recorded_at(sizes: Sizes, fn: Callable[..., Any], args: Any, kwargs: Any) -
         raise
 
 
-def _refused(what: str, line: str | None) -> ModelError:
-    return ModelError(f"{line or 'here'}: {what} has no form in ONNX")
+def _refused(what: str, line: str | None, remedy: str = "") -> ModelError:
+    return ModelError(f"{line or 'here'}: {what} has no form in ONNX{remedy}")
 
 
 def _is_written(dtype: DType) -> bool:
@@ -540,9 +550,11 @@ def _parameters(fn: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def _by_name(fn: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-    """The arguments by the names of the parameters."""
+    """The arguments by the names of the parameters, or of a loaded model's inputs."""
     plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     names = [name for name, each in _parameters(fn).items() if each.kind in plain]
+    if isinstance(fn, Model):
+        names = [*fn.graph.inputs]
     names += [f"input_{i}" for i in range(len(names), len(args))]
     return dict(zip(names, args, strict=False))
 

@@ -25,7 +25,7 @@ from mlvm.core.protocol import StorageHandle
 from mlvm.core.types import TensorType, u8
 from mlvm.machines import residuals
 from mlvm.step.blocks import taken, with_blocks, without_dead_calls, without_moves
-from mlvm.step.flow import Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
+from mlvm.step.flow import Block, Call, Flow, Home, Location, Procedure, Role, Unit, Use, Value
 from mlvm.step.fusion import REFERENCE, FusionPolicy, chain_of, fused, joined, with_slopes
 from mlvm.step.halves import in_halves
 from mlvm.step.hoist import Hoist, hoisted
@@ -268,7 +268,9 @@ class _Written:
             begins.append(len(self.moments))
             first = run.unit.calls[0]
             inside = level.inside.get(first)
-            if first.callee is not None:
+            if first.pushes:
+                self._call_user(first, level, base)
+            elif first.callee is not None:
                 self._call_function(first, inside, level, base)
             elif inside is None:
                 self._call(run, level, base)
@@ -405,6 +407,30 @@ class _Written:
             self.push(use, level, base)
         self.code.append(Instruction(Opcode.call, (self._names[call.callee],)))
 
+    def _call_user(self, call: Call, level: _Level, base: int) -> None:
+        """Write the call of a user's function, as a function of the program that copies results."""
+        name = self._name(call.name)
+        self._names[Procedure(name, Block())] = name
+        nouts, nins = len(call.outs), len(call.ins)
+        code = [Instruction(Opcode.get, (i - nins,)) for i in range(nins)]
+        code.append(Instruction(Opcode.push_str, (call.name,)))
+        rest = (call.attributes,) if call.attributes else ()
+        if call.line is not None:
+            self.inner_lines[name, len(code)] = call.line
+        code.append(Instruction(Opcode.cfunc, (nins, nouts, *rest)))
+        for i in range(nouts):
+            code.append(Instruction(Opcode.get, (i - nins - nouts,)))
+            code.append(Instruction(Opcode.get, (i,)))
+            code.append(Instruction(Opcode.push_str, (f"copy{OUT}",)))
+            if call.line is not None:
+                self.inner_lines[name, len(code)] = call.line
+            code.append(Instruction(Opcode.cfunc, (2, 0)))
+        code.append(Instruction(Opcode.return_, (0,)))
+        self._functions.append(Function(name, nouts + nins, 0, tuple(code)))
+        for use in (*call.outs, *call.ins):
+            self.push(use, level, base)
+        self.code.append(Instruction(Opcode.call, (name,)))
+
     def _name(self, wanted: str) -> str:
         """A name for a function that no other has."""
         plain = re.sub(r"\W+", "_", wanted).strip("_") or "function"
@@ -419,6 +445,7 @@ class _Written:
         name, code = self._names[procedure], inner.whole()
         ahead = len(code) - 1 - len(inner.code)
         self.inner_lines.update(((name, pc + ahead), line) for pc, line in inner.lines.items())
+        self.inner_lines.update(inner.inner_lines)
         return Function(name, len(procedure.params), 0, tuple(code))
 
     def _jump(self, opcode: Opcode) -> int:

@@ -86,6 +86,7 @@ class Call:
     `cond` runs one of two, by what it reads first; `while` runs the second for as long as the first
     has a true result. It reads what its blocks read from outside, and makes what they leave there.
     One that counts its `turns` can be read as a scan.
+    One that `pushes` gets its `ins` alone and leaves results on the stack, as users' functions do.
     One with a `callee` is a `call` of a function, which gets the operands `passed`; a call from
     outside has `procedures`, all that it reaches, and their blocks.
     """
@@ -105,6 +106,7 @@ class Call:
     passed: Sequence[Use] = ()
     procedures: Sequence[Procedure] = ()
     turns: Turns | None = None
+    pushes: bool = False
 
     @property
     def fixed(self) -> bool:

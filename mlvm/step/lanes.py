@@ -1,22 +1,21 @@
-"""Lanes: a recorded function as code that runs for many inputs at once (see `mlvm.machines.lanes`).
+"""Lanes: a recorded function as a program for many inputs at once (`mlvm.machines.lanes`).
 
-Each value is a register of a frame, which has the number of a row. The calls between two places
-where frames may part are a segment, which is compiled for some numbers of rows. What copies,
-reshapes, keeps and passes values on moves numbers of rows, and no bytes.
+Each value has a slot of a frame. The calls between two places where frames may part are a segment,
+a function of the program, which is also compiled for some numbers of rows. What copies, reshapes,
+keeps and passes values on stands between segments: in lanes it moves numbers of rows, and no bytes.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 from mlvm.core.errors import CaptureError
 from mlvm.core.machine.callee import OUT
 from mlvm.core.op import OPS, Attributes
-from mlvm.core.program.assembly import disassemble
-from mlvm.core.types import TensorType
-from mlvm.machines import residuals
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import TensorType, i64
+from mlvm.machines import lane_link, residuals
 from mlvm.machines.checks import CHECK
 from mlvm.step.blocks import with_blocks, without_dead_calls, without_dead_calls_in
 from mlvm.step.compile import compile_flow
@@ -40,7 +39,6 @@ _HARMLESS: Final = frozenset(
 """Ops beside elementwise ones that refuse no values: they may run where no lane would."""
 
 _Key: TypeAlias = Value | Home
-_Step: TypeAlias = list[Any]
 
 
 def lanes_of(
@@ -51,9 +49,9 @@ def lanes_of(
     sums: Mapping[Home, int],
     policy: FusionPolicy,
 ) -> str:
-    """The code of a function. `main` has only arguments as parameters, and leaves `results`. Of
-    what it reads from outside, `shared` has the uses in their order. What is added to the homes
-    `sums` is summed up over all frames.
+    """Write the program of a function, as `lanes.run` takes it. `main` has only arguments as
+    parameters, and leaves `results`. Of what it reads from outside, `shared` has the uses in their
+    order. What is added to the homes `sums` is summed up over all frames.
 
     Raises `CaptureError` for a host function in it that lanes cannot run, and for an update of
     what lies outside.
@@ -63,14 +61,18 @@ def lanes_of(
     if text is None:
         if len(_written) >= _MOST_WRITTEN:
             del _written[next(iter(_written))]
-        writer = _Writer(shared, sums, policy)
+        everything = [*with_blocks([c for each in (main, *procedures) for c in each.block.calls])]
+        nresults = {c.callee: _given_back(c) for c in everything if c.callee is not None}
+        writer = _Writer(shared, sums, policy, len(main.params), nresults)
+        writer.has_records = any(call.name == residuals.PUSH for call in everything)
         last = {u.value.home: u.value for call in main.block.calls for u in call.outs}
         wanted = [*[use.value for use in results], *[last[home] for home in sums if home in last]]
         calls = without_dead_calls(Flow(main.block.calls, wanted))
-        returned = writer.procedure(main, calls, results)
+        writer.procedure(main, calls, results)
         for each in procedures:
-            writer.procedure(each, without_dead_calls_in(each.block).calls)
-        text = writer.text(main, returned)
+            if each in nresults:
+                writer.procedure(each, without_dead_calls_in(each.block).calls)
+        text = lane_link.text_of(writer.program())
     _written[key] = text  # the last one used is the last
     return text
 
@@ -123,46 +125,58 @@ def _spelled(
 
 
 class _Writer:
-    """Code as it is written, function by function."""
+    """A program as it is written, function by function."""
 
     def __init__(
-        self, shared: Sequence[Use], sums: Mapping[Home, int], policy: FusionPolicy
+        self,
+        shared: Sequence[Use],
+        sums: Mapping[Home, int],
+        policy: FusionPolicy,
+        nargs: int,
+        nresults: Mapping[Procedure, int],
     ) -> None:
         self.policy = policy
+        self.nargs, self.nresults = nargs, nresults
+        self.has_records = False
+        self.shared_types = [use.type for use in shared]
         self.shared: dict[_Key, int] = {}
         self.given = len(shared)
         for i, use in enumerate(shared):
             self.shared.setdefault(use.value, i)
         self.sums = sums
-        self.steps: list[_Step] = []
-        self.heavy: list[int] = []
-        self.segments: list[Any] = []
-        self.sites: list[Any] = []
+        self.functions: list[Function] = []
+        self.nsegments = self.nsites = 0
         self.hoisted: list[Use] = []
         self.first_calls: list[Call] = []
-        self.entries: dict[Procedure, int] = {}
-        self.registers: dict[Procedure, dict[_Key, int]] = {}
-        self.width = 0
+        self.names: dict[Procedure, str] = {}
         # Of the function that is being written:
-        self.regs: dict[_Key, int] = {}
+        self.code: list[Instruction] = []
+        self.slots: dict[_Key, int] = {}
+        self.types: list[TensorType] = []
+        self.nparams = 0
         self.readers: dict[Value, set[int]] = {}
         self.owned: set[Home] = set()
         self.pending: list[Call] = []
-        self.awaited: set[_Key] = set()
         self.products: dict[Value, Call] = {}  # see `_products`
 
     # --- functions --------------------------------------------------------------------------
 
+    def name_of(self, procedure: Procedure) -> str:
+        return self.names.setdefault(procedure, f"f{len(self.names)}")
+
     def procedure(
-        self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] = ()
-    ) -> list[tuple[int, int]]:
-        """Write a function. Returns the registers that have its results, and their sizes."""
-        self.entries[procedure] = len(self.steps)
-        self.regs = self.registers[procedure] = {}
-        self.awaited, self.pending = set(), []
-        for home in procedure.params:
-            self.register(home)
+        self, procedure: Procedure, calls: Sequence[Call], results: Sequence[Use] | None = None
+    ) -> None:
+        """Write a function: `main`, which leaves these results, or one whose results are the first
+        of its parameters."""
         everything = list(with_blocks(calls))
+        params = procedure.params
+        outs = [] if results is not None else params[: self.nresults[procedure]]
+        self.code, self.pending = [], []
+        self.slots = {home: i for i, home in enumerate(params[len(outs) :])}
+        self.types = [home.type for home in params[len(outs) :]]
+        self.nparams = len(self.types)
+        self.types.append(TensorType(i64))  # the number of the call
         self.readers = {}
         for call in everything:
             for use in call.ins:
@@ -171,7 +185,7 @@ class _Writer:
             for block in call.blocks:
                 if block.result is not None:
                     self.readers.setdefault(block.result.value, set()).add(id(block))
-        for use in results:
+        for use in results or ():
             self.readers.setdefault(use.value, set()).add(0)
         self.owned = {
             call.outs[0].value.home
@@ -179,13 +193,29 @@ class _Writer:
             if _is_update(call) and call.outs[0].value.home is not None
         }
         self.products = self._products(everything)
+        for i, home in enumerate(params[len(outs) :]):
+            if home in self.owned:
+                self.emit(Opcode.get, i - self.nparams)
+                self.op("copy", 1, 1)
+                self.emit(Opcode.set, i - self.nparams)
         self.calls(calls)
         self.flush()
-        self.join()
-        returned = [(self.read(use), use.type.nbytes) for use in results]
-        self.emit("return")
-        self.width = max(self.width, len(self.regs))
-        return returned
+        for use in results or ():
+            self.read(use)
+        for home in outs:
+            at = self.slot(home, home.type)
+            self.emit(Opcode.get, at)
+            self.as_type(self.types[at + self.nparams], home.type)
+        count = len(outs) if results is None else len(results)
+        self.emit(Opcode.return_, count)
+        facts = {
+            "params": [str(type) for type in self.types[: self.nparams]],
+            "locals": [str(type) for type in self.types[self.nparams :]],
+        }
+        head = _host_call(lane_link.FRAME, 0, len(self.types) - self.nparams, facts)
+        code = [each.jumping(lambda pc: pc + len(head)) for each in self.code]
+        name = self.name_of(procedure) if results is None else lane_link.ROW
+        self.functions.append(Function(name, self.nparams, count, (*head, *code)))
 
     def _products(self, calls: Sequence[Call]) -> dict[Value, Call]:
         """The products x^T y that are only added to a sum: rows of x and y are kept for it instead,
@@ -211,12 +241,19 @@ class _Writer:
                 found[part] = maker
         return found
 
-    def register(self, key: _Key) -> int:
-        return self.regs.setdefault(key, len(self.regs))
+    def slot(self, key: _Key, type: TensorType) -> int:
+        """The slot of what has a register of its own."""
+        if key not in self.slots:
+            self.slots[key] = len(self.types)
+            self.types.append(type)
+        return self.slots[key] - self.nparams
 
-    def emit(self, *step: Any) -> int:
-        self.steps.append(list(step))
-        return len(self.steps) - 1
+    def emit(self, opcode: Opcode, *immediates: Any) -> int:
+        self.code.append(Instruction(opcode, immediates))
+        return len(self.code) - 1
+
+    def op(self, name: str, nparams: int, nresults: int, **attributes: Any) -> None:
+        self.code += _host_call(name, nparams, nresults, attributes)
 
     def key(self, use: Use) -> _Key:
         """What has a register of its own: a home, or a value that has none."""
@@ -230,31 +267,43 @@ class _Writer:
     def _is_sum(self, call: Call) -> bool:
         return bool(call.outs) and call.outs[0].value.home in self.sums
 
-    def read(self, use: Use) -> int:
-        """The register that has the value, in which its row is nobody else's to change."""
+    def read(self, use: Use, *, alias: bool = False) -> None:
+        """Push the value: a copy where its slot is updated in place, unless an `alias` does."""
         key = self.key(use)
-        self.settle([key])
         if key in self.shared:
-            at = self.register(key)
-            self.emit("const", at, self.shared[key], use.type.nbytes)
-            return at
-        if key not in self.regs:
+            at = self.shared[key]
+            self.emit(Opcode.load_arg, self.nargs + at)
+            self.as_type(self.shared_types[at], use.type)
+            return
+        if key not in self.slots:
             raise CaptureError("a lane reads what it has not written")
-        if key in self.owned:
-            at = self.register(Value(use.type.nbytes))
-            self.emit("dup", at, self.regs[key], use.type.nbytes)
-            return at
-        return self.regs[key]
+        self.emit(Opcode.get, self.slots[key] - self.nparams)
+        if key in self.owned and not alias:
+            self.op("copy", 1, 1)
+        self.as_type(self.types[self.slots[key]], use.type)
 
-    def settle(self, keys: Iterable[_Key]) -> None:
-        """Wait for calls that make one of these."""
-        if not self.awaited.isdisjoint(keys):
-            self.join()
+    def as_type(self, type: TensorType, wanted: TensorType) -> None:
+        """See the topmost value as another type."""
+        if type is not wanted:
+            if type.dtype is not wanted.dtype:
+                raise CaptureError(f"a lane sees {type} as {wanted}")
+            self.op("reshape", 1, 1, shape=wanted.shape)
 
-    def join(self) -> None:
-        if self.awaited:
-            self.emit("join")
-            self.awaited.clear()
+    def write(self, use: Use) -> None:
+        """Pop the value."""
+        at = self.slot(self.key(use), use.type)
+        self.as_type(use.type, self.types[at + self.nparams])
+        self.emit(Opcode.set, at)
+
+    def fresh(self, use: Use) -> None:
+        """Push memory for a value, which only its own slot has."""
+        at = self.slot(self.key(use), use.type)
+        if self.types[at + self.nparams] is not use.type:
+            raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {use.type}")
+        self.emit(Opcode.get, at)
+        self.op("copy", 1, 1)
+        self.emit(Opcode.set, at)
+        self.emit(Opcode.get, at)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -298,21 +347,22 @@ class _Writer:
         if name == "take" and _is_row(call, 1) and not self.is_shared(call.ins[0]):
             self.flush()
             x, index = call.ins
-            self.settle([self.key(x), self.key(index)])
-            length = x.type.shape[0]
-            at = self.read(index)
-            of = self.regs[self.key(x)]
-            to = self.register(self.key(out))
-            self.emit("take", to, of, at, length, out.type.nbytes, index.type.dtype.numpy.str)
+            self.read(x, alias=True)
+            self.read(index)
+            self.op("take", 2, 1, axis=0)
+            self.write(out)
             return True
         if _is_update(call):
             self.flush()
             x, value, index = call.ins
-            length, rows = x.type.shape[0], value.type.shape[0]
-            given, at = self.read(value), self.read(index)
-            to = self.register(self.key(out))
-            nbytes = out.type.nbytes // length if length else 0
-            self.emit("put", to, given, at, length, rows, nbytes, index.type.dtype.numpy.str)
+            at = self.slot(self.key(out), out.type)
+            if self.types[at + self.nparams] is not out.type or x.type is not out.type:
+                raise CaptureError(f"a lane sees {self.types[at + self.nparams]} as {out.type}")
+            self.emit(Opcode.get, at)
+            self.emit(Opcode.get, at)
+            self.read(value)
+            self.read(index)
+            self.op(f"dynamic_update{OUT}", 4, 0, axis=0)
             return True
         return False
 
@@ -320,34 +370,35 @@ class _Writer:
         """Make a call once, before all lanes: it has the same operands in each."""
         self.shared[out.value] = self.given + len(self.hoisted)
         self.hoisted.append(out)
+        self.shared_types.append(out.type)
         self.first_calls.append(
             Call(call.name, call.op, call.attributes, [out], call.ins, call.line)
         )
 
     def to(self, out: Use, source: Use) -> None:
         """Let a register have a value."""
-        of = self.read(source)
-        key = self.key(out)
-        self.settle([key])
-        at = self.register(key)
-        if key in self.owned and self.key(source) not in self.owned:
-            self.emit("dup", at, of, out.type.nbytes)
-        else:
-            self.emit("move", at, of)
+        self.read(source, alias=True)
+        if self.key(out) in self.owned or self.key(source) in self.owned:
+            self.op("copy", 1, 1)
+        self.as_type(source.type, out.type)
+        self.write(out)
 
     def host(self, call: Call) -> None:
         if call.callee is not None:
             self.call(call)
         elif call.name == residuals.PUSH:
-            kept = [self.read(use) for use in call.ins]
-            self.emit("push", self.register(self.key(call.outs[0])), kept)
+            self.fresh(call.outs[0])
+            for use in call.ins:
+                self.read(use)
+            self.op(residuals.PUSH, 1 + len(call.ins), 0)
         elif call.name == residuals.READ:
-            number = self.read(call.ins[0])
-            outs = [self.register(self.key(use)) for use in call.outs]
-            self.emit("read", outs, number)
+            for use in call.outs:
+                self.fresh(use)
+            self.read(call.ins[0])
+            self.op(residuals.READ, 1 + len(call.outs), 0)
         elif call.name == CHECK:
-            [use] = call.ins
-            self.emit("check", self.read(use), use.type.nbytes, call.attributes["message"])
+            self.read(call.ins[0])
+            self.op(CHECK, 1, 0, message=call.attributes["message"])
         else:
             raise CaptureError(
                 f"{call.line or 'here'}: {call.name} is no part of a function for ml.batch, which "
@@ -355,47 +406,51 @@ class _Writer:
             )
 
     def call(self, call: Call) -> None:
-        """Call a function: a step that is completed when the function has been written."""
-        outs = {self.key(use) for use in call.outs}
-        self.settle([self.key(use) for use in call.passed if self.key(use) not in outs])
-        nresults = len(call.passed) - sum(1 for use in call.passed if self.key(use) not in outs)
-        args = [self.read(use) for use in call.passed[nresults:]]
-        results = [self.register(self.key(use)) for use in call.passed[:nresults]]
-        self.emit("call", call.callee, args, results)
-        self.awaited |= outs
+        """Call a function."""
+        assert call.callee is not None
+        nresults = self.nresults[call.callee]
+        for use, home in zip(call.passed[nresults:], call.callee.params[nresults:], strict=True):
+            self.read(use)
+            self.as_type(use.type, home.type)
+        self.emit(Opcode.call, self.name_of(call.callee))
+        pairs = zip(call.passed[:nresults], call.callee.params, strict=False)
+        for use, home in reversed([*pairs]):
+            self.as_type(home.type, use.type)
+            self.write(use)
+            if self.key(use) in self.owned:
+                self.read(use)
+                self.write(use)
 
     def control(self, call: Call) -> None:
         if call.callee is not None:
             raise CaptureError(f"{call.line or 'here'}: a function is called from outside of lanes")
-        self.join()
         first, second = call.blocks
+        again = len(self.code)
         if call.name == "cond":
-            leave = self.split(call.ins[0])
+            self.read(call.ins[0])
+        else:
             self.calls(first.calls)
             self.flush()
-            self.join()
-            end = self.emit("jump", -1)
-            self.steps[leave][-1] = len(self.steps)
+            assert first.result is not None
+            self.read(first.result)
+        leave = self.emit(Opcode.jump_if_false, -1)
+        if call.name == "cond":
+            self.calls(first.calls)
+            self.flush()
+            end = self.emit(Opcode.jump, -1)
+            self.land(leave)
             self.calls(second.calls)
             self.flush()
-            self.join()
-            self.steps[end][-1] = len(self.steps)
-            return
-        again = len(self.steps)
-        self.calls(first.calls)
-        self.flush()
-        assert first.result is not None
-        leave = self.split(first.result)
-        self.calls(second.calls)
-        self.flush()
-        self.join()
-        self.emit("jump", again)
-        self.steps[leave][-1] = len(self.steps)
+            self.land(end)
+        else:
+            self.calls(second.calls)
+            self.flush()
+            self.emit(Opcode.jump, again)
+            self.land(leave)
 
-    def split(self, condition: Use) -> int:
-        at = self.read(condition)
-        type = condition.type
-        return self.emit("split", at, type.nbytes, type.dtype.numpy.str, -1)
+    def land(self, jump: int) -> None:
+        """Let a jump go here."""
+        self.code[jump] = Instruction(self.code[jump].opcode, (len(self.code),))
 
     # --- sums -------------------------------------------------------------------------------
 
@@ -413,17 +468,24 @@ class _Writer:
             raise CaptureError(f"{call.line or 'here'}: a lane updates what lies outside of it")
         if product is not None:
             operands = list(product.ins)
-        registers = [self.read(use) for use in operands]
         whole = name == "add" or (
             name == "index_add" and call.attributes["axis"] == 0 and not operands[1].type.shape
         )
-        parts = {
-            str(count): self.compiled(_summed(call, product, operands, count))
-            for count in (SUM_COUNTS if whole else (1,))
+        site = f"a{self.nsites}"
+        self.emit(Opcode.get, 0)
+        for use in operands:
+            self.read(use)
+        self.op(lane_link.ADD, 1 + len(operands), 0, site=self.nsites)
+        self.nsites += 1
+        facts = {
+            "ins": [use.type.nbytes for use in operands],
+            "outs": [total.type.nbytes],
+            "shared": [],
+            "heavy": False,
+            "sum": place,
         }
-        sizes = [use.type.nbytes for use in operands]
-        self.emit("add", len(self.sites), registers)
-        self.sites.append({"sum": place, "sizes": sizes, "shared": [], "parts": parts})
+        for count in SUM_COUNTS if whole else (1,):
+            self.part(site, count, _summed(call, product, operands, count), facts)
 
     # --- segments ---------------------------------------------------------------------------
 
@@ -471,19 +533,58 @@ class _Writer:
             for key, value in values.items()
             if isinstance(key, Home) or self.readers.get(value, set()) - mine
         ]
-        self.settle([*ins, *outs])
         light = all(use.type.nbytes <= _LIGHT for call in calls for use in (*call.outs, *call.ins))
-        parts = {
-            str(count): self.compiled(self.rows_of(calls, count, list(ins), list(shared), outs))
-            for count in counts
+        name = f"s{self.nsegments}"
+        self.nsegments += 1
+        self.alone(name, calls, ins, outs)
+        for key in ins:
+            self.emit(Opcode.get, self.slots[key] - self.nparams)
+        self.emit(Opcode.call, name)
+        last = {self.key(call.outs[0]): call.outs[0] for call in calls}
+        for key in reversed(outs):
+            self.write(last[key])
+        facts = {
+            "ins": [type.nbytes for type in ins.values()],
+            "outs": [made[key].nbytes for key in outs],
+            "shared": [self.nargs + i for i in shared.values()],
+            "heavy": not light,
+            "sum": -1,
         }
-        number = len(self.segments)
-        self.segments.append({"shared": list(shared.values()), "parts": parts})
-        given = [(self.regs[key], type.nbytes) for key, type in ins.items()]
-        left = [(self.register(key), made[key].nbytes) for key in outs]
-        at = self.emit("run", number, given, left)
-        if not light:
-            self.heavy.append(at)
+        for count in counts:
+            rows = self.rows_of(calls, count, list(ins), list(shared), outs)
+            self.part(name, count, rows, facts)
+
+    def alone(
+        self, name: str, calls: Sequence[Call], ins: Mapping[_Key, TensorType], outs: list[_Key]
+    ) -> None:
+        """Write what a segment does for one row."""
+        outer = self.code, self.slots, self.types, self.nparams, self.owned
+        types = [self.types[self.slots[key]] for key in ins]
+        self.code, self.slots, self.types = [], {key: i for i, key in enumerate(ins)}, types
+        self.nparams, self.owned = len(types), set()
+        for call in calls:
+            assert call.op is not None
+            for use in call.ins:
+                self.read(use)
+            self.op(call.op.name, len(call.ins), 1, **call.attributes)
+            [out] = call.outs
+            self.slots[self.key(out)] = len(self.types)  # where it lies now
+            self.types.append(out.type)
+        for key in outs:
+            self.emit(Opcode.get, self.slots[key] - self.nparams)
+        self.emit(Opcode.return_, len(outs))
+        self.functions.append(Function(name, self.nparams, len(outs), tuple(self.code)))
+        self.code, self.slots, self.types, self.nparams, self.owned = outer
+
+    def part(self, name: str, count: int, calls: list[Call], facts: Mapping[str, Any]) -> None:
+        """Write the part of a segment for that number of rows."""
+        planned = compile_flow(Flow(calls, []), policy=self.policy)
+        arguments = " ".join(
+            [f"{each.role} {each.place} {each.type}" for each in planned.arguments]
+        )
+        head = {**facts, "arguments": arguments, "nbytes": planned.plan.nbytes}
+        code = (*_host_call(lane_link.PART, 0, 0, head), *planned.program.main.code)
+        self.functions.append(Function(f"{name}.x{count}", 0, STAR, code))
 
     def rows_of(
         self,
@@ -523,72 +624,57 @@ class _Writer:
             )
         return made
 
-    def compiled(self, calls: list[Call]) -> dict[str, Any]:
-        """A program of these calls, and what to run it on."""
-        planned = compile_flow(Flow(calls, []), policy=self.policy)
-        arguments = [
-            (each.role, each.place, each.type.dtype.name, each.type.shape)
-            for each in planned.arguments
-        ]
-        text = disassemble(planned.program)
-        return {"text": text, "arguments": arguments, "nbytes": planned.plan.nbytes}
-
-    def text(self, main: Procedure, returned: list[tuple[int, int]]) -> str:
-        steps: list[_Step] = []
-        for step in self.steps:
-            if step[0] == "call":
-                _, callee, args, made = step
-                nresults = len(made)
-                params = [self.registers[callee][home] for home in callee.params]
-                passed = list(zip(params[nresults:], args, strict=True))
-                left = list(zip(made, params[:nresults], strict=True))
-                step = ["call", self.entries[callee], passed, left]
-            steps.append(step)
-        registers = self.registers[main]
-        first = None
+    def program(self) -> Program:
+        """All that was written."""
         if self.first_calls:
-            made = []
-            now: dict[_Key, Value] = {}
-            inputs: list[int] = []
-            places = {use.value: i for i, use in enumerate(self.hoisted)}
-            for call in self.first_calls:
-                operands = []
-                for use in call.ins:
-                    if use.value not in now:
-                        inputs.append(self.shared[use.value])
-                        now[use.value] = Value(
-                            use.type.nbytes, Home("input", len(inputs) - 1, use.type)
-                        )
-                    operands.append(Use(now[use.value], use.type))
-                [out] = call.outs
-                now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
-                made.append(
-                    Call(
-                        call.name,
-                        call.op,
-                        call.attributes,
-                        [Use(now[out.value], out.type)],
-                        operands,
-                        call.line,
-                    )
-                )
-            first = {"shared": inputs, "parts": {"1": self.compiled(made)}}
-        code = {
-            "results": len(returned),
-            "args": len(main.params),
-            "shared": self.given,
-            "sums": len(self.sums),
-            "width": self.width,
-            "steps": steps,
-            "heavy": self.heavy,
-            "params": [(registers[home], home.type.nbytes) for home in main.params],
-            "returned": returned,
-            "segments": self.segments,
-            "sites": self.sites,
-            "first": first,
-            "hoisted": [max(use.type.nbytes, 1) for use in self.hoisted],
-        }
-        return json.dumps(code, separators=(",", ":"))
+            self.hoist_first()
+        [row] = [each for each in self.functions if each.name == lane_link.ROW]
+        facts = row.code[1].immediates[2]
+        facts |= {"shared": [str(type) for type in self.shared_types], "sums": len(self.sums)}
+        code = [Instruction(Opcode.load_arg, (i,)) for i in range(self.nargs)]
+        code.append(Instruction(Opcode.call, (lane_link.ROW,)))
+        if self.has_records:
+            begin, end = (_host_call(name, 0, 0, {}) for name in (residuals.BEGIN, residuals.END))
+            code = [*begin, *code, *end]
+        main = Function("main", 0, STAR, (*code, Instruction(Opcode.halt)))
+        return Program([main, *self.functions])
+
+    def hoist_first(self) -> None:
+        """Write what makes the values that all rows share."""
+        made = []
+        now: dict[_Key, Value] = {}
+        inputs: list[int] = []
+        places = {use.value: i for i, use in enumerate(self.hoisted)}
+        for call in self.first_calls:
+            operands = []
+            for use in call.ins:
+                if use.value not in now:
+                    inputs.append(self.nargs + self.shared[use.value])
+                    home = Home("input", len(inputs) - 1, use.type)
+                    now[use.value] = Value(use.type.nbytes, home)
+                operands.append(Use(now[use.value], use.type))
+            [out] = call.outs
+            now[out.value] = Value(out.type.nbytes, Home("output", places[out.value], out.type))
+            outs = [Use(now[out.value], out.type)]
+            made.append(Call(call.name, call.op, call.attributes, outs, operands, call.line))
+        facts = {"ins": [], "outs": [use.type.nbytes for use in self.hoisted]}
+        self.part(lane_link.FIRST, 1, made, {**facts, "shared": inputs, "heavy": False, "sum": -1})
+
+
+def _host_call(
+    name: str, nparams: int, nresults: int, attributes: Mapping[str, Any]
+) -> list[Instruction]:
+    rest = (attributes,) if attributes else ()
+    return [
+        Instruction(Opcode.push_str, (name,)),
+        Instruction(Opcode.cfunc, (nparams, nresults, *rest)),
+    ]
+
+
+def _given_back(call: Call) -> int:
+    """How many of the operands that a call passes are its results."""
+    outs = {use.value.home or use.value for use in call.outs}
+    return sum(1 for use in call.passed if (use.value.home or use.value) in outs)
 
 
 def _summed(call: Call, product: Call | None, operands: Sequence[Use], count: int) -> list[Call]:

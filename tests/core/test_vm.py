@@ -66,6 +66,16 @@ def assert_usable(vm: VM) -> None:
     assert vm.consumed_size_in_mib() == before
 
 
+def test_an_error_names_its_own_file_where_two_have_equal_text() -> None:
+    """Code objects of equal text are equal, whatever their file."""
+    program = straight(("push_int", 99), "load_global", "halt")
+    for file in ("first.py", "second.py"):
+        names: dict[str, Any] = {"vm": VM(), "program": program}
+        exec(compile("def call():\n    vm.launch(program)", file, "exec"), names)
+        error = refuses(HandleError, "99", names["call"])
+        assert f"called from {file}:2" in error.__notes__
+
+
 # --- tensors and storages -------------------------------------------------------------
 
 

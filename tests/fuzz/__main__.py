@@ -5,6 +5,7 @@
     python -m tests.fuzz --language --programs 5000 --seed 0
     python -m tests.fuzz --language --device opencl:0 --programs 1000
     python -m tests.fuzz --values --programs 1000 --seed 0
+    python -m tests.fuzz --graphs --programs 1000 --seed 0
 
 Without an option: random programs, valid ones with instructions, text or bytes changed, each
 launched with a limit on its steps. Whatever they are, the VM may only run them or raise an
@@ -23,6 +24,9 @@ captured.
 With `--values`: random programs of views and updates, eagerly and captured, with gradients, beside
 numpy with copies.
 
+With `--graphs`: random ONNX graphs of 150 ops, eagerly and captured, beside ONNX Runtime. With
+`--saved`: the random functions of `--language` as ONNX files, checked, run there, and read back.
+
 Prints what was tried and what came out. The first program that does anything else is printed with
 the numbers that make it again, one in the eager language cut down to what is needed, and the exit
 status is 1.
@@ -37,7 +41,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from tests.fuzz import trying, values
+from tests.fuzz import graphs, saved, trying, values
 from tests.fuzz.language import fuzzing
 from tests.fuzz.language.trying import KINDS
 from tests.fuzz.machines import Machines
@@ -50,6 +54,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--language", action="store_true", help="programs in the eager language")
     parser.add_argument("--machines", action="store_true", help="the native machine beside numpy")
     parser.add_argument("--values", action="store_true", help="updates beside numpy with copies")
+    parser.add_argument("--graphs", action="store_true", help="ONNX graphs beside ONNX Runtime")
+    parser.add_argument("--saved", action="store_true", help="programs as ONNX files")
     parser.add_argument("--programs", type=int, default=10_000, help="how many")
     parser.add_argument("--seed", type=int, default=0, help="of all programs")
     parser.add_argument("--first", type=int, default=0, help="the number of the first one")
@@ -73,6 +79,10 @@ def main(argv: list[str] | None = None) -> int:
         fuzz = partial(fuzzing.fuzz, skip=options.skip, device=options.device)
     elif options.values:
         fuzz = values.fuzz
+    elif options.graphs:
+        fuzz = graphs.fuzz
+    elif options.saved:
+        fuzz = saved.fuzz
     elif options.machines:
         fuzz = partial(trying.fuzz, runs=Machines())
     runs, failure = fuzz(options.programs, options.seed, options.first)

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import mlvm.eager as ml
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
 from tests.fuzz import jaxprs
 
 Fn = Callable[..., Any]
@@ -51,6 +51,7 @@ class Library(NamedTuple):
     grad: Fn
     jit: Fn
     as_int: Fn
+    as_condition: Fn  # a bool as a number of that dtype: 1, or -0.0
     computed: Fn  # the arrays that a function makes of arrays
 
 
@@ -74,6 +75,7 @@ HERE = Library(
     ml.grad,
     ml.capture,
     lambda x: ml.astype(x, ml.int64),
+    lambda x, dtype: ml.astype(ml.where(x, 1.0, -0.0), dtype),
     lambda fn, args: leaves(fn(*map(ml.asarray, args))),
 )
 
@@ -106,11 +108,15 @@ def jax_library() -> Library | None:
         jax.grad,
         jax.jit,
         lambda x: x.astype(jnp.int64),
+        lambda x, _: x,
         jaxprs.computed,
     )
 
 
 # --- programs ------------------------------------------------------------------------
+
+CONDITIONS = [*DType.all, "f8e4m3", "f8e5m2"]
+"""The dtypes of which there is a single element."""
 
 K = 3  # the length of every axis of a lane's tensors
 
@@ -171,11 +177,12 @@ class Program:
         inner = [self.step(n + 1 + j) for j in range(1 + self.pick(2))]
         other = [self.step(n + 1 + j) for j in range(1 + self.pick(2))]
         self.depth -= 1
+        dtype = CONDITIONS[self.pick(len(CONDITIONS))]
         if kind == "cond":
-            return partial(_cond, a, b, inner, other)
+            return partial(_cond, a, b, dtype, inner, other)
         if kind == "while":
             self.differentiable = False
-            return partial(_while, a, b, inner)
+            return partial(_while, a, b, dtype, inner)
         return partial(_scan, a, b, inner)
 
     def transformations(self) -> list[tuple[str, Any]]:
@@ -228,8 +235,10 @@ def _run(steps: Sequence[Step], lib: Library, values: list[Any]) -> Any:
     return vector(lib, values[-1])
 
 
-def _cond(a: int, b: int, one: list[Step], other: list[Step], lib: Library, v: list[Any]) -> Any:
-    pred = lib.sum(v[a]) > 0.2
+def _cond(
+    a: int, b: int, dtype: str, one: list[Step], other: list[Step], lib: Library, v: list[Any]
+) -> Any:
+    pred = lib.as_condition(lib.sum(v[a]) > 0.2, dtype)
     return lib.cond(
         pred,
         lambda x: _run(one, lib, [*v, x]),
@@ -238,11 +247,11 @@ def _cond(a: int, b: int, one: list[Step], other: list[Step], lib: Library, v: l
     )
 
 
-def _while(a: int, b: int, body: list[Step], lib: Library, v: list[Any]) -> Any:
+def _while(a: int, b: int, dtype: str, body: list[Step], lib: Library, v: list[Any]) -> Any:
     limit = lib.sum(lib.tanh(vector(lib, v[a]))) * 2.0
 
     def more(state: Any) -> Any:
-        return state[0] < limit
+        return lib.as_condition(state[0] < limit, dtype)
 
     def turn(state: Any) -> Any:
         i, x = state

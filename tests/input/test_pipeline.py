@@ -569,3 +569,22 @@ def test_a_program_may_end_without_closing() -> None:
         script(body), cwd=ROOT, capture_output=True, text=True, timeout=30, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_peek_takes_nothing(workers: int) -> None:
+    with pipeline(**OPTIONS, workers=workers) as batches:
+        first, state = values(batches, batches.peek()), batches.state()
+        assert state["next_index"] == 0
+        assert values(batches, batches.get()) == first
+
+
+def test_close_after_an_interrupted_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    batches = pipeline(workers=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        refuses(KeyboardInterrupt, "", batches.get)
+    batches.close()

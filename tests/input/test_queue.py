@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import itertools
 import queue
 import weakref
 from collections.abc import Callable
@@ -34,7 +35,10 @@ from mlvm.input.queue import QueueTensor
 from mlvm.machines.dry import DryVM
 from mlvm.machines.wire import WireVM
 from tests.brief import cases, refuses
-from tests.interrupting import with_each_line_interrupted
+from tests.interrupting import (
+    interrupted_at_line,
+    with_each_line_interrupted,
+)
 
 PAIR = ["f32[2,3]", "i64[2]"]
 
@@ -336,6 +340,57 @@ def test_cancel_keeps_the_traceback_that_the_error_came_with(vm: VM) -> None:
     assert depths == depths[:1] * 3
 
 
+# --- Ctrl-C anywhere ------------------------------------------------------------------
+
+
+def put_and_get(q: QueueTensor) -> None:
+    q.put(pair(1))
+    with q.reserve() as (images, labels):
+        images[...] = labels[...] = 2
+    q.get(timeout=1)
+    q.reserve(timeout=1).cancel()
+    x, y = q.get(timeout=1)
+    del x, y
+    with Arena(q.vm, "batch"):
+        q.put_nowait(pair(3))
+        tensors = q.get_nowait()
+    assert all(x.handle == 0 for x in tensors)
+
+
+def end(q: QueueTensor) -> None:
+    q.put(pair(1))
+    q.close()
+    q.get()
+    refuses(ShutDown, "", q.get)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("single_threaded", [False, True])
+@pytest.mark.parametrize("calls", [put_and_get, end])
+def test_an_interrupt_anywhere_loses_no_slot(
+    calls: Callable[[QueueTensor], None], single_threaded: bool
+) -> None:
+    """Each slot is free, waits or is lent, and comes free again."""
+    for n in itertools.count(1):
+        q = QueueTensor(VM(), PAIR, 2, single_threaded=single_threaded)
+        went_on = interrupted_at_line(lambda q=q: calls(q), n, "/mlvm/input/")  # type: ignore[misc]
+        while q.qsize():
+            q.get(0)
+        refuses((QueueEmpty, ShutDown), "", q.get, 0)
+        assert (q.arena.free_slots(), q.arena.used, q.arena.live()) == (2, 0, []), n
+        if q.closed:
+            q.close()
+            refuses(ShutDown, "", q.get)
+            refuses(ShutDown, "", q.reserve)
+        else:
+            for _ in range(2):
+                q.put(pair(1), timeout=0)
+            assert q.full()
+        if not went_on:
+            break
+    assert n > 20
+
+
 # --- memory ---------------------------------------------------------------------------
 
 
@@ -556,3 +611,12 @@ def test_a_thread_does_not_wait_for_itself(vm: VM) -> None:
     held.clear()
     q.put(pair(3))
     assert values(vm, q.get()) == {3}
+
+
+def test_full_slots_are_used_memory_of_the_arena(vm: VM) -> None:
+    q = QueueTensor(vm, PAIR, 2)
+    q.put(pair(1))
+    filling = q.reserve()
+    assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity, 4)
+    filling.cancel()
+    assert (q.arena.used, len(q.arena.live())) == (q.arena.capacity // 2, 2)

@@ -116,7 +116,7 @@ def test_the_example_compiles_as_cpp(tmp_path: Path) -> None:
     source = tmp_path / "functions.cpp"
     source.write_text(EXAMPLE.read_text())
     library = compile_c(source, tmp_path / "cpp.so", "-std=c++11", compiler="c++")
-    assert VM().register_library(library) == ["softclip", "min_max", "nothing"]
+    assert VM().register_library(library) == ["softclip", "min_max", "dense", "nothing"]
 
 
 # --- what a function sees and leaves -------------------------------------------------

@@ -19,14 +19,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlvm.arena.arena import Regions
+import mlvm.eager as ml
+from mlvm.arena.arena import Arena, Regions
 from mlvm.core import errors
 from mlvm.core.errors import (
     AssemblyError,
+    AttributeRefused,
+    ConnectionLost,
     DTypeError,
     EncodingError,
     HandleError,
     LimitExceeded,
+    MachineError,
     MlvmError,
     OpError,
     ProgramError,
@@ -36,10 +40,12 @@ from mlvm.core.machine.frame import Frame
 from mlvm.core.program.encoding import Kind, Writer
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
-from mlvm.core.types import TensorType, f32
+from mlvm.core.types import TensorType, f32, root
 from mlvm.core.vm import VM
 from mlvm.machines import wire
 from mlvm.machines.dry import DryVM
+from mlvm.machines.local import LocalVM
+from mlvm.machines.remote.client import RemoteVM
 from mlvm.machines.wire import (
     CALLS,
     Field,
@@ -55,6 +61,7 @@ from tests.brief import cases, refuses
 from tests.core.programs import ADD_INTO, f32s, put, straight
 from tests.mutations import assert_well_refused, framed
 from tests.threads import in_threads
+from tests.wired import connect_to
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIR = TensorType(f32, (2,))
@@ -69,6 +76,110 @@ def wired() -> tuple[VM, WireVM]:
 
 LOCAL_CALLS = {"attached", "is_same", "lock", "stands_for"}
 """What a VM answers on this side of a wire."""
+
+
+# --- every VM ------------------------------------------------------------------------
+
+EVERY_VM: dict[str, Callable[[], Any]] = {
+    "reference": VM,
+    "local": LocalVM,
+    "workers": lambda: LocalVM(workers=2),
+    "wire": lambda: WireVM(LocalVM()),
+    "remote": lambda: connect_to(LocalVM()),
+}
+every_vm = pytest.mark.parametrize("make", EVERY_VM.values(), ids=EVERY_VM)
+
+
+@every_vm
+def test_a_tensor_is_read_into_an_array_of_the_caller(make: Callable[[], Any]) -> None:
+    vm = make()
+    x = put(vm, f32s(1, 2))
+    out = np.zeros((2, 2), np.float32)
+    assert vm.read(x, out=out[:, 1]).base is out
+    assert out.tolist() == [[0, 1], [0, 2]]
+    scalar, empty = (vm.alloc_tensor(TensorType(f32, shape)) for shape in ((), (0,)))
+    assert vm.read(scalar, out=np.ones((), np.float32)) == 0
+    assert vm.read(empty, np.ones(0, np.float32)).size == 0
+    before = out.copy()
+    fixed = out[:, 0]
+    fixed.flags.writeable = False
+    for wrong, error, text in (
+        (fixed, AttributeRefused, "the array is read-only"),
+        (np.zeros(2), DTypeError, "the array's dtype is float64"),
+        (np.zeros(3, np.float32), ShapeError, r"the array's shape is \(3,\)"),
+        ([0.0, 0.0], DTypeError, "an array is wanted, not a list"),
+        (np.float32(0), DTypeError, "an array is wanted, not a float32"),
+    ):
+        refuses(error, rf"read of f32\[2\] with out=: {text}", vm.read, x, out=wrong)
+    refuses(HandleError, "", vm.read, 99, out=out[:, 1])
+    assert (out == before).all()
+    assert vm.read(x).tolist() == [1, 2]
+    vm.close()
+
+
+def test_a_dry_vm_reads_into_no_array() -> None:
+    vm = DryVM("dry")
+    x = vm.alloc_tensor(PAIR)
+    refuses(HandleError, "no bytes to read", vm.read, x, out=np.zeros(2, np.float32))
+
+
+@every_vm
+@pytest.mark.parametrize("dry", [False, True])
+def test_a_vm_that_is_closed_holds_nothing_and_says_so(make: Callable[[], Any], dry: bool) -> None:
+    vm = DryVM("dry") if dry else make()
+    arena = Arena(vm, "weights")
+    with arena.allocating():
+        x, y = ml.ones(3), ml.ones(3) + 1.0
+    handle, storage = vm.alloc_tensor(PAIR), vm.alloc_storage(64)
+    program = straight(("push_int", 1), ("pop", 1), "halt")
+    vm.launch(program)
+
+    def added() -> ml.Tensor:
+        with arena.allocating():
+            return x + y
+
+    vm.close()
+    vm.close()
+    refused = (HandleError, MachineError, ConnectionLost)
+    for call in (
+        lambda: vm.read(handle),
+        lambda: vm.write(handle, f32s(1, 2)),
+        lambda: vm.launch(program),
+        lambda: vm.launch(ADD_INTO, [handle] * 3),
+        lambda: vm.alloc_tensor(PAIR),
+        lambda: vm.alloc_storage(8),
+        lambda: vm.tensor_from_storage(storage, PAIR, 0),
+        lambda: vm.swap(handle, handle),
+        added,
+        lambda: x.numpy(),
+        lambda: ml.ones(2, device=vm),
+    ):
+        refuses(refused, "closed", call)
+    if not isinstance(vm, RemoteVM):
+        assert vm.consumed_size_in_mib() == 0
+    vm.dealloc_tensor(handle)
+    vm.dealloc_storage(storage)
+    arena.close()
+
+
+def test_what_is_attached_ends_with_the_vm_that_is_closed() -> None:
+    vm = LocalVM()
+    with ml.use(vm):
+        kept = weakref.ref(vm.attached(Regions))
+    memory = weakref.ref(root(vm.borrow(vm.alloc_tensor(PAIR))))
+    vm.close()
+    gc.collect()
+    assert kept() is None
+    assert memory() is None
+
+
+def test_a_vm_is_not_closed_by_a_launch_of_its_own() -> None:
+    vm = LocalVM()
+    vm.register("leave", lambda frame: vm.close())
+    refuses(
+        MachineError, "closed in a launch of its own", vm.launch, Program.of_op("leave", 0, {}, 0)
+    )
+    assert vm.read(put(vm, f32s(1, 2))).tolist() == [1, 2]
 
 
 # --- every call ----------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import mlvm.eager as ml
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import MachineError, OperandValueError
+from mlvm.core.errors import HandleError, MachineError, OperandValueError
 from mlvm.core.machine.frame import Frame
 from mlvm.core.program.assembly import assemble
 from mlvm.core.program.program import Program
@@ -316,10 +316,11 @@ def test_closing_finishes_what_was_given_and_ends_with_a_typed_error() -> None:
     x, y = vectors(vm, 1.0, 1.0)
     for _ in range(50):
         vm.launch(ADD, (x, x, y))
+    seen = vm.borrow(x)
     vm.close()
-    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
-    refuses(MachineError, "is closed", vm.launch, ADD, (x, x, y))
-    np.testing.assert_array_equal(vm.read(x), np.full(4, 51.0))
+    np.testing.assert_array_equal(seen, np.full(4, 51.0))
+    refuses(HandleError, "was closed", vm.launch, ADD, (x, x, y))
+    refuses(HandleError, "was closed", vm.read, x)
 
 
 def test_even_an_exit_in_a_worker_is_an_error_of_its_result() -> None:

@@ -174,7 +174,7 @@ def judge(row: Row) -> str:
     for line, remedy in pairwise(row.lines):
         try:
             run(line, ours())
-        except (ml.errors.MlvmError, AttributeError, TypeError, NotImplementedError) as error:
+        except (ml.errors.MlvmError, AttributeError, ImportError, TypeError) as error:
             require_words(str(error), line, remedy)
         else:
             raise AssertionError(f"{line} is not refused")

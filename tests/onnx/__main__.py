@@ -2,7 +2,8 @@
 
 `expected.toml` says which cases fail, and why; the command fails for any other. `--freeze` writes
 `frozen.bin`, the part that `make test` runs. `--wheels FOLDER` compares the models in published
-wheels, which `pip download --no-deps` puts there, with ONNX Runtime.
+wheels, which `pip download --no-deps` puts there, with ONNX Runtime. `--exports` compares what
+PyTorch exports of its modules with PyTorch; `onnxscript` is installed.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 from mlvm.core.errors import MlvmError
-from tests.onnx import backend, damaged, wheels
+from tests.onnx import backend, damaged, exports, wheels
 
 
 def main() -> int:
@@ -25,7 +26,10 @@ def main() -> int:
     parser.add_argument("--freeze", action="store_true", help="write what `make test` runs")
     parser.add_argument("--wheels", type=Path, metavar="FOLDER", help="models of wheels there")
     parser.add_argument("--damaged", type=int, metavar="N", help="load so many damaged files")
+    parser.add_argument("--exports", action="store_true", help="modules that PyTorch exports")
     options = parser.parse_args()
+    if options.exports:
+        return exports.run(options.k)
     if options.damaged:
         damaged.run(options.damaged, int(time.time()))
         return 0

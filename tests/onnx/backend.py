@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
 def cases() -> list[Case]:
     """The cases of the installed `onnx`, made once and pickled beside other temporary files."""
-    import onnx  # type: ignore[import-not-found]
+    import onnx
 
     file = Path(tempfile.gettempdir()) / f"mlvm-onnx-{onnx.__version__}.pickle"
     if not file.exists():
@@ -52,7 +52,7 @@ def cases() -> list[Case]:
 def _made() -> Iterator[tuple[Any, ...]]:
     import onnx
     from onnx import numpy_helper
-    from onnx.backend.test.loader import (  # type: ignore[import-not-found]
+    from onnx.backend.test.loader import (
         load_model_tests,
     )
 

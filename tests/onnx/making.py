@@ -99,7 +99,7 @@ def graph(
 ) -> Message:
     """A graph."""
     made = [value(name) for name in outputs.split()]
-    return Message("Graph", node=nodes, input=inputs, output=made, initializer=constants)
+    return Message("Graph", name="it", node=nodes, input=inputs, output=made, initializer=constants)
 
 
 def model(made: Message, opset: int = 21, **fields: Any) -> bytes:

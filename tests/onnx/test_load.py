@@ -13,9 +13,11 @@ import pytest
 import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.protocol import VMProtocol
+from mlvm.core.types import DType
 from mlvm.onnx import load, wire
+from mlvm.onnx.arrays import NAMES
 from tests.brief import cases, refuses
-from tests.onnx import backend, damaged
+from tests.onnx import backend, damaged, exports
 from tests.onnx.making import constant, graph, model, node, value
 
 RNG = np.random.default_rng(0)
@@ -272,6 +274,98 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     return model(graph(nodes, [value("x", 1, ("n",))], "y", constants), opset)
 
 
+def computed(type: str, *operands: Any, opset: int = 19, **attributes: Any) -> Any:
+    """The results of one node with its first operand as the input and the others known."""
+    names = [f"k{i}" for i in range(len(operands) - 1)]
+    constants = [constant(*each) for each in zip(names, operands[1:], strict=True)]
+    outputs = "y s z" if type == "DynamicQuantizeLinear" else "y"
+    made = node(type, " ".join(["x", *names]), outputs, **attributes)
+    first = np.asarray(operands[0])
+    inputs = [value("x", NAMES[DType.of(first.dtype)], first.shape)]
+    results = load(model(graph([made], inputs, outputs, constants), opset))(first)
+    if not isinstance(results, tuple):
+        return np.asarray(results).ravel().tolist()
+    return [np.asarray(each).tolist() for each in results]
+
+
+NONE = np.zeros(0, np.float32)
+ROW = np.arange(8, dtype=np.float32).reshape(1, 1, 1, 8)
+
+
+@cases(
+    "count, scale, attributes, places",
+    # 8 * 0.6 is 4 columns, whose corners are those of the image: not 4.8 columns'
+    (8, 0.6, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 7 / 3, 14 / 3, 7]),
+    (5, 1.1, {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+     [0, 1, 2, 3, 4]),
+    # one column is the first, however much of another there would be
+    (2, 0.9, {"mode": "linear", "coordinate_transformation_mode": "pytorch_half_pixel"}, [0]),
+    # 3.3 in f32, times 10, is 33 columns
+    (1, 3.3, {"coordinate_transformation_mode": "asymmetric"}, [0] * 3),
+    # 7 / 0.7 is 10 in f32, and a little less where 0.7f is widened
+    (8, 0.5, {"mode": "linear", "antialias": 1, "exclude_outside": 1},
+     [(0.75 * 0 + 0.75 * 1 + 0.25 * 2) / 1.75, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 0.75 * 7) / 1.75]),
+    (8, 0.5, {"mode": "linear", "antialias": 1},
+     [(1 * 0 + 0.75 * 1 + 0.25 * 2) / 2, 2.5, 4.5, (0.25 * 5 + 0.75 * 6 + 1 * 7) / 2]),
+)  # fmt: skip
+def test_a_resize_places_its_columns(
+    count: int, scale: float, attributes: Any, places: Any
+) -> None:
+    scales = np.asarray([1, 1, 1, scale], np.float32)
+    made = computed("Resize", ROW[..., :count], NONE, scales, **attributes)
+    np.testing.assert_allclose(made, places, rtol=1e-6, atol=1e-6)
+
+
+def test_a_resize_rounds_places_and_lengths_in_f32() -> None:
+    by = np.float32(1.1)
+    row = np.arange(40, dtype=np.float32).reshape(1, 1, 1, 40)
+    for rule, place in (("floor", np.floor), ("ceil", np.ceil)):
+        made = computed("Resize", row, NONE, np.asarray([1, 1, 1, by], np.float32),
+                        coordinate_transformation_mode="asymmetric", nearest_mode=rule)  # fmt: skip
+        assert made == np.minimum(place(np.arange(44, dtype=np.float32) / by), 39).tolist()
+    whole = computed("Resize", row[..., :10], NONE, np.asarray([1, 1, 1, 3.3], np.float32))
+    assert len(whole) == 33  # 32.99... where 3.3f is widened
+
+
+@cases(
+    "start, end, step, wanted",
+    (-100, -100, -1, [0]), (-6, -100, -2, [0]), (100, -100, -2, [4, 2, 0]),
+    (3, -6, -1, [3, 2, 1, 0]), (-100, 100, 2, [0, 2, 4]), (-100, -3, -1, []),
+)  # fmt: skip
+def test_a_slice_begins_within_its_axis(start: int, end: int, step: int, wanted: Any) -> None:
+    x, bounds = ROW.ravel()[:5], [np.asarray([n]) for n in (start, end, 0, step)]
+    assert computed("Slice", x, *bounds) == wanted
+
+
+def test_a_mean_of_integers_is_rounded_towards_zero() -> None:
+    for dtype in ("i4", "i8"):
+        x = np.asarray([[-3, -4], [3, 4], [-5, 2]], dtype)
+        assert computed("ReduceMean", x, opset=13, axes=[1]) == [-3, 3, -1]
+
+
+def test_known_numbers_keep_their_dtype() -> None:
+    for dtype in ("f8", "f2", "i4", "u1"):
+        constants = [constant("a", np.asarray(2, dtype)), constant("b", np.asarray(3, dtype))]
+        nodes, inputs = [node("Where", "x a b", "y")], [value("x", 9, ("n",))]
+        made = load(model(graph(nodes, inputs, "y", constants)))(np.asarray([True, False]))
+        assert (made.dtype.numpy, made.tolist()) == (dtype, [2, 3])
+
+
+def test_what_is_known_only_in_a_call_is_reduced_there() -> None:
+    """Of a length that the call brings, captured too."""
+    nodes = [node("Shape", "x", "n"), node("Cast", "n", "f", to=1),
+             node("ReduceLogSumExp", "f", "y", keepdims=0)]  # fmt: skip
+    net = load(model(graph(nodes, [value("x", 1, ("n", "k"))], "y"), 13))
+    for function in (net, ml.capture(net)):
+        assert float(function(ml.ones((3, 4)))) == pytest.approx(np.log(np.exp(3) + np.exp(4)))
+
+
+def test_zeros_are_quantized_by_one() -> None:
+    made = computed("DynamicQuantizeLinear", np.zeros(2, np.float32), opset=13)
+    assert made == [[0, 0], 1.0, 0]
+
+
 @cases(
     "data, text",
     (b"", "no graph"),
@@ -294,10 +388,6 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=99)]), "dtype 99"),
     (only(node("Add", "x w", "y"), constants=[constant("w", B, data_type=8)]), "strings"),
     (
-        only(node("ConstantOfShape", "s", "y"), constants=[constant("s", [1 << 20, 1 << 20])]),
-        "is not made when a file is loaded",
-    ),
-    (
         only(node("Reshape", "w s", "y"), constants=[constant("w", B), constant("s", [5])]),
         "Reshape",
     ),
@@ -319,6 +409,11 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
     ),
     (only(node("Size", "", "y", "n")), "Size 'n'"),
     (only(node("Conv", "x w", "y", "n"), constants=[constant("w", B)]), "Conv 'n'"),
+    *(
+        (only(node(op, "x w", "c", "n"), node("Add", "c b", "y"),
+              constants=[constant("w", w), constant("b", B)]), f"{op} 'n'")
+        for op in ("Conv", "ConvTranspose") for w in (np.float32(1), B)
+    ),
     (
         only(node("DepthToSpace", "w", "y", blocksize=0), constants=[constant("w", X)]),
         "DepthToSpace",
@@ -326,6 +421,77 @@ def only(*nodes: Any, constants: Any = (), opset: int = 21) -> bytes:
 )  # fmt: skip
 def test_what_is_refused_says_why_before_anything_runs(data: bytes, text: str) -> None:
     refuses(ModelError, text, load, data)
+
+
+def test_a_file_of_a_model_in_training_is_loaded_with_a_warning() -> None:
+    flags = [constant("rate", np.float32(0.5)), constant("yes", True), constant("no", False)]
+    drops = only(node("Dropout", "x rate yes", "y", "drop"), constants=flags)
+    with pytest.warns(UserWarning, match=r"Dropout 'drop' works so, 1 in all; .*model.eval\(\)"):
+        net = load(drops)
+    assert float(ml.max(net(np.ones(64, np.float32)))) == 2.0
+    load(only(node("Dropout", "x rate no", "y"), constants=flags))
+
+
+COLUMN = node("ConstantOfShape", "n1", "p"), node("ConstantOfShape", "n2", "q")
+SIZES = constant("n1", [1 << 14, 1]), constant("n2", [1, 1 << 14])
+SHAPE, BY = constant("s", [1 << 14, 1 << 14]), constant("s", [1 << 28])
+MANY = [1, 1, 1 << 14, 1 << 14]
+LARGE: dict[str, tuple[Any, Any]] = {
+    "doubled": ([node("Concat", "c c", "c0", axis=0), *(
+        node("Concat", f"c{i} c{i}", f"c{i + 1}", axis=0) for i in range(30)),
+        node("Add", "x c30", "y")], [constant("c", np.ones(1, "f4"))]),
+    **{op: ([*COLUMN, node(op, "p q", "r"), node("Add", "r x", "y")], SIZES)
+       for op in ("Add", "Mul", "Pow")},
+    "Less": ([*COLUMN, node("Less", "p q", "r"), node("Where", "r x x", "y")], SIZES),
+    "of the input": ([*COLUMN, node("Add", "p x", "r"), node("Add", "r q", "y")], SIZES),
+    "Gather": ([*COLUMN, node("Cast", "q", "i", to=7), node("Transpose", "p", "t"),
+                node("Gather", "t i", "r", axis=0), node("Add", "x r", "y")], SIZES),
+    "MatMul": ([*COLUMN, node("Cast", "q", "i", to=7), node("Cast", "p", "j", to=7),
+                node("MatMul", "j i", "r"), node("Cast", "r", "y", to=1)], SIZES),
+    "CenterCropPad": ([node("CenterCropPad", "c s", "y")],
+                      [constant("c", np.ones((1, 1), "f4")), SHAPE]),
+    "ConstantOfShape": ([node("ConstantOfShape", "s", "y")], [SHAPE]),
+    "AffineGrid": ([node("AffineGrid", "c s", "y")],
+                   [constant("c", np.ones((1, 2, 3), "f4")), constant("s", MANY)]),
+    "Col2Im": ([node("Col2Im", "c s b", "y")], [constant("c", np.ones((1, 1, 1), "f4")),
+                                                constant("b", [1 << 14] * 2), SHAPE]),
+    "Expand": ([node("Expand", "x s", "y")], [SHAPE]),
+    "Tile": ([node("Tile", "x s", "y")], [BY]),
+    "Resize": ([node("Resize", "x - s", "y", mode="linear")],
+               [constant("s", np.asarray([1 << 28], "f4"))]),
+    "OneHot": ([node("OneHot", "i s v", "y")], [constant("i", np.zeros(1 << 10, "i8")),
+               constant("s", 1 << 18), constant("v", np.ones(2, "f4"))]),
+    "DequantizeLinear": ([node("DequantizeLinear", "q c", "r", axis=0, block_size=1 << 28),
+                          node("Add", "x r", "y")],
+                         [constant("q", np.zeros(4, "u1")), constant("c", np.ones(4, "f4"))]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_a_small_file_is_no_large_memory(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is folded as far as its size allows, and a call is refused at its first large result."""
+    monkeypatch.setattr("mlvm.onnx.model._LEAST", (1 << 20, 1 << 24))
+    monkeypatch.setattr("mlvm.onnx.model.Model.limit", 1 << 24)
+    nodes, constants = LARGE[name]
+    vm = ml.VM("mine")
+    with ml.Arena(vm, "there").allocating():
+        net = load(model(graph(nodes, [value("x", 1, (1,))], "y", constants), 21))
+        graphs = net.graph.all()
+        arrays = [x for each in graphs for node in each.nodes for x in node.inputs]
+        assert sum(x.nbytes for x in arrays if isinstance(x, np.ndarray)) <= 3 << 20
+        for function in (net, ml.capture(net)):
+            told = "bytes are asked for; a call may allocate .*limit"
+            refuses(ml.errors.OutOfMemory, told, function, np.ones(1, np.float32))
+        assert vm.consumed_size_in_mib() < 17 + 16
+
+
+def test_a_larger_limit_allows_more() -> None:
+    net = load(only(node("Expand", "x s", "y"), constants=[constant("s", [1 << 20])]))
+    net.limit = 1 << 20
+    with ml.Arena(ml.VM(), "there").allocating():
+        refuses(ml.errors.OutOfMemory, "may allocate 1,048,576", net, np.ones(1, np.float32))
+        net.limit = 1 << 23
+        assert net(np.ones(1, np.float32)).shape == (1 << 20,)
 
 
 def test_a_result_that_an_op_does_not_make_is_refused() -> None:
@@ -351,3 +517,12 @@ def test_other_inputs_than_the_file_declares_are_refused() -> None:
 
 def test_damaged_files_give_typed_errors() -> None:
     damaged.run(600, 0)
+
+
+@cases("name", "LSTM(8, 5)", "Upsample(scale_factor=2.3, mode='bilinear')", "x.topk(2, -1)")
+def test_what_pytorch_exports_is_as_there(name: str) -> None:
+    pytest.importorskip("torch")
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        pytest.importorskip(package)
+    [(make, operands)] = [each[1:] for each in exports.cases() if each[0] == name]
+    assert exports.difference(make, operands, captured=True) is None

@@ -126,7 +126,7 @@ class Probe:
             self._run(build, name, options)
         self.write("results", "".join(f"{line}\n" for line in self.results))
 
-    def _run(self, build: Callable[[], World], kind: str, options: dict[str, bool] | None) -> None:
+    def _run(self, build: Callable[[], World], kind: str, options: dict[str, Any] | None) -> None:
         vm = ml.VM("same")
         for _ in range(int(os.environ["OTHER_HANDLES"])):
             vm.dealloc_tensor(vm.alloc_tensor(ml.TensorType("f32")))

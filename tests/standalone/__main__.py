@@ -2,6 +2,7 @@
 
     python -m tests.standalone               # models, and 500 fuzzed functions
     python -m tests.standalone --functions 40 --only models --simd plain
+    SANITIZE="-fsanitize=address,undefined -fno-sanitize-recover=all" python -m tests.standalone
 
 The steps are those that `tests.same_programs` captures: of every model, and of functions that the
 language fuzzer writes. Each is built as C, run twice on the same values as in Python, and compared:

@@ -30,6 +30,7 @@ FLAGS: Final = [
     "-fno-math-errno",
     "-fno-trapping-math",
     "-I.",
+    *os.environ.get("SANITIZE", "").split(),
 ]
 SEED: Final = 5
 

@@ -15,6 +15,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.__main__ import main
+from mlvm.core.types import DType
 from mlvm.machines.native import extension
 from mlvm.step.saved import SavedStep
 from tests.brief import refuses
@@ -70,7 +71,8 @@ int main(void)
         if (step_run(&a, &right, &seen))
             return 7;
     printf("%ld runs, %d allocations\n", step_feed(&b, next, NULL, &left), allocated);
-    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1)
+    if (step_save(&a, state, step_state()) || step_save(&b, state, step_state() - 1) != -1 ||
+        step_save(&a, NULL, step_state()) != -1)
         return 6;
     step_run(&b, &right, &again);
     if (step_init(&a, memory[0], state, step_state()) || step_run(&a, &right, &seen))
@@ -86,9 +88,9 @@ int main(void)
 """
 
 
-def written(path: Path, function: Any, *arguments: Any) -> SavedStep:
+def written(path: Path, function: Any, *arguments: Any, **options: Any) -> SavedStep:
     """The file of a captured function, after one call."""
-    step = ml.capture(function)
+    step = ml.capture(function, **options)
     step(*arguments)
     step.save(path)
     return SavedStep.from_bytes(path.read_bytes())
@@ -148,6 +150,36 @@ def test_lanes(tmp_path: Path) -> None:
         done = subprocess.run([program, *files], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 1
         assert f"lanes.run: {told}" in done.stderr or f"bytes {told}" in done.stderr
+
+
+@compiled
+def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(tmp_path: Path) -> None:
+    """Of numbers and of zeros of both signs, in the program and in its lanes. Those of the `rest`
+    are constants: C has no kernel that converts to these."""
+    rest = ("c64", "c128", "f8e4m3", "f8e5m2")
+    constants = [ml.astype(ml.asarray(x), dtype) for x in (-0.0, 1.0) for dtype in rest]
+    dtypes = [dtype for dtype in DType.all if dtype not in rest]
+
+    def decided(x: ml.Tensor) -> Any:
+        y = ml.where(x > 0.5, x, x * 0.0)
+        turn = lambda s: (ml.full_like(s[0], -0.0), s[1] + 1)  # noqa: E731
+        return [
+            *[ml.cond(z, lambda: y, lambda: -1.0) for z in constants],
+            *[ml.cond(ml.astype(y, dtype), lambda: 1, lambda: 0) for dtype in dtypes],
+            *[
+                ml.while_loop(lambda s, dtype=dtype: ml.astype(s[0], dtype), turn, (y, 0))[1]
+                for dtype in dtypes
+            ],
+        ]
+
+    def step(xs: ml.Tensor) -> Any:
+        return ml.map(decided, xs), ml.batch(decided)(xs)
+
+    saved = written(tmp_path / "step.mlvm", step, ml.zeros(8), fuse=False)
+    assert difference(saved, made(tmp_path, "step.mlvm")) is None
+    xs = ml.asarray(np.linspace(-1, 2, 8, dtype=np.float32))
+    alone, lanes = ([x.numpy().tolist() for x in each] for each in step(xs))
+    assert alone == lanes
 
 
 @compiled
@@ -257,11 +289,14 @@ def test_the_command_line(folder: Path) -> None:
     np.save(folder / "i.npy", np.array(0))
     np.save(folder / "columns.npy", np.asfortranarray(x))
     np.save(folder / "wide.npy", x.astype(np.float64))
+    np.save(folder / "along.npy", x.reshape(16))
+    np.save(folder / "turned.npy", np.ascontiguousarray(x.T))
+    np.save(folder / "deep.npy", x[None])
     (folder / "short").write_bytes(b"abc")
 
     def run(*arguments: str) -> tuple[int, str]:
         done = subprocess.run(
-            [folder / "step", *arguments], cwd=folder, capture_output=True, text=True
+            [folder / "step", *arguments], cwd=folder, capture_output=True, text=True, timeout=60
         )
         return done.returncode, done.stdout + done.stderr
 
@@ -275,6 +310,11 @@ def test_the_command_line(folder: Path) -> None:
     assert [round(x, 3) for x in left()] == [14, 55.8, 6.4]
     assert run("--weights", "state", "--out", ".", "two.npy", "i.npy")[0] == 0
     assert round(left(), 3) == 5.0
+    assert run("--steps", "2", "--out", "made/deeper", "along.npy", "zero")[0] == 0
+    assert np.load(folder / "made/deeper/0.npy").shape == (2,)
+    before = (folder / "state").read_bytes()
+    assert run("--save", "state", "x.npy", "turned.npy")[0] == 1  # before anything is written
+    assert (folder / "state").read_bytes() == before
     for arguments, status, told in (
         (["--help"], 0, "INPUT is a .npy file"),
         ([], 1, "wanted are f32[8], i64[]"),
@@ -285,6 +325,13 @@ def test_the_command_line(folder: Path) -> None:
         (["--steps", "none", "x.npy"], 2, "--steps: not known, or no such number"),
         (["--weights", "short", "x.npy", "zero"], 1, "too few bytes"),
         (["--threads", "2", "x.npy"], 2, "--threads"),
+        (["turned.npy", "zero"], 1, "turned.npy: its shape is another"),
+        (["deep.npy", "zero"], 1, "deep.npy: its shape is another"),
+        (["x.npy", "x.npy"], 1, "of another dtype"),
+        (["--steps", "9" * 20, "x.npy", "zero"], 2, "--steps: not known, or no such number"),
+        (["--save", "absent/state", "--steps", "99999999999", "x.npy", "zero"], 1, "absent/state"),
+        (["--save", ".", "--steps", "99999999999", "x.npy", "zero"], 1, ".: Is a directory"),
+        (["--out", "x.npy", "x.npy", "zero"], 1, "x.npy/0.npy: Not a directory"),
     ):
         found, text = run(*arguments)
         assert (found, told in text) == (status, True), (arguments, text)

@@ -15,7 +15,7 @@ from mlvm.core.machine import link
 from mlvm.core.machine.callee import OpInto, Value, describe, is_tensor
 from mlvm.core.machine.functions import Binding, FunctionTable
 from mlvm.core.op import Attributes
-from mlvm.core.ops.half import shown
+from mlvm.core.ops.half import are_true
 from mlvm.core.program.assembly import format_instruction
 from mlvm.core.program.program import STAR
 from mlvm.core.store import FreeStore
@@ -237,7 +237,7 @@ def _truth(condition: Any) -> bool:
     if isinstance(condition, int):
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
-        return bool(shown(condition).item())
+        return bool(are_true(condition).item())
     raise errors.MachineError(
         f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
     )
@@ -275,7 +275,7 @@ class _Site:
         function, pc = self.code.function, self.code.ends[self.step]
         calls = " > ".join([*self.calls, function.name][-8:])
         text = (
-            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.1000}; "
+            f"{calls}, pc {pc}: {format_instruction(function.code[pc]):.200}; "
             f"stack: {describe(stack[-8:]) or 'empty'}"
         )
         errors.locate(error, text, function=function.name, pc=pc, step=self.step, line=self.line)

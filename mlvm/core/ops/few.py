@@ -12,7 +12,7 @@ from typing import Final
 
 import numpy as np
 
-from mlvm.core.types import Array, DType, f4e2m1, f8e4m3, f8e5m2, f32, i2, i4, i8, u8
+from mlvm.core.types import Array, DType, TensorType, f4e2m1, f8e4m3, f8e5m2, f32, i2, i4, i8, u8
 
 FLOATS: Final = {f8e4m3: (4, 3), f8e5m2: (5, 2), f4e2m1: (2, 1)}
 """The bits of the exponent, and of the fraction."""
@@ -36,11 +36,10 @@ def integers(dtype: DType) -> range:
 
 
 def unpacked(x: Array) -> Array:
-    """The values in `unpacked_dtype`: [..., n / per_byte] -> [..., n]."""
-    dtype = DType.of(x.dtype)
-    found = _values(dtype)[x.view(np.uint8)]
-    whole: Array = found.reshape(*x.shape[:-1], x.shape[-1] * dtype.per_byte)
-    return whole
+    """The values in `unpacked_dtype`: [..., n / per_byte] -> [..., n]; of f8, a scalar, too."""
+    type = TensorType.of(x)
+    values: Array = _values(type.dtype)[x.view(np.uint8)].reshape(type.shape)
+    return values
 
 
 def pack(out: Array, x: Array) -> None:

@@ -198,6 +198,12 @@ def shown(x: Array) -> Array:
     return widened(x) if x.dtype == bf16.numpy else x
 
 
+def are_true(x: Array) -> Array:
+    """Decide which elements hold as conditions: in any dtype those that are not zero. A zero of
+    either sign is one, a nan is none. `is_true` of `plan/loop.h` is the same in C."""
+    return shown(x).astype(bool)
+
+
 def widened(x: Array) -> Array:
     """The halves in f32, which has all of their values."""
     out = memory_of(*x.shape, dtype=f32.numpy)

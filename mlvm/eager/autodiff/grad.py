@@ -6,9 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
+from inspect import getclosurevars, unwrap
+from types import FunctionType
 from typing import Any, Literal, NoReturn, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
-from mlvm.core.errors import DTypeError, GradientError, brief
+from mlvm.core.errors import DTypeError, GradientError, brief, user_line
 from mlvm.core.types import TensorType
 from mlvm.eager.autodiff.tape import Pending, Tape, Tracked, taping
 from mlvm.eager.functions.creation import asarray, full
@@ -18,6 +20,7 @@ from mlvm.eager.tensor.context import taped
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import live_tapes
+from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tree import (
     Copies,
     Leaves,
@@ -98,6 +101,7 @@ class _Session:
             nodes = [variables[id(x)].node for _, x in of_these]
             self._structures.append((structure, nodes))
         self.start = len(self.tape.nodes)
+        self.unreached: set[int] = set()  # variables that no value has depended on, by their nodes
 
     def run(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with taped(self.tape):
@@ -121,6 +125,7 @@ class _Session:
             if origin in made:
                 continue
             if g is None:
+                self.unreached.add(origin)
                 g = full(x.shape, 0.0, dtype=x.dtype)
             elif g.base is not None or id(g) in taken:
                 g = op.copy(g)
@@ -140,6 +145,7 @@ class _Session:
         def final(number: int, g: Tensor | None, others: Pending) -> None:
             x = self.variables[numbers[number]]
             if g is None:
+                self.unreached.add(number)
                 g = full(x.shape, 0.0, dtype=x.dtype)
             elif self.tape.keeps(g) or others.share(g):
                 g = op.copy(g)
@@ -148,6 +154,23 @@ class _Session:
         self.tape.cotangents([out], [seed], self.origins, self.start, keep=False, final=final)
         value, made = collector.finish()
         return value, self._as_trees({origin: made[i] for origin, i in numbers.items()})
+
+    def require_reached(self, fn: Callable[..., Any]) -> None:
+        """Warn where the value of `fn` depends on no parameter of a Module among the arguments."""
+        for structure, nodes in self._structures:
+            model = structure.container
+            if isinstance(model, Node) and nodes and self.unreached.issuperset(nodes):
+                name = getattr(fn, "__name__", type(fn).__name__)
+                place = _name_of(model, unwrap(fn))
+                text = f"{name} does not use its argument"
+                if place is not None:
+                    text = f"{name} reads the {place}, not its argument; compute with the argument"
+                warn_at(
+                    user_line(),
+                    f"the gradient with respect to this {type(model).__name__} is zero, as it "
+                    f"reaches none of its parameters: {text}",
+                    NoEffectWarning,
+                )
 
     def close(self) -> None:
         """Drop what the tape keeps alive, unless the tape belongs to an outer differentiation."""
@@ -194,8 +217,8 @@ def value_and_grad(
     else, which comes back as `((value, aux), gradient)`. The arguments named by `argnums` are trees
     of float or complex tensors, arrays and numbers, which `fn` gets as tensors; a gradient has its
     argument's structure, with dicts for Modules, and zeros where the value does not depend on a
-    tensor. A tensor that occurs twice in one argument is one variable, with one gradient in both
-    places.
+    tensor; a Module of which it depends on no tensor is warned of, by `NoEffectWarning`. A tensor
+    that occurs twice in one argument is one variable, with one gradient in both places.
 
     `where` says with respect to which of the arguments' tensors: a pattern of their paths, in which
     `*` matches "/" too, or a function of path and tensor, as in `Module.freeze`. The others are
@@ -259,6 +282,8 @@ def collecting(
                 raise GradientError("there is no gradient of gradients that members have averaged")
             else:
                 value, gradients = session.pull_into(value, one, collect)
+            if session.unreached:
+                session.require_reached(fn)
         finally:
             session.close()
         if value.tape is not session.tape:  # it may be one that the function reaches
@@ -475,6 +500,21 @@ def _require_complex(variables: Sequence[Tensor]) -> None:
     for x in variables:
         if x.dtype.kind != "complex":
             raise DTypeError(f"with holomorphic=True arguments are complex, not {x.type}")
+
+
+def _name_of(model: Node, fn: Any, depth: int = 3) -> str | None:
+    """The global or local variable, in words, that has a tensor of the Module: one of the function,
+    or of those that it calls."""
+    if not isinstance(fn, FunctionType) or not depth:
+        return None
+    mine, names = {id(x) for _, x in flatten(model)[0]}, []
+    places = getclosurevars(fn)
+    for kind, variables in (("local", places.nonlocals), ("global", places.globals)):
+        for name, value in variables.items():
+            if isinstance(value, Node) and any(id(x) in mine for _, x in flatten(value)[0]):
+                return f"{kind} variable {name!r}"
+            names.append(_name_of(model, value, depth - 1))
+    return next(filter(None, names), None)
 
 
 def _require_function(fn: object) -> None:

@@ -1,4 +1,4 @@
-"""What tests of a model need: `ml.testing.check_gradients`."""
+"""Checks for tests of a model: `check_gradients`, and `replacement` for functions of users."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import AttributeRefused, GradientError, GradientMismatch
-from mlvm.core.types import Array, DType, Shape, c128, f64
+from mlvm.core.errors import (
+    AttributeRefused,
+    CheckFailed,
+    GradientError,
+    GradientMismatch,
+    brief,
+)
+from mlvm.core.types import Array, DType, Shape, TensorType, c128, f64
 from mlvm.eager.autodiff.grad import grad
+from mlvm.eager.autodiff.host_call import call
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.functions.elements import astype
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import Tree, among_others, flatten, named_leaves, named_tensors, substitute
 
-__all__ = ["check_gradients"]
+__all__ = ["check_gradients", "replacement"]
 
 Function: TypeAlias = Callable[..., Tree]
 
@@ -58,6 +65,58 @@ def check_gradients(
     if not numbers:
         raise GradientError("check_gradients: no argument has a float tensor")
     _check(fn, wide, {i: f"argument {i}" for i in numbers}, order, tolerance, 1)
+
+
+def replacement(
+    pattern: Callable[..., Tree], name: str, *types: TensorType, tolerance: float = 1e-5
+) -> None:
+    """Raise `CheckFailed` unless a host function of the current VM computes the pattern.
+
+    Both run on random operands of these types and shapes, the same in every run: floats are
+    normal, integers 0 or 1. The results must have the pattern's number and types. Their values may
+    differ by `tolerance`, relative to the largest value of a result, and absolute where that is
+    below 1.
+
+    Raises `AttributeRefused` for an operand that is no `TensorType`, `UnknownFunction`, and what
+    the pattern and the function raise.
+
+        >>> import numpy as np
+        >>> vm = ml.VM("mine")
+        >>> vm.register("relu2", lambda frame: frame.push(np.maximum(frame.param(0), 0)))
+        >>> with ml.use(vm): ml.testing.replacement(ml.relu, "relu2", ml.TensorType("f32", (2, 3)))
+    """
+    rng = np.random.default_rng(0)
+    for type in types:
+        if not isinstance(type, TensorType):
+            raise AttributeRefused(f"replacement: an operand is a TensorType, not {brief(type)}")
+    operands = [
+        astype(asarray(np.asarray(draw(rng, type))), type.dtype)
+        for type in types
+        for draw in [_drawn_numbers if type.dtype.is_inexact else _drawn_bits]
+    ]
+    expected = [y for _, y in named_leaves(pattern(*operands))]
+    left = call(name, *operands)
+    results = left if isinstance(left, tuple) else () if left is None else (left,)
+    if len(results) != len(expected):
+        raise CheckFailed(f"{name}: {len(results)} results, the pattern has {len(expected)}")
+    for i, (got, want) in enumerate(zip(results, expected, strict=True)):
+        if got.type != want.type:
+            raise CheckFailed(f"{name}: result {i} is {got.type}, the pattern's is {want.type}")
+        x, y = (np.asarray(each.tolist(), np.complex128) for each in (got, want))
+        wrong = ~np.isclose(x, y, tolerance, tolerance * max(1.0, abs(y).max(initial=0.0)), True)
+        if wrong.any():
+            raise CheckFailed(
+                f"{name}: result {i}, {got.type}: {wrong.sum()} of {wrong.size} elements differ "
+                f"from the pattern's, by {abs(x - y)[wrong].max():.3g} at most"
+            )
+
+
+def _drawn_numbers(rng: np.random.Generator, type: TensorType) -> Array:
+    return np.asarray(rng.standard_normal(type.shape))
+
+
+def _drawn_bits(rng: np.random.Generator, type: TensorType) -> Array:
+    return np.asarray(rng.integers(0, 2, type.shape))
 
 
 def _in_f64(x: Tensor) -> Tensor:

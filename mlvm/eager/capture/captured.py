@@ -53,6 +53,7 @@ from mlvm.eager.capture.guards.look import ASKS_CLASS, CALLED, Field, Look
 from mlvm.eager.capture.guards.rebinding import Surroundings
 from mlvm.eager.capture.guards.signature import Arguments, Signature, parts_of
 from mlvm.eager.capture.hoisted import Hoisted, Kept, as_type, is_shared
+from mlvm.eager.capture.replacing import Replacer, check_replace
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray
 from mlvm.eager.parallel.shards import sharing_of
@@ -78,6 +79,7 @@ from mlvm.step.compile import Planned, compile_flow, no_loop
 from mlvm.step.flow import Flow, Home, Use, Value
 from mlvm.step.fusion import policy_of
 from mlvm.step.hoist import Hoist
+from mlvm.step.replacement import Pattern, Replaced, Types
 from mlvm.step.saved import SavedStep
 
 P = ParamSpec("P")
@@ -230,6 +232,7 @@ class _KnownProgram:
         leaf = self.results[self.tree.number] if type(self.tree) is _Leaf else None
         self.single = None if leaf is None or self.rebound else leaf.whole_output
         self.compiled = compiled
+        self.replaced: dict[str, list[Replaced]] = {}
         self.plain: _KnownProgram | None = None
         self.writes = -1  # counted by the last call that found what is kept to be of old weights
         self.changed = 0  # how many calls in a row found new weights
@@ -447,9 +450,16 @@ class Captured(Generic[P, R]):
     """
 
     def __init__(
-        self, fn: Callable[P, R], *, fuse: bool, recompute: bool, hoist: bool = True
+        self,
+        fn: Callable[P, R],
+        *,
+        fuse: bool,
+        recompute: bool,
+        hoist: bool = True,
+        replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
     ) -> None:
         self.fn = fn
+        self._replace = check_replace(replace)
         self.fuse = fuse
         self.recompute = recompute
         self.hoist = hoist
@@ -579,6 +589,12 @@ class Captured(Generic[P, R]):
         return self.planned.plan
 
     @property
+    def replaced(self) -> dict[str, list[Replaced]]:
+        """The calls of host functions that `replace` has put into the last call's program: by name,
+        a list of places. Raises `CaptureError` before the first call."""
+        return {name: list(places) for name, places in self._last_program().replaced.items()}
+
+    @property
     def residuals(self) -> int:
         """The bytes of the stack on which programs of the current VM keep what gradients need of
         loops of unknown length, and of functions (see `mlvm.machines.residuals`)."""
@@ -698,6 +714,12 @@ class Captured(Generic[P, R]):
             changes.seen.update(free)  # who takes what stands for a number for none
             recorded = _recorded(self.fn, args, kwargs, arena, signature, ())
         changes.seen.update([free[i] for i in recorded.numbers.fixed()])
+        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
+        replaced: dict[str, list[Replaced]] = {}
+        if self._replace:
+            replacer = Replacer(self._replace, _pattern)
+            flow, replaced = replacer(recorded.flow, recorded.record.states, name)
+            recorded = recorded._replace(flow=flow)
         is_plain = debug.is_watched(arena.vm)  # then each call is to be seen
         compiled = partial(
             compile_flow,
@@ -710,6 +732,7 @@ class Captured(Generic[P, R]):
         planned = compiled(hoist=hoist)
         hoisted = self._kept_ahead(planned, recorded.record.states, arena.vm)
         known = _KnownProgram(planned, recorded, signature, hoisted, compiled if hoisted else None)
+        known.replaced = replaced
         with self._lock:
             for field, _ in known.rebound:  # from now on this is as an argument
                 self._rebound.setdefault(id(field.owner), set()).add(field.name)
@@ -722,7 +745,6 @@ class Captured(Generic[P, R]):
                     self._forget()
                 if self._find(key, signature) is None:  # or another thread was faster
                     self._programs.setdefault(key, []).append(known)
-        name = repr(getattr(self.fn, "__qualname__", type(self.fn).__name__))
         warn_of_frozen(signature.look, name)
         self._changing.add(noted, name)
         return known
@@ -880,11 +902,21 @@ _CHANGEABLE: Final = np.ndarray, set, bytearray
 
 @overload
 def capture(
-    fn: Callable[P, R], /, *, fuse: bool = True, recompute: bool = True, hoist: bool = True
+    fn: Callable[P, R],
+    /,
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = ...,
 ) -> Captured[P, R]: ...
 @overload
 def capture(
-    *, fuse: bool = True, recompute: bool = True, hoist: bool = True
+    *,
+    fuse: bool = True,
+    recompute: bool = True,
+    hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = ...,
 ) -> Callable[[Callable[P, R]], Captured[P, R]]: ...
 @hinted
 def capture(
@@ -894,6 +926,7 @@ def capture(
     fuse: bool = True,
     recompute: bool = True,
     hoist: bool = True,
+    replace: Mapping[Callable[..., Any], str] = types.MappingProxyType({}),
 ) -> Any:
     """A function that records what `fn` does at its first call, and from then on launches that as
     one program. The program may be a whole step, with gradients and an optimizer's update.
@@ -919,6 +952,11 @@ def capture(
     has more than four times those of the tensors that it is made of. None of these changes a bit of
     the result.
 
+    With `replace`, `{pattern: name}`, the host function of that name is called where the function
+    computes the pattern, a Python function of tensors such as `lambda x, w, b: ml.gelu(x @ w + b)`.
+    It takes the pattern's operands and pushes its results. `step.replaced` tells where; a
+    `ReplacementWarning` names a pattern that fits nowhere. See docs/functions.md.
+
     The function may rebind a Module's field to another tensor of the same type. Then each call
     rebinds it, to a tensor in the arena of the one before.
 
@@ -928,7 +966,8 @@ def capture(
     raises it, with the line, if the function reads a tensor's value, computes on another VM, calls
     an op whose result's shape depends on values, or keeps a tensor of its own in any place but its
     result or such a field. Raises `GradientError` inside a differentiated function,
-    `AttributeRefused` for an option that is no bool, and whatever the function raises.
+    `AttributeRefused` for an option that is no bool and a `replace` that is no such mapping, and
+    whatever the function raises.
 
         >>> step = ml.capture(lambda x: ml.sum(x * x))
         >>> step(ml.ones(3)), step(ml.zeros(3))
@@ -936,10 +975,10 @@ def capture(
     """
     _require_bools("capture", fuse=fuse, recompute=recompute, hoist=hoist)
     if fn is None:
-        return partial(capture, fuse=fuse, recompute=recompute, hoist=hoist)
+        return partial(capture, fuse=fuse, recompute=recompute, hoist=hoist, replace=replace)
     if not callable(fn):
         raise CaptureError(f"capture takes a function, not {fn!r}")
-    return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist)
+    return Captured(fn, fuse=fuse, recompute=recompute, hoist=hoist, replace=replace)
 
 
 def _require_bools(name: str, **options: object) -> None:
@@ -1028,6 +1067,13 @@ def recorded_call(fn: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Recor
             return _recorded(fn, args, kwargs, arena, signature, ()), signature
         except recorder.MustMove as error:
             make_exclusive(error.x)
+
+
+def _pattern(fn: Callable[..., Any], operands: Types) -> Pattern:
+    """Record a pattern of `replace` for operands of these types. Raises what `capture` raises."""
+    recorded, _ = recorded_call(fn, operands, {})
+    uses = [use for _, use in recorded.named_results()]
+    return Pattern.of(recorded.flow, uses, operands, recorded.record.states)
 
 
 def _recorded(

@@ -164,7 +164,7 @@ class Segment:
         known: Tensors,
         carried: Sequence[Tensor] = (),
     ) -> None:
-        self.tape, self.start = tape, start
+        self.tape, self.start, self.stack = tape, start, record.stack
         self.nodes = tape.nodes[start:]
         del tape.nodes[start:]
         self.closures = closures_of(tape, self.nodes, start, results)

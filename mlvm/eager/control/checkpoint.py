@@ -19,7 +19,7 @@ from mlvm.eager.functions import halves, random
 from mlvm.eager.recording.recorder import current_capture, made_again
 from mlvm.eager.tensor.apply import alias_of, untracked
 from mlvm.eager.tensor.autocast import autocast, autocast_dtype
-from mlvm.eager.tensor.context import current_tape, taped
+from mlvm.eager.tensor.context import current_tape, lifted, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tree import replace
 
@@ -176,7 +176,8 @@ def _pull(
 ) -> Held:
     """Run the function again, whose nodes began with the number `first`, and go back through it.
     Returns cotangents of the operands, and what is then held of the closures."""
-    length = len(tape.nodes)
+    saved = lifted(tuple(saved))
+    length, within, tape.within = len(tape.nodes), tape.within, current_capture.get()
     # Nodes of a function around it may be off the tape: none of the new ones gets their numbers.
     tape.nodes += [None] * (first - length)
     start = len(tape.nodes)
@@ -187,7 +188,10 @@ def _pull(
         made_again(),
         _standing_in(reached, saved[noperands:end], tape) as ends,
     ):
-        result, origins = again(saved[:noperands], tape)
+        try:
+            result, origins = again(saved[:noperands], tape)
+        finally:
+            tape.within = within
         _exchange(tape, start, reached, saved[noperands:end])
     origins += ends
     nodes = _from(tape, start, origins)

@@ -333,7 +333,7 @@ def _pull(
         parts, [number], of_record = blocks.split(args, len(made), 1)
         are_tracked = [x.tape is segment.tape for x in way.kept]
         types = [x.root.type for x in way.kept]
-        now = records.pull(number, types, are_tracked, way.used)
+        now = records.pull(number, types, are_tracked, way.used, segment.stack)
         inside = {segment.key(x): y for x, y in zip(way.kept, now, strict=True)}
         pending = Pending()
         pending.update(zip(segment.closures, cells, strict=True))

@@ -544,7 +544,9 @@ def _pull(way: _Way, cotangents: Cotangents, saved: Saved, held: Held) -> Held:
         of_recorded: Tensors = []
         if places:
             types = [records.NUMBER, *[x.root.type for x in way.kept]]
-            places[0], *kept = records.pull(places[0], types, [True, *are_tracked], way.used)
+            places[0], *kept = records.pull(
+                places[0], types, [True, *are_tracked], way.used, segment.stack
+            )
         if of_record:
             types = [records.NUMBER, *[x.type for _, x in recorded]]
             places[1], *of_recorded = records.pull(places[1], types)

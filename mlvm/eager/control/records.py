@@ -41,11 +41,17 @@ def pull(
     types: Sequence[TensorType],
     are_tracked: Sequence[bool] | None = None,
     used: set[int] | None = None,
+    stack: object = None,
 ) -> Tensors:
     """The tensors of a record, or row i of each in record i of many numbers. Those that are tracked
     if its number is, are those that were so when they were pushed. `used` gets the numbers of those
-    that had a cotangent."""
-    xs, tape = recorder().pull(number, types), taping()
+    that had a cotangent. `stack` is that of the recorder that pushed the record, without a word
+    that of this one."""
+    record, tape = recorder(), taping()
+    outside = None
+    if stack is not None and stack is not record.stack:
+        outside = partial(pull, types=types, are_tracked=are_tracked, used=used, stack=stack)
+    xs = record.pull(number, types, outside)
     if tape is not None and is_tracked(number, tape):
         results: list[Tensor | None] = [
             x if tracked else None

@@ -12,6 +12,7 @@ import numpy as np
 from mlvm.core.errors import DTypeError, ShapeError, brief
 from mlvm.core.types import TensorType, bool_, f32, i64
 from mlvm.eager.functions.creation import asarray, full
+from mlvm.eager.functions.elements import astype
 from mlvm.eager.functions.shapes import reshape
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias_of
@@ -112,6 +113,11 @@ def integer(name: str, value: Any) -> int:
     """The int, which a tensor is read for. Raises `DTypeError` for anything else."""
     require_integer(name, value)
     return operator.index(value)
+
+
+def as_condition(value: Tensor) -> Tensor:
+    """Decide which elements hold as conditions, in any dtype those that are not zero: bool."""
+    return value if value.dtype is bool_ else astype(value, bool_)
 
 
 def as_index(value: Tensor | int) -> Tensor:

@@ -35,6 +35,7 @@ from mlvm.eager.tree import (
     named_nodes,
     nothing_meant,
     require_live,
+    warn_of_hidden,
 )
 
 T = TypeVar("T")
@@ -81,7 +82,8 @@ def save(
     load("model.safetensors", into=model)    # the values are the model's again
 
     A dict may have all that a training needs to go on as if it had not been interrupted: Modules,
-    optimizers, loss scales, pipelines, `ml.random` for the global keys, and whatever else has
+    optimizers, loss scales, pipelines, `ml.random` for the global keys of the current VM and of all
+    VMs on which the dict's tensors lie, and whatever else has
     `state()` and `load_state`; tensors and arrays; numbers, texts and None, and lists and dicts of
     these. Of an optimizer it has the hyperparameters too, but for a schedule.
 
@@ -95,7 +97,8 @@ def save(
     `metadata` is texts by name. The file is written beside the one of that name, if there is one,
     and takes its place, and its mode, when it is whole: through a link, too. One tensor at a time
     is copied out of its VM. An array of numpy in a field of a Module is no part of its state, and
-    a UserWarning names it: make it a `nn.buffer(asarray(x))`.
+    a UserWarning names it: make it a `nn.buffer(asarray(x))`. Nor is a Module in an object that is
+    no tree, such as a dataclass or a deque, which `NoEffectWarning` names.
 
     Raises `OSError` for a file that cannot be written, and for a name that has a folder, a pipe or
     a device; `WeightsError` for c128, which the format does not have, and for names that are no
@@ -131,6 +134,9 @@ def save(
         parts = Structure(tensors)
     except DTypeError as error:
         raise error.at("save", ()) from None
+    for x, _ in parts.objects.values():
+        if isinstance(x, Node):
+            warn_of_hidden(x)
     for place in _arrays_in({path: x for path, (x, _) in parts.objects.items()}):
         text = f"{place} is an array of numpy, which is not saved: ml.nn.buffer(ml.asarray(x))"
         warnings.warn(f"{text} makes it part of the model's state", stacklevel=2)

@@ -248,7 +248,8 @@ class GgufFile:
         if form.unpack is None:
             array = data.view(form.dtype.numpy).reshape(type.shape)
             return widened(array) if form.dtype.is_half and not keep_halves else array
-        values, scale = form.unpack(data.reshape(-1, form.nbytes))
+        with np.errstate(all="ignore"):  # scales may be nan or infinite
+            values, scale = form.unpack(data.reshape(-1, form.nbytes))
         rows = type.shape[:-1]
         if is_scale:
             groups = type.shape[-1] // form.group

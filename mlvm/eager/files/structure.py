@@ -9,10 +9,13 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 
 from mlvm.core.errors import DTypeError, PathError, brief
+from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import Array, TensorType
 from mlvm.eager.files.safetensors import type_of
+from mlvm.eager.functions.random import keys_of, set_state
 from mlvm.eager.optim.averages import MultiSteps
 from mlvm.eager.optim.optimizer import Optimizer
+from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.values import array_of
 from mlvm.eager.tree import (
@@ -43,7 +46,8 @@ class Structure:
     """A tree: its `tensors`, and arrays, by path, and its `plain` values, which are numbers, texts,
     None, and lists and dicts of these. Of an object with `state()` and `load_state`, `restore` or
     `set_state` it has the state, and of an optimizer the hyperparameters that are numbers, and the
-    state of schedules that have one, too.
+    state of schedules that have one, too. `ml.random` has the keys of each VM on which a tensor of
+    the tree lies, in order, and of the current VM.
 
     Raises `DTypeError` for a part that is none of these, and `PathError` for two of one path.
     """
@@ -58,12 +62,13 @@ class Structure:
         self.tensors: Values = {}
         self.plain: Values = {}
         self.objects: dict[str, tuple[Any, Structure]] = {}
-        for path, x in self._leaves:
+        for path, x in sorted(self._leaves, key=lambda leaf: _is_keys(leaf[1])):  # which come last
             if isinstance(x, Tensor) or hasattr(x, "__array__"):
                 self._add(self.tensors, {path: x if isinstance(x, Tensor) else _array(path, x)})
             elif loader_of(x) is not None:
-                inner = Structure(_state_of(x), path)
-                self.objects[path] = x, inner
+                part = keys_of(self._vms()) if _is_keys(x) else x
+                inner = Structure(_state_of(part), path)
+                self.objects[path] = part, inner
                 self._add(self.tensors, inner.tensors)
                 self._add(self.plain, inner.plain)
             elif _is_plain(x):
@@ -73,6 +78,15 @@ class Structure:
                     f"{path or 'it'} must be a tensor, an array, a number, a text, None, or an "
                     f"object with state() and load_state(), not {brief(x)}"
                 )
+
+    def _vms(self) -> list[VMProtocol]:
+        """The VMs on which tensors of the tree lie, and the current one."""
+        arenas = [x.arena for x in self.tensors.values() if isinstance(x, Tensor)]
+        found: list[VMProtocol] = []
+        for arena in (*arenas, current_arena()):
+            if not any(arena.vm.is_same(vm) for vm in found):
+                found.append(arena.vm)
+        return found
 
     def _add(self, values: Values, more: Values) -> None:
         twice = [path for path in more if path in self.tensors or path in self.plain]
@@ -113,6 +127,9 @@ class Structure:
             path: x.type if isinstance(x, Tensor) else type_of(x) for path, x in tensors.items()
         }
         found = {path: exactly(arrays[path], type.dtype) for path, type in types.items()}
+        for path, (x, _) in self.objects.items():
+            if hasattr(x, "fitted") and path in found:
+                found[path] = x.fitted(found[path])
         require_types(types, {path: TensorType.of(x) for path, x in found.items()}, "tensor")
         require_live([x for x in self.tensors.values() if isinstance(x, Tensor)])
         now = self.tensors | found, self.plain | plain
@@ -167,6 +184,11 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
         return None
     found = (getattr(part, name, None) for name in _LOADERS)
     return next((each for each in found if callable(each)), None)
+
+
+def _is_keys(part: Any) -> bool:
+    """Whether it is `ml.random`, whose state is that of VMs."""
+    return loader_of(part) is set_state
 
 
 def _array(path: str, x: Any) -> Array:

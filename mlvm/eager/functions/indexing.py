@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import operator
 from functools import reduce
+from sys import getrefcount
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, cast
 
@@ -29,6 +30,7 @@ from mlvm.eager.tensor.dtypes import can_cast
 from mlvm.eager.tensor.operands import as_operand, is_array, tensor_of
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.warn import warn_of_temporary
 from mlvm.eager.tensor.wrapper import public, told
 
 Item: TypeAlias = "int | slice | Tensor | None"
@@ -228,6 +230,7 @@ def setitem(x: Tensor, key: Any, values: Any) -> None:
     Raises what `x[key]` raises; `DTypeError` for values of another kind, `ShapeError` for values
     that do not broadcast, `OperandValueError` where n is not their number.
     """
+    warn_of_temporary(getrefcount(x), x.type)
     keys = key if isinstance(key, tuple) else (key,)
     try:
         given = _values(x, values)

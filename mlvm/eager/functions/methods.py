@@ -61,6 +61,23 @@ def transpose(x: Tensor, /, *axes: int | Sequence[int] | None) -> Tensor:
 
 
 @public
+def repeat(x: Tensor, /, *repeats: object, axis: object = ...) -> Tensor:
+    """`repeat`, as numpy spells it: `x.repeat(2, axis=1)`.
+
+    `x.repeat(2, 1)`, and `x.repeat(2)` of a vector, are refused: numpy repeats each element,
+    PyTorch the whole.
+    """
+    if len(repeats) != 1 or (axis is ... and x.ndim == 1 and isinstance(repeats[0], int)):
+        raise AttributeRefused(
+            "numpy repeats each element, PyTorch the whole: take x.repeat(n, axis=...), or "
+            f"ml.tile(x, {repeats})"
+        ).at("repeat", (x.type, *repeats))
+    count: Any = repeats[0]
+    along: Any = None if axis is ... else axis
+    return shapes.repeat(x, count, axis=along)
+
+
+@public
 def mean(
     x: Tensor,
     /,
@@ -157,7 +174,7 @@ _OF_OPS: Final = """abs acos acosh add all any argmax argmin asin asinh atan ata
     sum tan tanh tril triu trunc"""
 _OF_FUNCTIONS: Final[dict[Any, str]] = {
     elements: "astype clip count_nonzero nonzero round take",
-    shapes: "broadcast_to flatten moveaxis repeat roll squeeze swapaxes",
+    shapes: "broadcast_to flatten moveaxis roll squeeze swapaxes",
     sorting: "argsort topk",
     sums: "diff outer",
 }
@@ -166,7 +183,9 @@ METHODS: Final[dict[str, Callable[..., Any] | _OfOp]] = {
     **{
         name: getattr(room, name) for room, words in _OF_FUNCTIONS.items() for name in words.split()
     },
-    **{each.__name__: each for each in (reshape, ravel, permute, transpose, mean, var, std)},
+    **{
+        each.__name__: each for each in (reshape, ravel, permute, repeat, transpose, mean, var, std)
+    },
 }
 
 

@@ -137,7 +137,7 @@ def dequantize_linear(
 @public
 def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """x in u8, its scale f32[] and zero point u8[], which its least and largest number tell, 0
-    among them: ONNX's DynamicQuantizeLinear.
+    among them: ONNX's DynamicQuantizeLinear. The scale of zeros is 1.
 
     x: f32[...] -> u8[...]. Raises `DTypeError` for others, `ShapeError` for no numbers.
 
@@ -146,9 +146,9 @@ def dynamic_quantize_linear(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     zero = constant(0.0, f32)
     low, high = op.minimum(op.min(x), zero), op.maximum(op.max(x), zero)
-    scale = (high - low) / 255.0
-    zero_point = astype(clip(rounded(-low / _not_zero(scale)), 0.0, 255.0), u8)
-    return quantize_linear(x, _not_zero(scale), zero_point), scale, zero_point
+    scale = _not_zero((high - low) / 255.0)
+    zero_point = astype(clip(rounded(-low / scale), 0.0, 255.0), u8)
+    return quantize_linear(x, scale, zero_point), scale, zero_point
 
 
 def _along(x: Tensor, scale: Tensor, axis: int) -> Tensor:

@@ -1,25 +1,36 @@
 """Random tensors from keys: explicit ones as in JAX, or the next of the VM's global keys.
 
 A key is a `u64[2]`. The same key gives the same numbers. `split` and `fold_in` make other keys from
-a key, and without `key=` each draw takes `next_key()`. The global keys are split off a state, which
-`seed` sets (0 at first) and each `next_key` advances in place. It does so by ops: a program that
-contains them draws anew at each launch. No global key is one that `key(seed)`, `split` or `fold_in`
-gives.
+a key, and without `key=` each draw takes `next_key()`. Each VM has global keys. They are split off
+a state, which `seed` sets (0 at first) and each `next_key` advances in place. It does so by ops: a
+program that contains them draws new numbers at each launch. No global key is one that `key(seed)`,
+`split` or `fold_in` gives.
 """
 
 from __future__ import annotations
 
 import math
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from contextvars import ContextVar
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError, brief
+from mlvm.core.errors import (
+    AttributeRefused,
+    DTypeError,
+    MlvmError,
+    OperandValueError,
+    ShapeError,
+    brief,
+    user_line,
+)
+from mlvm.core.locks import new_lock
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.rules import broadcast_shapes, is_real, normalize_axis
 from mlvm.core.types import Array, DType, Shape, TensorType, f32, f64, i64, u64
@@ -31,10 +42,11 @@ from mlvm.eager.functions.shapes import reshape, unstack
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.apply import alias, apply, one_op
 from mlvm.eager.tensor.constants import constant
-from mlvm.eager.tensor.context import current_arena, current_capture
+from mlvm.eager.tensor.context import current_arena, current_capture, is_vm_chosen
 from mlvm.eager.tensor.reading import write
 from mlvm.eager.tensor.tensor import Tensor, from_array
 from mlvm.eager.tensor.update import apply_into
+from mlvm.eager.tensor.warn import NoEffectWarning, warn_at
 from mlvm.eager.tensor.wrapper import names_of, public
 
 _KEY: Final = TensorType(u64, (2,))
@@ -93,9 +105,67 @@ class _Global:
 
     def __init__(self, vm: VMProtocol) -> None:
         self.lock = threading.Lock()
-        with Arena(vm, "random").allocating():
-            self.state = from_array(_words(0, 1))
+        with process.lock, Arena(vm, "random").allocating():
+            self.seed = process.seed
+            self.is_seeded = process.number > 0
+            self.state = from_array(_words(self.seed, 1))
             self.one = from_array(np.array((0, 1), np.uint64))
+            process.all.add(self)
+
+    def write(self, state: Array) -> None:
+        """Continue from that state."""
+        with self.lock:
+            write(self.state, state)
+        self.seed, self.is_seeded = int(state[0]), True
+
+    def warn(self) -> None:
+        """Warn, once, that a draw has keys of no seed, although there was one for another VM."""
+        self.is_seeded = True
+        if type(self.state.arena.vm).__name__ == "DryVM":  # whose draws have no values
+            return
+        warn_at(
+            user_line(),
+            f"VM {self.state.arena.vm.name!r} draws with keys that no seed has reached: "
+            f"ml.random.seed was called in an arena of VM {process.alone!r}, for that VM alone; "
+            f"call it outside of arenas, and it reaches all VMs",
+            NoEffectWarning,
+        )
+
+
+class _Process:
+    """The seed of all VMs of this process. `number` counts its changes, `all` has the keys of each
+    VM, `alone` the name of a VM that was seeded alone."""
+
+    def __init__(self) -> None:
+        self.lock = new_lock()
+        self.seed = self.number = 0
+        self.all = weakref.WeakSet[_Global]()
+        self.alone: str | None = None
+
+    def start(self, number: int, seed: int) -> None:
+        """Start the keys of all VMs, those that are made later included, from that seed. A VM
+        that fails is left out: its next draw warns."""
+        with self.lock:
+            self.number, self.seed, found = number, seed, [*self.all]
+        for each in found:
+            each.is_seeded = False
+            with suppress(MlvmError, OSError):
+                each.write(_words(seed, 1))
+
+
+process: Final = _Process()
+
+
+def carried(task: Callable[..., Any]) -> Callable[..., Any]:
+    """The task of a group: in another process it begins with the seed of this one, if that is
+    another than before."""
+    return partial(_seeded, process.number, process.seed, task) if process.number else task
+
+
+def _seeded(number: int, seed: int, task: Callable[..., Any], rank: int, vm: object) -> Any:
+    if (process.number, process.seed) != (number, seed):
+        process.start(number, seed)
+    return task(rank, vm)
 
 
 def prepare(vm: VMProtocol) -> _Global:
@@ -198,6 +268,8 @@ def _state_of(held: _Global) -> Tensor:
 
 def _draw() -> Tensor:
     held = prepare(current_arena().vm)
+    if not held.is_seeded and process.alone is not None:
+        held.warn()
     state = _state_of(held)
     with held.lock:
         keys = apply(_SPLIT_ONE, state)
@@ -207,7 +279,9 @@ def _draw() -> Tensor:
 
 @public
 def seed(seed: int) -> None:
-    """Start the current VM's global keys anew from that seed.
+    """Start the global keys of all VMs of this process from that seed, those of later VMs too, and
+    the shuffling of pipelines without a seed of their own. Inside an arena, a member of a group or
+    `ml.use` it is for the current VM alone; a draw on a VM that no seed has reached warns then.
 
     Raises `OperandValueError` unless 0 <= seed < 2**64.
 
@@ -217,7 +291,11 @@ def seed(seed: int) -> None:
         >>> bool(ml.all(x == ml.random.normal(3)))
         True
     """
-    set_state(_words(seed, 1))
+    set_state(_words(seed, 1))  # first, as a captured function refuses it
+    if is_vm_chosen():
+        process.alone = current_arena().vm.name
+    else:
+        process.start(process.number + 1, int(seed))
 
 
 @public
@@ -252,7 +330,39 @@ def set_state(state: Array | Tensor) -> None:
         state = state.numpy()
     if not isinstance(state, np.ndarray) or TensorType.of(state) is not _KEY:
         raise ShapeError(f"a state is a numpy array {_KEY}, not {state!r}")
-    write(prepare(current_arena().vm).state, state)
+    prepare(current_arena().vm).write(state)
+
+
+class _KeysOf:
+    """The global keys of some VMs, as a checkpoint has them: u64[2] of one, u64[n,2] of several."""
+
+    def __init__(self, vms: Sequence[VMProtocol]) -> None:
+        self._all = [prepare(vm) for vm in vms]
+
+    def state(self) -> Array:
+        found = np.stack([each.state.numpy() for each in self._all])
+        return found if len(found) > 1 else found[0]
+
+    def set_state(self, state: Array) -> None:
+        for each, row in zip(self._all, state.reshape(-1, 2), strict=True):
+            each.write(row)
+
+    def fitted(self, state: Array) -> Array:
+        """The state of other VMs as one of these: a single state is for each of them, else each VM
+        has its own as far as there are any, and stays where there is none."""
+        if state.dtype != np.uint64 or state.shape[-1:] != (2,) or state.ndim > 2:
+            return state
+        now, rows = self.state(), state.reshape(-1, 2)
+        fitted = np.array(np.broadcast_to(rows[:1], (len(self._all), 2)))
+        if len(rows) != 1:
+            fitted[:] = now
+            fitted[: len(rows)] = rows[: len(fitted)]
+        return fitted.reshape(now.shape)
+
+
+def keys_of(vms: Sequence[VMProtocol]) -> _KeysOf:
+    """The global keys of these VMs, with the state of a checkpoint."""
+    return _KeysOf(vms)
 
 
 def _words(seed: int, n: int) -> Array:

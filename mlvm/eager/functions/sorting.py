@@ -395,7 +395,8 @@ def interp(
     for is_beyond, at, value in ends:
         end = part(fp, 0, range(at, at + 1)) if value is None else as_operand(value, found)
         end = reshape(end, ()) if end.size == 1 else end
-        found = op.where(is_beyond(x, part(xp, 0, range(at, at + 1))), end, found)
+        edge = reshape(part(xp, 0, range(at, at + 1)), ())
+        found = op.where(is_beyond(x, edge), end, found)
     return found
 
 

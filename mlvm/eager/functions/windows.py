@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import Any, Final, TypeAlias, cast
 
+import numpy as np
+
 from mlvm.core.errors import AttributeRefused, ShapeError, brief
 from mlvm.core.ops.windows import Padding, Pair, resolve_padding, span_of
 from mlvm.core.types import Shape
@@ -21,9 +23,9 @@ Window: TypeAlias = int | Pair
 Volume: TypeAlias = int | tuple[int, int, int]
 """A window or a stride: (depth, height, width), or one int for all."""
 
-Sides: TypeAlias = str | tuple[Pair, ...]
+Sides: TypeAlias = str | int | tuple[int | Pair, ...]
 """A padding: "SAME", "VALID" or (before, after) for each axis; for images, these are ((top,
-bottom), (left, right))."""
+bottom), (left, right)). A number, alone or for an axis, is for both sides, as in PyTorch."""
 
 KINDS: Final = {
     1: ("a sequence", "(batch, length, channels)", "(before, after)"),
@@ -49,14 +51,26 @@ def sides_of(padding: Any, span: Shape, stride: Shape, size: Shape) -> tuple[Pai
     """The padding, (before, after) for each axis. Raises `AttributeRefused`."""
     if isinstance(padding, str):
         return resolve_padding(padding, span, stride, size)
-    axes = len(size)
-    sides = [padding] if axes == 1 else padding
-    several = isinstance(sides, (tuple, list)) and len(sides) == axes
-    if not several or any(not isinstance(x, (tuple, list)) or len(x) != 2 for x in sides):
-        raise AttributeRefused(
-            f'padding is "SAME", "VALID" or {KINDS[axes][2]}, not {brief(padding)}'
-        )
-    return tuple(pair(integers(side, "padding"), "padding", least=0) for side in sides)
+    return numbers_of(padding, len(size))
+
+
+def numbers_of(padding: Any, axes: int) -> tuple[Pair, ...]:
+    """Return a padding of numbers as (before, after) for each axis. As in PyTorch, one number is
+    for both sides of all axes, and a number an axis for both sides of it; of a sequence a pair is
+    (before, after). Raises `AttributeRefused`."""
+    if isinstance(padding, (int, np.integer)):
+        padding = (padding,) * axes
+    elif axes == 1 and isinstance(padding, (tuple, list)) and len(padding) == 2:
+        padding = (padding,)
+    if isinstance(padding, (tuple, list)) and len(padding) == axes:
+        sides: list[Any] = [
+            (side, side) if isinstance(side, (int, np.integer)) else side for side in padding
+        ]
+        if all(isinstance(side, (tuple, list)) and len(side) == 2 for side in sides):
+            return tuple(pair(integers(side, "padding"), "padding", least=0) for side in sides)
+    raise AttributeRefused(
+        f'padding is "SAME", "VALID", a number or {KINDS[axes][2]}, not {brief(padding)}'
+    )
 
 
 def grid_of(size: Shape, span: Shape, stride: Shape, sides: tuple[Pair, ...]) -> Shape:

@@ -52,11 +52,18 @@ class Linear(Module):
 
     def __call__(self, x: Tensor) -> Tensor:
         bias, x = self.bias, matched("Linear", x, self.kernel)
-        if self.axis == -1:
-            y = op.matmul(x, self.kernel)
-            return biased(y, bias)
-        y = op.matmul(self.kernel, x, transpose_x=True)
-        return biased(y, None if bias is None else shapes.expand_dims(bias, axis=-1))
+        try:
+            if self.axis == -1:
+                y = op.matmul(x, self.kernel)
+                return biased(y, bias)
+            y = op.matmul(self.kernel, x, transpose_x=True)
+            return biased(y, None if bias is None else shapes.expand_dims(bias, axis=-1))
+        except ShapeError:
+            axis, features = self.axis, self.kernel.shape[0]
+            if x.ndim < -axis or x.shape[axis] == features:
+                raise  # of weights that fit no longer
+            given = f"x has {x.shape[axis]} ({x.type}, axis {axis})"
+            raise ShapeError(f"Linear takes {features} features, {given}") from None
 
 
 class Bilinear(Module):

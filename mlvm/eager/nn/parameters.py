@@ -5,21 +5,19 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from mlvm.core.errors import AttributeRefused, DTypeError, MlvmError, ShapeError, brief
 from mlvm.core.types import DType, TensorType
 from mlvm.eager.functions import creation, random
 from mlvm.eager.functions.arguments import Ints, each_of
 from mlvm.eager.functions.halves import rounded
-from mlvm.eager.functions.windows import KINDS
+from mlvm.eager.functions.windows import numbers_of
 from mlvm.eager.tensor import primitives as op
 from mlvm.eager.tensor.autocast import autocast_dtype
 from mlvm.eager.tensor.operands import as_operand, is_array
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import told
-
-P = TypeVar("P")
 
 Init: TypeAlias = Callable[..., Tensor]
 """An initialiser, `init(shape, key=..., dtype=...)`: see `mlvm.eager.nn.init`."""
@@ -131,12 +129,13 @@ def _size(value: Any) -> int:
         return 0
 
 
-def checked_padding(layer: str, padding: str | P, axes: int) -> str | P:
-    """The padding. Raises `AttributeRefused` for an unknown word, and for one number."""
-    if isinstance(padding, (int, float)) or (
-        isinstance(padding, str) and padding not in ("SAME", "VALID")
-    ):
-        raise AttributeRefused(
-            f'{layer}: padding must be "SAME", "VALID" or {KINDS[axes][2]}, given {padding!r}'
-        )
-    return padding
+def checked_padding(layer: str, padding: Any, axes: int) -> Any:
+    """Return the padding: "SAME", "VALID", (before, after) of a sequence, or one such pair for each
+    axis. Raises `AttributeRefused` for what is none of these."""
+    if padding in ("SAME", "VALID"):
+        return padding
+    try:
+        sides = numbers_of(padding, axes)
+    except AttributeRefused as error:
+        raise error.at(layer, ()) from None
+    return sides[0] if axes == 1 else sides

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self, overload
 
 from mlvm.core.errors import AttributeRefused, IndexRefused
@@ -12,7 +12,8 @@ from mlvm.eager.tensor.tensor import Tensor
 
 
 class Sequential(Module):
-    """The layers one after the other; each is a Module or a function of one tensor.
+    """The layers one after the other, also in one list; each is a Module or a function of one
+    tensor.
 
     x: what the first takes; the result has the shape that the last makes. Raises what they raise.
 
@@ -26,10 +27,11 @@ class Sequential(Module):
 
     layers: tuple[Callable[..., Tensor], ...]
 
-    def __init__(self, *layers: Callable[..., Tensor]) -> None:
-        self._set(layers)
+    def __init__(self, *layers: Callable[..., Tensor] | Sequence[Callable[..., Tensor]]) -> None:
+        only = layers[0] if len(layers) == 1 else None
+        self._set((*only,) if isinstance(only, (list, tuple)) else layers)
 
-    def _set(self, layers: tuple[Callable[..., Tensor], ...]) -> None:
+    def _set(self, layers: tuple[Any, ...]) -> None:
         for i, layer in enumerate(layers):
             if not callable(layer):
                 raise AttributeRefused(

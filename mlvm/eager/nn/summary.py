@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple, TypeAlias
 import numpy as np
 
 from mlvm.arena.arena import Arena
-from mlvm.core.types import TensorType
+from mlvm.core.types import TensorType, f32
 from mlvm.eager.functions import creation, random
 from mlvm.eager.nn.module import Module
 from mlvm.eager.recording.recorder import recording_of
@@ -82,9 +82,10 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
     """A table of the layers in order: the parameters of each, the bytes of these and of its
     buffers, and with `inputs`, what the model is called with, what each layer returns.
 
-    The inputs are tensors, arrays or a `TensorType` each, `[...]`, in lists and dicts or not. No
-    value is computed and no memory taken: the call is recorded, as `ml.measure` does, with a copy
-    of the model. Raises what the call raises, and `CaptureError` where it reads values.
+    The inputs are tensors, arrays or a `TensorType` each, `[...]`, in lists and dicts or not; a
+    tuple of numbers alone is the shape of one of f32. No value is computed and no memory taken: the
+    call is recorded, as `ml.measure` does, with a copy of the model. Raises what the call raises,
+    and `CaptureError` where it reads values.
 
         >>> model = ml.nn.Sequential(ml.nn.Linear(3, 8), ml.gelu, ml.nn.Linear(8, 2))
         >>> model.summary(ml.TensorType("f32", [5, 3]))
@@ -95,6 +96,9 @@ def summary(model: Module, *inputs: Any, **named: Any) -> Summary:
         a call needs 448 bytes besides
     """
     outputs: Outputs = {}
+    match inputs:  # the shape of x, as torchinfo takes it
+        case ((int(), *_) as shape,) if all(type(n) is int for n in shape):
+            inputs = (TensorType(f32, shape),)
     needed = _run(model, inputs, named, outputs) if inputs or named else None
     rows = [
         Row(

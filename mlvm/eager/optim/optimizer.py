@@ -33,7 +33,9 @@ from mlvm.eager.tree import (
     named_tensors,
     require_live,
     require_types,
+    warn_of_hidden,
 )
+from mlvm.show import html
 
 Groups: TypeAlias = Sequence[tuple[Where, Mapping[str, Any]]]
 """Pairs of which parameters are meant, and the hyperparameters that these have of their own."""
@@ -231,6 +233,7 @@ class Optimizer(_OfFields):
         if len({id(arena.vm) for arena in arenas}) > 1:
             names = ", ".join(sorted({arena.vm.name for arena in arenas}))
             raise HandleError(f"{self._name}: all parameters must live on one VM, not on {names}")
+        warn_of_hidden(params)
         self.groups = self._grouped(groups, options)
         with arenas[0].hosting():
             self._held = self._hold(params, None if self._by_element else self._name)
@@ -490,6 +493,14 @@ class Optimizer(_OfFields):
         groups = f", {len(self.groups)} groups" if len(self.groups) > 1 else ""
         return f"<{self._name} of {len(self._params)} tensors{groups}: {_listed(public)}>"
 
+    def _repr_html_(self) -> str:
+        head = self._name, *[f"{len(group.paths)} tensors" for group in self.groups]
+        rows = [
+            (x, *[_text(vars(g).get(x, getattr(self, x))) for g in self.groups])
+            for x in self._options
+        ]
+        return html.table(head, rows, right=0)
+
 
 def zeros_beside(x: Tensor, type: TensorType) -> Tensor:
     """Zeros of this type in the arena of x."""
@@ -512,7 +523,11 @@ def _assigned(where: str, name: str, value: Any, kind: Any) -> Any:
 
 
 def _listed(options: Mapping[str, Any]) -> str:
-    return ", ".join(f"{k}={getattr(x, '__name__', x)}" for k, x in options.items())
+    return ", ".join(f"{k}={_text(x)}" for k, x in options.items())
+
+
+def _text(value: Any) -> str:
+    return str(getattr(value, "__name__", value))
 
 
 def _in_dtype(value: float | Tensor, dtype: DType) -> Tensor:

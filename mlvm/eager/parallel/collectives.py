@@ -21,7 +21,7 @@ from mlvm.core.errors import AttributeRefused, DTypeError, GradientError, ShapeE
 from mlvm.core.program.program import Program
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import DType
-from mlvm.eager.functions import creation, shapes
+from mlvm.eager.functions import creation, random, shapes
 from mlvm.eager.functions.arguments import Ints, integers
 from mlvm.eager.functions.elements import take
 from mlvm.eager.functions.indexing import getitem
@@ -456,4 +456,4 @@ def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -
     return Program.of_op(name, nparams, dict(attributes), 0)
 
 
-AnyGroup.carried = staticmethod(carried)  # type: ignore[method-assign]
+AnyGroup.carried = staticmethod(lambda task: random.carried(carried(task)))  # type: ignore[method-assign]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ContextDecorator, ExitStack, contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,8 +37,7 @@ _watched: Final[dict[VMProtocol, LocalVM | None]] = {}
 """The VMs inside `nans`, each with the one that rehearses for it, if it is not of this process."""
 
 
-@contextmanager
-def nans(*vms: VMProtocol) -> Iterator[None]:
+class nans(ContextDecorator):
     """Inside the block the first launch whose result has a nan or an infinity raises `NotFinite`,
     with the op, the operands' types, where the first such element is, and the line.
 
@@ -59,12 +58,24 @@ def nans(*vms: VMProtocol) -> Iterator[None]:
         ...     except ml.errors.NotFinite as error: print(error)
         sqrt(f32[2]): the result, f32[2], is nan at [1]; the operands are finite
     """
-    refuse_captured("ml.debug.nans is entered")
-    with ExitStack() as stack:
-        for vm in vms or (current_arena().vm,):
-            if vm not in _watched:
-                stack.enter_context(_watching(vm))
-        yield
+
+    def __init__(self, *vms: VMProtocol) -> None:
+        self.vms = vms
+        self._entered: list[ExitStack] = []
+
+    def __repr__(self) -> str:
+        return f"nans({', '.join([vm.name for vm in self.vms])})"
+
+    def __enter__(self) -> None:
+        refuse_captured("ml.debug.nans is entered")
+        with ExitStack() as stack:
+            for vm in self.vms or (current_arena().vm,):
+                if vm not in _watched:
+                    stack.enter_context(_watching(vm))
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def is_watched(vm: VMProtocol) -> bool:

@@ -11,6 +11,7 @@ from mlvm.arena import scratch_pad
 from mlvm.arena.arena import Allocation
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType
+from mlvm.eager.functions.random import prepare
 from mlvm.eager.recording.recorder import current_capture, refuse_captured
 from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
@@ -51,6 +52,9 @@ class Pipeline(pipeline.Pipeline[Tensor]):
 
     def _default_vm(self) -> VMProtocol:
         return current_arena().vm
+
+    def _default_seed(self) -> int:
+        return prepare(self._vm).seed
 
 
 class ScratchPad(scratch_pad.ScratchPad):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeAlias, TypeVar, cast
 
 from mlvm.arena.arena import STALE, Allocation, Arena, exchange, rebase, regions, scope, vms
@@ -44,6 +45,9 @@ current_capture = cast("ContextVar[Recorder | None]", context.current_capture)
 Reference: TypeAlias = weakref.ref[Allocation]
 _Held: TypeAlias = tuple[Reference, TensorType]
 _Views: TypeAlias = dict[int, Reference]  # by their ids
+
+Reader: TypeAlias = Callable[[Tensor], list[Tensor]]
+"""A function that reads a record of the residuals by its number."""
 
 _ENDED: Final = Value(0)
 """What a tensor holds that a block made, once the block has ended."""
@@ -100,7 +104,7 @@ class Recorder:
     what = "a captured function"
     no_value = "and a later call would not see its own"
     no_repeat = "a later call could not do it again"
-    outer: frozenset[Tape] = frozenset()
+    outer: Mapping[Tape, int] = MappingProxyType({})
 
     def __init__(self, vm: VMProtocol, inputs: Sequence[Tensor] = ()) -> None:
         self.vm, self.name, self.stands_for = vm, vm.name, vm.stands_for
@@ -108,6 +112,7 @@ class Recorder:
         self.consumed_size_in_mib, self.estimate = vm.consumed_size_in_mib, vm.estimate
         self.synchronize, self.lock = vm.synchronize, vm.lock
         self.calls: list[Call] = []
+        self.stack: Final = object()  # identity of the stack that it pushes residuals to
         self.states: list[Allocation] = []
         self.seen_as: list[tuple[weakref.ref[Allocation], Allocation]] = []
         self.arena = Arena(self, "captured")
@@ -196,7 +201,7 @@ class Recorder:
         self.calls.append(Call(name, op, attributes, outs, ins, line, again=again))
         return []
 
-    def read(self, handle: TensorHandle) -> Array:
+    def read(self, handle: TensorHandle, out: Array | None = None) -> Array:
         self._require_live(handle)
         raise CaptureError(
             f"{user_line()}: a value is read inside {self.what}, {self.no_value}; return the "
@@ -533,8 +538,11 @@ class Recorder:
         [number] = self._called(residuals.PUSH, [TensorType(i64)], xs)
         return number
 
-    def pull(self, number: Tensor, types: Sequence[TensorType]) -> list[Tensor]:
-        """What such a record holds; of many numbers, row i of record i."""
+    def pull(
+        self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
+    ) -> list[Tensor]:
+        """The tensors of such a record; of many numbers, row i of record i. A record that another
+        recorder has pushed is one of the same program; a trace reads it by `outside`."""
         name = residuals.READ_ROWS if number.ndim else residuals.READ
         return self._called(name, types, [number])
 
@@ -602,7 +610,7 @@ class Recorder:
     @contextmanager
     def standing_in(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> Iterator[None]:
         """Inside the block, the first of each pair holds what the second does."""
-        held = {id(_reference_to(x)): self.value_of(y) for x, y in pairs}
+        held = {id(self._reference(x.handle)): self.use(y).value for x, y in pairs}
         before = {key: self._values[key] for key in held}
         self._values.update(held)
         try:

@@ -67,6 +67,9 @@ class autocast(ContextDecorator):
                 )
         self.dtype: DType | None = half if enabled else None
 
+    def __repr__(self) -> str:
+        return f"autocast({self.dtype and self.dtype.long_name!r})"
+
     def __enter__(self) -> None:
         _entered.set((*_entered.get(), self))
 

@@ -59,9 +59,10 @@ def taped(tape: Tape | None) -> Iterator[None]:
 
 class Capture(Protocol):
     """What launches are recorded by while a function is captured; `mlvm.eager.recording.recorder`
-    has one. A tensor of a tape in `outer` is used by another, its `lifted` one."""
+    has one. A tensor of a tape in `outer`, of one of its first nodes, as many as are told there, is
+    used by another, its `lifted` one."""
 
-    outer: frozenset[Tape]
+    outer: Mapping[Tape, int]
 
     def lifted(self, xs: tuple[Any, ...]) -> tuple[Any, ...]: ...
     def stopped(self, x: Any) -> Any: ...
@@ -178,6 +179,11 @@ def default_arena() -> Arena:
 def current_arena() -> Arena:
     """The arena that results are allocated in now."""
     return scope.get() or default_arena()
+
+
+def is_vm_chosen() -> bool:
+    """Whether this thread or task is in an arena, or has a VM in `use`."""
+    return scope.get() is not None or bool(_in_use.get())
 
 
 def arena_on(vm: VMProtocol) -> Arena:

@@ -7,7 +7,7 @@ from typing import Final, TypeAlias
 
 import numpy as np
 
-from mlvm.core.errors import MlvmError
+from mlvm.core.errors import MlvmError, OperandValueError
 from mlvm.eager.tensor import primitives
 from mlvm.eager.tensor.apply import apply, one_op
 from mlvm.eager.tensor.autocast import in_single
@@ -50,6 +50,19 @@ def _reflected(op: str) -> Binary:
             raise
 
     return operator
+
+
+def _without_zero(op: str, operator: Binary) -> Binary:
+    """Decorate `//` or `%`: integers by the number 0 are refused. In a tensor of divisors nothing
+    is checked, and such results are 0."""
+
+    def checked(self: Tensor, other: Operand) -> Tensor:
+        if other.__class__ is int and other == 0 and self.dtype.is_integer:
+            text = f"integers have no quotient by 0; ml.{op}(x, 0) gives 0"
+            raise OperandValueError(text).at(op, (self.type, 0))
+        return operator(self, other)
+
+    return checked
 
 
 def _over(self: Tensor, other: Operand) -> Tensor:
@@ -162,6 +175,11 @@ OPERATORS: Final[dict[str, Callable[..., Tensor]]] = {
     **{f"__{name}__": _of_two(op) for name, op in _OF_TWO.items()},
     **{f"__r{name}__": _reflected(op) for name, op in _OF_TWO.items()},
     **{f"__i{name}__": _in_place(op) for name, op in _OF_TWO.items()},
+    **{
+        f"__{kind}{name}__": _without_zero(_OF_TWO[name], make(_OF_TWO[name]))
+        for name in ("floordiv", "mod")
+        for kind, make in (("", _of_two), ("i", _in_place))
+    },
     "__matmul__": _of_function("matmul"),
     "__rmatmul__": _of_function("matmul", reflected=True),
     "__rtruediv__": _over,

@@ -5,9 +5,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from sys import getrefcount
 from types import ModuleType
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, Final, NoReturn
 
 import numpy as np
 
@@ -26,6 +28,7 @@ from mlvm.core.types import Array, DType, Shape, TensorType
 from mlvm.eager.tensor.context import Tape, current_arena, current_tape
 from mlvm.eager.tensor.methods import Methods
 from mlvm.eager.tensor.reading import values_of, write
+from mlvm.eager.tensor.warn import warn_of_row
 
 
 class Size(int):
@@ -196,11 +199,32 @@ class Tensor(Methods, Allocation):
         return complex(self.item())
 
     def __round__(self, ndigits: int | None = None) -> Any:
+        self._require_one("round", "ml.round(x, decimals)")
         return round(self.item(), ndigits)
 
     def __format__(self, spec: str) -> str:
         """As `str`; with a format such as `.4f`, the one element in that format."""
-        return format(self._one().item(), spec) if spec else str(self)
+        if not spec:
+            return str(self)
+        self._require_one("format", 'f"{x}", or numpy.array2string(x.numpy(), precision=3)')
+        return format(self._one().item(), spec)
+
+    def _require_one(self, function: str, instead: str) -> None:
+        if self.type.size != 1:
+            raise ShapeError(f"takes one element; write {instead}").at(function, (self.type,))
+
+    def __bytes__(self) -> bytes:
+        return self.numpy().tobytes()
+
+    def __contains__(self, value: Any) -> bool:
+        equal: object = self == value
+        return isinstance(equal, Tensor) and bool(equal.numpy().any())
+
+    def __divmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return self // other, self % other
+
+    def __rdivmod__(self, other: Any) -> tuple[Tensor, Tensor]:
+        return other // self, other % self
 
     def __index__(self) -> int:
         if not self.dtype.is_integer:
@@ -217,7 +241,7 @@ class Tensor(Methods, Allocation):
             raise NoLength("a tensor without dimensions has no length, and no rows").at(
                 "iter", (self.type,)
             )
-        return (self[i] for i in range(self.shape[0]))
+        return _rows(self)
 
     def __repr__(self) -> str:
         if self.handle == STALE:
@@ -231,6 +255,21 @@ class Tensor(Methods, Allocation):
             return f"<captured {self.type}>"
         body = np.array2string(values, prefix="Tensor(", separator=", ", threshold=200)
         return f"Tensor({body}, {self.type}{where})"
+
+
+def _rows(x: Tensor) -> Iterator[Tensor]:
+    """The rows of a tensor. One that a loop has updated in vain is warned of."""
+    for i in range(x.shape[0]):
+        row = x[i]
+        handle = row.handle
+        yield row
+        if row.handle != handle and row.handle != STALE and getrefcount(row) <= _ROW_IN_LOOP:
+            warn_of_row(sys._getframe(1), row.type)
+        del row  # before the next one is made
+
+
+_ROW_IN_LOOP: Final = 3
+"""References to a row of a loop, where it is nowhere else: ours, the loop's, and the count's."""
 
 
 def is_tracked(x: Tensor) -> bool:

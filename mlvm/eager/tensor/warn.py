@@ -2,10 +2,96 @@
 
 from __future__ import annotations
 
+import ast
+import linecache
+import sys
 import warnings
+from types import FrameType
+from typing import Any, Final
+
+from mlvm.core.errors import user_line
+
+_registries: Final[dict[str, dict[Any, Any]]] = {}
+"""For each file, what `warnings` notes of the warnings about its lines."""
+
+
+class NoEffectWarning(UserWarning):
+    """A line has no effect: a seed that a draw does not follow, a gradient that reaches no
+    parameter, a Module that is neither trained nor saved, an update of a tensor that nothing else
+    names. The text says which, and what to write.
+
+        >>> x = ml.zeros((2, 2))
+        >>> import warnings
+        >>> with warnings.catch_warnings(record=True, action="always") as caught:
+        ...     x[0][0] = 5.0
+        >>> caught[0].category.__name__, x[0, 0].item()
+        ('NoEffectWarning', 0.0)
+    """
+
+
+class _Probe:
+    """Counts the references to itself inside of its `__setitem__`."""
+
+    count = 0
+
+    def __setitem__(self, key: object, value: object) -> None:
+        _Probe.count = sys.getrefcount(self)
+
+
+_Probe()[0] = 0
+_TEMPORARY: Final = _Probe.count
+_probe = _Probe()
+_probe[0] = 0
+_COUNTS: Final = _Probe.count > _TEMPORARY
+"""Whether a name is one more reference than a temporary has: so in CPython 3.11 to 3.13."""
+
+
+def warn_of_temporary(count: int, type: object) -> None:
+    """Warn where a tensor has as many references in its `__setitem__` as a temporary."""
+    if count <= _TEMPORARY and _COUNTS:
+        warn_at(
+            user_line(),
+            f"this {type} is a temporary, and its update changes no other tensor: write "
+            f"x[i, j] = v for x[i][j] = v, x[:, i] = v for x.T[i] = v, or give the tensor a name",
+            NoEffectWarning,
+        )
+
+
+def warn_of_row(frame: FrameType, type: object) -> None:
+    """Warn where a loop of the frame's line updates its variable in place and reads it nowhere."""
+    file, number = frame.f_code.co_filename, frame.f_lineno
+    try:
+        tree = ast.parse("".join(linecache.getlines(file, frame.f_globals)))
+    except SyntaxError:  # a line of a console, or no source at all
+        return
+    for loop in ast.walk(tree):
+        if (
+            isinstance(loop, ast.For)
+            and loop.lineno == number
+            and isinstance(loop.target, ast.Name)
+        ):
+            parts: list[Any] = [part for line in loop.body for part in ast.walk(line)]
+            name, written = loop.target.id, [p.value for p in parts if _is_stored(p)]
+            if not any(_reads(part, name) and part not in written for part in parts):
+                warn_at(
+                    f"{file}:{number}",
+                    f"{name!r} is a {type} of its own, and its update changes no other tensor: "
+                    f"write x[i] = v in a loop over i, or an update of the whole x",
+                    NoEffectWarning,
+                )
+
+
+def _is_stored(part: Any) -> bool:
+    return isinstance(part, ast.Subscript) and isinstance(part.ctx, ast.Store)
+
+
+def _reads(part: Any, name: str) -> bool:
+    return isinstance(part, ast.Name) and part.id == name and isinstance(part.ctx, ast.Load)
 
 
 def warn_at(line: str | None, message: str, category: type[Warning]) -> None:
-    """Issue a warning about that `file:line`; about this file where there is none."""
+    """Issue a warning about that `file:line`; about this file where there is none. By default a
+    line is warned about once."""
     file, _, number = (line or f"{__file__}:1").rpartition(":")
-    warnings.warn_explicit(message, category, file, int(number))
+    registry = _registries.setdefault(file, {})
+    warnings.warn_explicit(message, category, file, int(number), registry=registry)

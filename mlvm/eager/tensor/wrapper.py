@@ -26,9 +26,11 @@ def _no_hint(*_: object) -> None:
     return None
 
 
-hint: Callable[[str, Sequence[object], Iterable[str], Collection[str]], str | None] = _no_hint
+hint: Callable[[str, Sequence[object], Mapping[str, object], Collection[str]], str | None] = (
+    _no_hint
+)
 """What to write instead of the arguments of a call, or None: by the name of the function, what was
-given by position, the names of what was given by keyword, and those of its parameters.
+given by position, and by keyword, and the names of its parameters.
 `mlvm.eager.interop.hints` puts its own here."""
 
 

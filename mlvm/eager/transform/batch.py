@@ -181,7 +181,7 @@ class _Code(NamedTuple):
         """Run it for so many lanes: results with a row for each, and sums."""
         total = operands[0].shape[0]
         rows = [type.with_shape((total, *type.shape)) for type in self.types]
-        types, attributes = [*rows, *self.sums], {"code": self.text}
+        types, attributes = [*rows, *self.sums], {"program": self.text}
         given = [number, *operands, *self.shared]
         if blocks.is_recorded():
             record = blocks.recorder()
@@ -230,6 +230,7 @@ def _recorded(
     while True:
         try:
             with recording_of(vm) as record:
+                record.what = "a function of ml.batch"
                 if tape is not None:
                     tape.within = record
                 return _codes(name, types, run, tape)

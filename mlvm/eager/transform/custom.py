@@ -22,6 +22,7 @@ from mlvm.eager.autodiff.tape import Tape, taping
 from mlvm.eager.control import functions
 from mlvm.eager.control.state import as_tree
 from mlvm.eager.tensor.apply import alias_of, untracked
+from mlvm.eager.tensor.autocast import autocast, autocast_dtype
 from mlvm.eager.tensor.context import current_capture, taped
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.trace import Tracer
@@ -60,7 +61,10 @@ class Custom:
         jvp: Callable[[Tensors, Maybe], tuple[Tensors, Maybe]] | None = None,
     ) -> None:
         self.name, self.fn = name, fn
-        self.fwd, self.bwd, self.jvp = fwd, bwd, jvp
+        block = autocast(autocast_dtype())  # rules that make the value run later, outside of it
+        self.fwd = None if fwd is None else block(fwd)
+        self.jvp = None if jvp is None else block(jvp)
+        self.bwd = bwd
 
     def __call__(self, args: Tensors) -> Tensors:
         tape, on = taping(), current_capture.get()

@@ -26,7 +26,7 @@ from mlvm.eager.tensor.apply import OneOp, alias_of, apply
 from mlvm.eager.tensor.operands import as_operand
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.transform.custom import Custom
-from mlvm.eager.transform.trace import begun, run, traced
+from mlvm.eager.transform.trace import OUTSIDE, begun, run, traced
 from mlvm.eager.tree import (
     Buffer,
     Node,
@@ -115,7 +115,7 @@ class Directional:
     """What calls do with pairs of a value and its tangent.
 
     `records` are those of the residuals, where they are no program's; `pushed` tells, for the types
-    of a record, which of its tensors have tangents; of one from outside none has. If it is not
+    of a record, which of its tensors have tangents. If it is not
     `moving`, there are none: the calls are run as they are.
     """
 
@@ -285,6 +285,8 @@ class Directional:
             return [self._push(list(xs))]
         if call.name in (residuals.READ, residuals.READ_ROWS):
             return self._read(xs[0], tuple([use.type for use in call.outs]))
+        if call.name == OUTSIDE:
+            return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
         if call.name == residuals.ADD:
             [number, other] = [x.x for x in xs]
             return [Dual(self._summed(number, other), None)]
@@ -316,7 +318,7 @@ class Directional:
                 self._rows(cast(Any, number.x.tolist()), i, type) for i, type in enumerate(types)
             ]
         known = [kinds for key, kinds in self.pushed.items() if key[: len(types)] == types]
-        each = [(type,) * (1 + (bool(known) and self._follows(type))) for type in types]
+        each = [(type,) * (1 + self._follows(type)) for type in types]
         found = iter(records.pull(number.x, [type for part in each for type in part]))
         duals = []
         for i, part in enumerate(each):

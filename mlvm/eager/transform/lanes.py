@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Final, TypeAlias, cast
 
-from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, brief
+from mlvm.core.errors import AttributeRefused, CaptureError, GradientError, OperandValueError, brief
 from mlvm.core.types import TensorType, i64
 from mlvm.eager.autodiff.rules_batching import (
     BATCHING,
@@ -30,6 +30,7 @@ from mlvm.eager.autodiff.rules_batching import (
 from mlvm.eager.control import blocks, branches, functions, loops
 from mlvm.eager.control.blocks import Tensors
 from mlvm.eager.control.checking import check
+from mlvm.eager.control.state import as_condition
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import asarray, full, zeros
 from mlvm.eager.functions.elements import stop_gradient
@@ -39,7 +40,7 @@ from mlvm.eager.tensor.apply import OneOp, apply
 from mlvm.eager.tensor.constants import constant
 from mlvm.eager.tensor.tensor import Tensor, is_tracked
 from mlvm.eager.transform.custom import Custom
-from mlvm.eager.transform.trace import run, traced
+from mlvm.eager.transform.trace import OUTSIDE, run, traced
 from mlvm.machines.checks import CHECK
 from mlvm.machines.residuals import ADD, PUSH, READ, READ_ROWS
 from mlvm.step.flow import Call, Procedure
@@ -84,8 +85,7 @@ class Batched:
 
     `live` says in which lanes the calls take part, None for all. While `is_dry`, nothing is
     computed: values only tell whether they are batched. `records` are those of the residuals, where
-    they are no program's; `kept` has the types of a lane's. One of others is from outside, and has
-    no lanes.
+    they are no program's.
     """
 
     def __init__(self, n: int, axis_name: str | None = None) -> None:
@@ -94,7 +94,6 @@ class Batched:
         self.live: Tensor | None = None
         self.is_dry = False
         self.records: list[Tensors] = []
-        self.kept: set[tuple[TensorType, ...]] = set()
 
     # --- values -----------------------------------------------------------------------
 
@@ -133,7 +132,12 @@ class Batched:
             raise no_rule(name)
         if rule is looped and blocks.is_recorded():
             return Lanes(self._mapped(call, xs), True)
-        return Lanes(rule(call, self.n, *xs), True)
+        try:
+            return Lanes(rule(call, self.n, *xs), True)
+        except OperandValueError:
+            if blocks.is_recorded():
+                raise
+        return Lanes(looped(call, self.n, *xs), True)  # its error names the operands of one lane
 
     def _among_lanes(self, call: OneOp, v: Lanes) -> Lanes:
         """What the lanes tell each other, which all of them know then."""
@@ -215,7 +219,7 @@ class Batched:
 
     def cond(self, pred: Lanes, ways: Sequence[Branch]) -> Values:
         if pred.batched and not self.is_dry:
-            return self._choice(reshape(pred.x, (self.n,)), ways)
+            return self._choice(reshape(as_condition(pred.x), (self.n,)), ways)
         if not (self.is_dry or blocks.is_recorded()):
             return ways[0 if bool(pred.x) else 1]()
         with self._dry():
@@ -295,6 +299,7 @@ class Batched:
         def going(now: Values) -> Tensor:
             """The lanes that go on, or whether all do."""
             pred = test(now)
+            pred = pred._replace(x=as_condition(pred.x))
             if by_lane:
                 return self._among_live(reshape(self.whole(pred), (self.n,)))
             one = reshape(pred.x, ())
@@ -460,14 +465,10 @@ class Batched:
 
     def other(self, call: Call, xs: Sequence[Lanes]) -> Values:
         types = tuple([use.type for use in call.outs])
-        if call.name == PUSH:
-            self.kept.add(tuple([use.type for use in call.ins]))
         reads = call.name in (READ, READ_ROWS)
-        is_foreign = reads and not any(k[: len(types)] == types for k in self.kept)
-        if self.is_dry and (reads or call.name == PUSH):
-            return _dry_lanes([reads and not is_foreign] * len(call.outs))
         if self.is_dry:
-            return _dry_lanes([any(v.batched for v in xs)] * len(call.outs))
+            flag = reads or (call.name == ADD and any(v.batched for v in xs))
+            return _dry_lanes([flag] * len(call.outs))
         if call.name == CHECK:
             [condition] = xs
             holds = condition.x
@@ -478,8 +479,8 @@ class Batched:
             return []
         if call.name == PUSH:
             return [Lanes(self._pushed([self.whole(v) for v in xs]), False)]
-        if is_foreign:
-            return _lanes(self._pulled(xs[0].x, types), [False] * len(types))
+        if call.name == OUTSIDE:
+            return [self.constant(x) for x in call.attributes["read"](xs[0].x)]
         if reads:
             types = tuple([type.with_shape((self.n, *type.shape)) for type in types])
             [number] = xs

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from mlvm.arena.arena import Allocation
-from mlvm.core.errors import CaptureError, MachineError
+from mlvm.core.errors import CaptureError, MachineError, OpError
 from mlvm.core.op import OPS
 from mlvm.core.protocol import VMProtocol
 from mlvm.core.types import TensorType, u64
@@ -24,11 +24,17 @@ from mlvm.eager.autodiff.tape import taping
 from mlvm.eager.control.state import as_tree, tensors
 from mlvm.eager.functions import random
 from mlvm.eager.functions.creation import zeros
-from mlvm.eager.recording.recorder import MustMove, Recorder, recorded_by
+from mlvm.eager.recording.recorder import MustMove, Reader, Recorder, recorded_by
 from mlvm.eager.tensor.apply import OneOp, Tensors, alias_of, one_op, untracked
 from mlvm.eager.tensor.autocast import NO_AUTOCAST
 from mlvm.eager.tensor.constants import prepare_constants
-from mlvm.eager.tensor.context import Tape, current_arena, current_capture, taped
+from mlvm.eager.tensor.context import (
+    Tape,
+    current_arena,
+    current_capture,
+    current_tape,
+    taped,
+)
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.update import make_exclusive
 from mlvm.eager.tree import Tree, replace, with_leaves
@@ -40,6 +46,10 @@ V = TypeVar("V")
 
 STOP: Final = "stop_gradient"
 """What a copy is called through which no derivative goes."""
+
+OUTSIDE: Final = "residuals.read_outside"
+"""What the reading of a record is called that a recorder around a trace has pushed. Its attribute
+`read` is the function that reads it there."""
 
 _KEY: Final = TensorType(u64, (2,))
 
@@ -55,15 +65,21 @@ class Tracer(Recorder):
         super().__init__(vm)
         self.what = what
         around, tape = current_capture.get(), taping()
-        outer: frozenset[Tape] = frozenset() if around is None else around.outer
-        self.outer = outer if tape is None else outer | {tape}
+        outer: Mapping[Tape, int] = {} if around is None else around.outer
+        self.outer = outer if tape is None else {**outer, tape: len(tape.nodes)}
         self.lifts: dict[Value, Tensor] = {}
         self.key = self.stand_in_of(_KEY)
         self.keys = [self.value_of(self.key)]
         self._lifted: dict[object, Tensor] = {}
 
     def lifted(self, xs: Tensors) -> Tensors:
-        return tuple([self._lift(x) if x.tape in self.outer else x for x in xs])
+        outer = self.outer  # which has nodes of the trace itself while a checkpoint runs again
+        return tuple(
+            [
+                self._lift(x) if x.tape is not None and x.node < outer.get(x.tape, 0) else x
+                for x in xs
+            ]
+        )
 
     def use(self, x: Tensor) -> Use:
         return super().use(*self.lifted((x,)))
@@ -73,7 +89,18 @@ class Tracer(Recorder):
         if key not in self._lifted:
             self._lifted[key] = found = self.stand_in_of(x.type)
             self.lifts[self.value_of(found)] = x
-        return self._lifted[key]
+        lifted = self._lifted[key]
+        if x.tape is current_tape.get():
+            lifted = untracked(lifted)
+            lifted.tape, lifted.node = x.tape, x.node
+        return lifted
+
+    def pull(
+        self, number: Tensor, types: Sequence[TensorType], outside: Reader | None = None
+    ) -> list[Tensor]:
+        if outside is None:
+            return super().pull(number, types)
+        return self.host_call(OUTSIDE, {"read": outside}, types, [self.use(number)])
 
     def stopped(self, x: Tensor) -> Tensor:
         """A tensor of the same value. The call tells that no derivative goes through it."""
@@ -359,7 +386,13 @@ class _Frame(Generic[V]):
                 elif call.op.name == "copy":
                     results = xs
                 else:
-                    results = [self.meaning.op(one_op(call.op.name, **call.attributes), xs)]
+                    try:
+                        results = [self.meaning.op(one_op(call.op.name, **call.attributes), xs)]
+                    except OpError as error:
+                        note = f"called from {call.line}, in {self.trace.what}"
+                        if call.line and note not in getattr(error, "__notes__", ()):
+                            error.add_note(note)
+                        raise
                 for use, y in zip(call.outs, results, strict=True):
                     self.make(use, y)
 
@@ -420,6 +453,9 @@ class _Frame(Generic[V]):
     def _scan(self, call: Call, turns: Turns) -> None:
         """A loop whose turns are counted: without its counter, and its writes to stacks."""
         homes, before, first = self._begin(call)
+        if turns.total == 0:
+            self._end(call, homes, before)
+            return
         block = call.blocks[1]
         stacks = [home for home, _ in turns.made if home in homes]
         made = [row for home, row in turns.made if home in homes]

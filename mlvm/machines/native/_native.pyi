@@ -70,11 +70,23 @@ class Lanes:
         heavy: Any,
         width: int,
         sizes: Any,
+        lent: Any,
         segments: list[Any],
-        sites: Any,
+        sites: list[Any],
         shared: int,
+        params: Any,
+        returned: Any,
     ) -> None: ...
-    def run(self, pool: Pool, helper: object, first: Any, rows: Any, shared: Any) -> Any: ...
+    def run(
+        self,
+        pool: Pool,
+        helper: object,
+        count: int,
+        args: Any,
+        results: Any,
+        sums: Any,
+        shared: Any,
+    ) -> None: ...
     def forget(self) -> None: ...
 
 def lane_steps() -> dict[str, int]: ...

@@ -10,9 +10,11 @@ import numpy as np
 from mlvm.core.errors import CheckFailed, LimitExceeded, MachineError, OperandValueError
 from mlvm.core.machine.functions import FunctionTable
 from mlvm.core.machine.link import Code
-from mlvm.core.types import Array
+from mlvm.core.types import Array, DType
+from mlvm.machines.lane_link import Linked
 from mlvm.machines.native._native import Lanes, Pool, lane_steps
 from mlvm.machines.native.loop import Prepared
+from mlvm.machines.native.types import DTYPES
 
 _KINDS: Final = lane_steps()
 
@@ -25,152 +27,134 @@ def program_of(code: Code, operands: Sequence[Array], functions: FunctionTable) 
 
 class Flat:
     """Steps as numbers, as `plan/lanes.c` reads them: `code`, and where in it each begins, `at`.
-    `sizes` are those of rows, which steps have by number; `ends` of segments how many operands and
-    results. C looks at no number: raises `MachineError` for one that there is nothing of."""
+    `sizes` are those of rows, which steps have by number."""
 
-    def __init__(
-        self,
-        steps: Sequence[Sequence[Any]],
-        heavy: Sequence[int],
-        width: int,
-        nsegments: int,
-        nsites: int,
-        nshared: int,
-    ) -> None:
-        self._steps, self._width, self._nshared = steps, width, nshared
-        if not steps or steps[-1][0] not in ("return", "jump"):
-            raise MachineError("the code of lanes has no end")
-        self._within(heavy, len(steps))
-        self._within([step[1] for step in steps if step[0] == "run"], nsegments)
-        self._within([step[1] for step in steps if step[0] == "add"], nsites)
+    def __init__(self, linked: Linked) -> None:
         self.sizes: list[int] = []
         self.code: list[int] = []
         self.at: list[int] = []
-        self.ends = [(0, 0)] * nsegments
-        for step in steps:
+        for kind, *rest in linked.steps:
             self.at.append(len(self.code))
-            self.code += [_KINDS[step[0]], *self._flat(*step)]
-            if step[0] == "run":
-                self.ends[step[1]] = len(step[2]), len(step[3])
-
-    @staticmethod
-    def _within(numbers: Sequence[int], most: int) -> None:
-        if any(not isinstance(n, int) or not 0 <= n < most for n in numbers):
-            raise MachineError("the code of lanes has a number that is out of range")
-
-    def _registers(self, *numbers: int) -> list[int]:
-        self._within(numbers, self._width)
-        return list(numbers)
-
-    def _place(self, pc: int) -> int:
-        self._within([pc], len(self._steps))
-        return pc
+            self.code += [_KINDS[kind], *self._numbers(kind, *rest)]
 
     def size(self, nbytes: int) -> int:
         """The number of that size of rows."""
-        self._within([nbytes], 1 << 62)
+        if not 0 <= nbytes < 1 << 62:
+            raise MachineError(f"lanes have no row of {nbytes} bytes")
         if nbytes not in self.sizes:
             self.sizes.append(nbytes)
         return self.sizes.index(nbytes)
 
-    def _flat(self, kind: str, *rest: Any) -> list[int]:
-        """A step as numbers, as `plan/lanes.c` reads it."""
-        reg, size = self._registers, self.size
+    def _numbers(self, kind: str, *rest: Any) -> list[int]:
+        size = self.size
         if kind == "run":
-            number, ins, outs = rest
-            of = [[x for r, n in each for x in (*reg(r), size(n))] for each in (ins, outs)]
-            return [number, len(ins), *of[0], len(outs), *of[1]]
-        if kind == "dup":
-            to, of_, nbytes = rest
-            return [*reg(to, of_), size(nbytes)]
-        if kind == "const":
-            to, number, nbytes = rest
-            self._within([number], self._nshared)
-            return [*reg(to), number, size(nbytes)]
+            number, *ends = rest
+            of = [[x for r, n in each for x in (r, size(n))] for each in ends]
+            return [number, len(ends[0]), *of[0], len(ends[1]), *of[1]]
+        if kind == "call":
+            entry, *ends = rest
+            pairs = [[r for pair in each for r in pair] for each in ends]
+            return [entry, len(ends[0]), *pairs[0], len(ends[1]), *pairs[1]]
         if kind == "take":
             to, of_, index, length, nbytes, dtype = rest
-            sizes = size(length * nbytes), size(nbytes)
-            return [*reg(to, of_), sizes[0], length, sizes[1], *self._index(index, dtype)]
+            return [
+                to,
+                of_,
+                size(length * nbytes),
+                length,
+                size(nbytes),
+                *self._index(index, dtype),
+            ]
         if kind == "put":
             to, value, index, length, count, nbytes, dtype = rest
-            sizes = size(length * nbytes), size(count * nbytes)
-            return [*reg(to, value), sizes[0], length, sizes[1], count, *self._index(index, dtype)]
+            sizes = size(length * nbytes), length, size(count * nbytes), count
+            return [to, value, *sizes, *self._index(index, dtype)]
         if kind == "split":
             register, nbytes, dtype, other = rest
-            is_float = np.dtype(dtype).kind == "f"
-            return [*reg(register), size(nbytes), int(is_float), self._place(other)]
-        if kind == "call":
-            entry, passed, left = rest
-            pairs = [reg(*[r for pair in each for r in pair]) for each in (passed, left)]
-            return [self._place(entry), len(passed), *pairs[0], len(left), *pairs[1]]
+            return [register, size(nbytes), DTYPES.index(DType.named(dtype)), other]
         if kind in ("push", "read"):
             number, registers = rest if kind == "push" else rest[::-1]
-            return [*reg(number), size(8), len(registers), *reg(*registers)]
+            return [number, size(8), len(registers), *registers]
         if kind == "add":
-            number, registers = rest
-            return [number, len(registers), *reg(*registers)]
-        if kind == "check":
-            register, nbytes, _ = rest
-            return [*reg(register), size(nbytes)]
-        return [self._place(*rest)] if kind == "jump" else reg(*rest)
+            return [rest[0], len(rest[1]), *rest[1]]
+        if kind in ("dup", "const"):
+            return [rest[0], rest[1], size(rest[2])]
+        return [rest[0], size(rest[1])] if kind == "check" else list(rest)
 
     def _index(self, register: int, dtype: str) -> list[int]:
         of = np.dtype(dtype)
         if of.kind not in "iu":
             raise MachineError(f"the code of lanes has an index of {of}")
-        return [*self._registers(register), self.size(of.itemsize), int(of.kind == "i")]
+        return [register, self.size(of.itemsize), int(of.kind == "i")]
 
 
 class NativeLanes:
     """Runs steps in C. `part(segment, count)` has a program, and the arrays that it reads its
-    operands from and leaves results in; `run` runs it; `grow(nbytes, used, more)` is the memory of
-    rows of that size, which has room for more."""
+    operands from and leaves results in, and with `run` runs it; `grow(nbytes, used, more)` is the
+    memory of rows of that size, which has room for more."""
 
     def __init__(
         self,
-        steps: Sequence[Sequence[Any]],
-        heavy: Sequence[int],
-        width: int,
-        segments: Sequence[Sequence[int]],
-        sites: Sequence[int],
-        nshared: int,
-        part: Callable[[int, int], tuple[object, Sequence[Array], Sequence[Array]]],
-        run: Callable[[int, int], None],
+        linked: Linked,
+        part: Callable[..., tuple[object, Sequence[Array], Sequence[Array]]],
         grow: Callable[[int, int, int], Array],
     ) -> None:
-        self._part, self.run, self._grow = part, run, grow
-        self._steps = steps
-        flat = Flat(steps, heavy, width, len(segments), len(sites), nshared)
-        self.sizes = flat.sizes
-        told = [(_ints(counts), *n) for counts, n in zip(segments, flat.ends, strict=True)]
-        arrays = _ints(flat.code), _ints(flat.at), _ints(heavy)
-        self.lanes = Lanes(*arrays, width, _ints(flat.sizes), told, _ints(sites), nshared)
-
-    def go(
-        self, pool: Pool, first: Array, rows: Sequence[tuple[Array, int]], shared: Sequence[Array]
-    ) -> tuple[Array, list[tuple[Array, list[Array]]], Array, Array]:
-        """Run the lanes whose registers are `first`, with rows of each size, of which so many are
-        used. Returns the registers at the end, what is said for sums, and of all frames the caller
-        and the depth."""
-        places = [(_address(x), len(x), used) for x, used in rows]
-        shares = _ints([_address(x) for x in shared])
-        regs, said, parents, depths = self.lanes.run(pool, self, first, _ints(places), shares)
-        return (
-            _numbers(regs).reshape(first.shape),
-            [(_numbers(frames), list(map(_numbers, each))) for frames, each in said],
-            _numbers(parents),
-            _numbers(depths),
+        self._part, self._grow, self._steps = part, grow, linked.steps
+        self._names = [*linked.runs, *linked.sites]
+        flat = Flat(linked)
+        size = flat.size
+        segments = [linked.segments[name] for name in self._names]
+        told = [
+            (_ints(sorted(each.parts, reverse=True)), *map(len, each.rows(1))) for each in segments
+        ]
+        sites = [
+            (i, each.sum, each.outs[0], _ints(list(map(size, each.ins))))
+            for i, each in enumerate(segments)
+            if each.sum >= 0
+        ]
+        params, returned = (
+            _ints([x for register, nbytes in pairs for x in (register, size(nbytes))])
+            for pairs in (linked.params, linked.returned)
         )
+        self._sizes = flat.sizes  # all of them
+        self._results = [nbytes for _, nbytes in linked.returned]
+        self.lanes = Lanes(
+            _ints(flat.code),
+            _ints(flat.at),
+            _ints([pc in linked.heavy for pc in range(len(flat.at))]),
+            linked.width,
+            _ints(flat.sizes),
+            _ints([nbytes in linked.lent for nbytes in flat.sizes]),
+            told,
+            sites,
+            len(linked.shared),
+            params,
+            returned,
+        )
+
+    def run(self, pool: Pool, count: int, *arrays: Sequence[Array]) -> None:
+        """Run so many rows of the arguments; leave results and sums. `arrays` are arguments,
+        results, sums, and what is shared."""
+        results = arrays[1]
+        if len(results) != len(self._results) or any(
+            x.nbytes != len(x) * n for x, n in zip(results, self._results, strict=True)
+        ):
+            raise MachineError("results have other bytes than the program leaves")
+        addresses = [_ints([_address(x) for x in xs]) for xs in arrays]
+        self.lanes.run(pool, self, count, *addresses)
 
     # --- what C asks ------------------------------------------------------------------------
 
     def grow(self, size: int, used: int, more: int) -> tuple[int, int]:
-        data = self._grow(self.sizes[size], used, more)
+        data = self._grow(self._sizes[size], used, more)
         return _address(data), len(data)
 
     def part(self, segment: int, count: int) -> tuple[object, tuple[int, ...], tuple[int, ...]]:
-        program, given, left = self._part(segment, count)
+        program, given, left = self._part(self._names[segment], count)
         return program, tuple(map(_address, given)), tuple(map(_address, left))
+
+    def run_part(self, segment: int, count: int) -> None:
+        self._part(self._names[segment], count, run=True)
 
     def refuse(self, what: str, a: int, b: int) -> NoReturn:
         if what == "index":
@@ -184,10 +168,6 @@ class NativeLanes:
 
 def _ints(numbers: Any) -> Array:
     return np.array(numbers, np.int64)
-
-
-def _numbers(raw: bytes) -> Array:
-    return np.frombuffer(raw, np.int64)
 
 
 def _address(x: Array) -> int:

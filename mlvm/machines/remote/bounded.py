@@ -157,14 +157,6 @@ class BoundedVM(LocalVM):
             raise OutOfMemory(f"the launch returns {nbytes:,} bytes; the limit is {most:,}")
         return super()._outputs(stack)
 
-    def close(self) -> None:
-        """End the workers and all that was made here, by whoever."""
-        super().close()
-        with self._lock:
-            store = self._store
-            assert isinstance(store, _BoundedStore)
-            store.end_all()
-
 
 class Turns:
     """The lock of a VM that several clients use. A thread waits for it as long as its client does:
@@ -233,13 +225,6 @@ class _BoundedStore(FreeStore):
             count = f"{self._limits.handles:,} tensors and storages"
             raise LimitExceeded(f"the VM has {count}, the most that it may")
         self._check(_PER_HANDLE)
-
-    def end_all(self) -> None:
-        """End every tensor and storage."""
-        for storage in list(self._storages):
-            self.dealloc_storage(storage)
-        for tensor in list(self._entries):
-            self.dealloc_tensor(tensor)
 
 
 class _Made:

@@ -393,7 +393,8 @@ def _described(planned: Planned, sets: Sequence[str], threads: int) -> str:
     def told(types: Sequence[TensorType]) -> list[str]:
         rows = []
         for type in types:
-            shape = ", ".join(map(str, type.shape)) + "," * bool(type.shape)
+            lengths = type.array_shape  # as numpy has it
+            shape = ", ".join(map(str, lengths)) + "," * bool(lengths)
             descr = type.dtype.numpy.str if type.dtype.name != "bf16" else "<V2"
             rows.append(f"{{{string(str(type))}, {string(descr)}, {string(shape)}, {type.nbytes}}}")
         return rows or ['{"", "", "", 0}']

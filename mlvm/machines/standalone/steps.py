@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
-from mlvm.core.errors import MachineError
+from mlvm.core.errors import MlvmError
 from mlvm.core.machine import link as linker
 from mlvm.core.machine.callee import UserFunction, WritesInto
 from mlvm.core.machine.functions import Binding
@@ -166,7 +166,7 @@ class Steps:
         step = Step(name, op, line, count if isinstance(count, int) else 0)
         if kind == linker.CALL and isinstance(value.callee, UserFunction):
             if value.name == lanes.RUN:
-                step.lanes = self._lanes(rest.attributes.get("code"), op, line)
+                step.lanes = self._lanes(str(rest.attributes.get("program", "")), op, line)
             elif value.name in RECORDS:
                 step.records = RECORDS[value.name][0]
             else:
@@ -183,9 +183,10 @@ class Steps:
             raise self._refuse(op, line, "it reaches into a VM's free store")
         return [step]
 
-    def _lanes(self, text: object, op: str, line: str) -> LaneCode:
+    def _lanes(self, text: str, op: str, line: str) -> LaneCode:
+        functions = LocalVM(native=True).functions
+
         def runs(program: Program, types: Sequence[TensorType]) -> Calls:
-            functions = LocalVM(native=True).functions
             code = link(program, functions, verify(program, functions, types))
             places = {
                 (f.name, pc): line for f in program.functions.values() for pc in range(len(f.code))
@@ -195,13 +196,13 @@ class Steps:
                 raise self._refuse(op, line, "a lane does what is no kernel in C")
             return [(step.run.call, step.run.parameters) for step in inner if step.run is not None]
 
-        if not isinstance(text, str):
-            raise self._refuse(op, line, "it has no code")
         if text not in self.lanes:
             try:
-                self.lanes[text] = LaneCode(text, runs, self._beside)
-            except (MachineError, AttributeError, LookupError, ValueError, TypeError) as error:
-                raise self._refuse(op, line, f"this is no code of lanes: {error!r}") from error
+                self.lanes[text] = LaneCode(text, functions, runs, self._beside)
+            except CannotBuild:
+                raise
+            except (MlvmError, AttributeError, LookupError, ValueError, TypeError) as error:
+                raise self._refuse(op, line, f"this is no program for rows: {error!r}") from error
         return self.lanes[text]
 
     def _on_arguments(
@@ -336,7 +337,7 @@ class _Walk:
         if code is not None:
             if not code.takes(types):
                 raise self.all._refuse(*place, "its operands are not those of its code")
-            self._write(params[: code.nresults + code.nsums])
+            self._write(params[: len(code.returned) + code.nsums])
             return []
         known = [type for type in types if type is not None]
         if len(known) < len(types):

@@ -169,39 +169,37 @@ class Tables:
         def registers(what: str, pairs: Iterable[tuple[int, int]]) -> str:
             return table(what, "LaneRegister", [f"{{{number}, {size}}}" for number, size in pairs])
 
+        linked = code.linked
         segments = [
-            self._segment(f"{name}_{i}", parts, ends, code.at, set_)
-            for i, (parts, ends) in enumerate(zip(code.segments, code.flat.ends, strict=True))
+            self._segment(f"{name}_{i}", parts, code.at, set_)
+            for i, parts in enumerate(code.segments)
         ]
-        sites = []
-        for i, site in enumerate(code.sites):
-            parts = self._segment(
-                f"{name}_s{i}", site.parts, (len(site.sizes) + 1, 1), code.at, set_
-            )
-            sites.append(
-                f"{{{site.sum}, {len(site.sizes)}, {self._ints(site.sizes or [0])}, {parts}}}"
-            )
-        checks = [string(step[3]) if step[0] == "check" else "NULL" for step in code.steps]
+        sites = [
+            f"{{{segment}, {total}, {nbytes}, {len(sizes)}, {self._ints(sizes or [0])}}}"
+            for segment, total, nbytes, sizes in code.sites
+        ]
+        checks = [string(step[3]) if step[0] == "check" else "NULL" for step in linked.steps]
         first = (
             None if code.first is None else self._part(f"{name}_first", code.first, code.at, set_)
         )
-        flat = code.flat
+        flat, heavy = code.flat, frozenset(linked.heavy)
         members = {
-            "nresults": code.nresults,
+            "nresults": len(code.returned),
             "nsums": code.nsums,
             "nargs": code.nargs,
-            "nshared": code.given,
+            "nshared": len(code.given),
             "nhoisted": len(code.hoisted),
-            "nsteps": len(code.steps),
+            "nsteps": len(linked.steps),
             "nsizes": len(flat.sizes),
             "nsegments": len(segments),
             "nsites": len(sites),
             "nplaces": len(code.places),
-            "width": code.width,
+            "width": linked.width,
             "code": self._ints(flat.code),
             "at": self._ints(flat.at),
             "sizes": self._ints(flat.sizes or [0]),
-            "heavy": table("heavy", "char", [int(i in code.heavy) for i in range(len(code.steps))]),
+            "heavy": table("heavy", "char", [int(i in heavy) for i in range(len(linked.steps))]),
+            "lent": table("lent", "char", [int(n in linked.lent) for n in flat.sizes]),
             "messages": table("messages", "char *const", checks),
             "params": registers("params", code.params),
             "returned": registers("returned", code.returned),
@@ -220,9 +218,8 @@ class Tables:
         self._text.append(array(f"static const {type} {name}[]", [*map(str, rows)] or ["0"]))
         return name
 
-    def _segment(
-        self, name: str, parts: Sequence[Part], ends: tuple[int, int], at: int, set_: str
-    ) -> str:
+    def _segment(self, name: str, parts: Sequence[Part], at: int, set_: str) -> str:
+        ends = len(parts[0].given), len(parts[0].left)
         rows = [self._part(f"{name}_{part.rows}", part, at, set_) for part in parts]
         counts = self._ints([part.rows for part in parts])
         table = self._table(f"{name}_parts", "LanePart", rows)

@@ -14,7 +14,7 @@ from mlvm.core.types import Array
 from mlvm.eager.tensor import primitives
 from mlvm.onnx.ops.neural import channels_last, channels_second
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, ints, tensor
+from mlvm.onnx.values import Lying, Value, bounded, ints, tensor
 
 
 @op("Resize Upsample", "raw", host=[1, 2, 3])
@@ -27,26 +27,31 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
     axes = at.get("axes")
     which = [*range(x.ndim)] if axes is None else [normalize_axis(n, x.ndim) for n in axes]
     mode = at.get("mode", "nearest")
-    by = [1.0] * x.ndim
+    by = [np.float32(1.0)] * x.ndim  # rounded as in other runtimes: 3.3f * 10 is 33
     counts = [*x.shape]
     if sizes is not None and len(sizes):
         wanted = ints(sizes, "sizes of a Resize")
-        ratios = [n / x.shape[axis] for n, axis in zip(wanted, which, strict=True)]
+        ratios = [
+            np.float32(n) / np.float32(x.shape[i]) for n, i in zip(wanted, which, strict=True)
+        ]
         policy = at.get("keep_aspect_ratio_policy", "stretch")
         if policy != "stretch":
             one = (min if policy == "not_larger" else max)(ratios)
             ratios = [one] * len(ratios)
-            wanted = [math.floor(one * x.shape[axis] + 0.5) for axis in which]
+            wanted = [math.floor(one * np.float32(x.shape[axis]) + 0.5) for axis in which]
         for axis, n, ratio in zip(which, wanted, ratios, strict=True):
             counts[axis], by[axis] = n, ratio
     elif scales is not None and len(scales):
-        for axis, ratio in zip(which, scales, strict=True):
-            by[axis] = float(ratio)
-            counts[axis] = math.floor(x.shape[axis] * float(ratio))
+        for axis, ratio in zip(which, np.asarray(scales, np.float32), strict=True):
+            by[axis] = ratio
+            counts[axis] = math.floor(np.float32(x.shape[axis]) * ratio)
     else:
         raise ModelError("it has neither scales nor sizes")
     if min(counts) < 0 or math.prod(counts) > 1 << 40:
         raise ModelError(f"no image has the shape {counts}")
+    is_cropped = at.get("coordinate_transformation_mode") == "tf_crop_and_resize"
+    if counts == [*x.shape] and not is_cropped:
+        return x
     order = x.axes if type(x) is Lying else None
     y = x.x if type(x) is Lying else tensor(x)
     is_nearest = mode == "nearest"
@@ -54,9 +59,9 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
         n, k = x.shape[axis], counts[axis]
         stored = order[axis] if order else axis
         region = None
-        if roi is not None and len(roi):
+        if is_cropped and roi is not None and len(roi):
             region = float(roi[place]), float(roi[place + len(which)])
-        if k == n and by[axis] == 1.0 and region is None:
+        if k == n and region is None and (by[axis] == 1.0 or at.get("antialias", 0)):
             continue
         matrix = weights(at, n, k, by[axis], region)
         if is_nearest or (
@@ -73,7 +78,7 @@ def resize(at: Call, x: Value, *given: Any) -> Value:
                 y = ml.take(y, ml.asarray(source), axis=stored)
         else:
             y = _weighted(y, matrix, stored)
-    if at.get("coordinate_transformation_mode") == "tf_crop_and_resize":
+    if is_cropped:
         y = _outside(at, y, x.shape, counts, which, roi, order)
     return y if order is None else Lying(y, order)
 
@@ -90,41 +95,36 @@ def _weighted(x: Any, matrix: Array, axis: int) -> Any:
     return ml.astype(ml.reshape(y, (*before, len(matrix), *behind)), x.dtype)
 
 
-def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] | None) -> Array:
-    """The share of each of n places in each of k places of the result."""
+def weights(at: Call, n: int, k: int, scale: Any, region: tuple[float, float] | None) -> Array:
+    """The share of each of n places in each of k places of the result. Places and the scale are in
+    f32, as in other runtimes: their roundings decide which place is nearest."""
     mode, how = at.get("mode", "nearest"), at.get("coordinate_transformation_mode", "half_pixel")
-    if at.node.type == "Upsample" or at.opset < 11:
-        how = "asymmetric"
-    out = np.arange(k, dtype=np.float64)
-    size = n * scale
-    if how == "asymmetric":
-        place = out / scale
-    elif how == "align_corners":
-        place = out * (n - 1) / (size - 1) if size != 1 else np.zeros(k)
-        if size != 1 and k > 1 and float(size).is_integer() is False:
-            place = out * (n - 1) / (size - 1)
-    elif how == "pytorch_half_pixel":
-        place = (out + 0.5) / scale - 0.5 if size > 1 else np.full(k, -0.5 + 0.5)
-    elif how == "half_pixel_symmetric":
-        middle = n / 2
-        offset = middle * (1 - k / size)
-        place = offset + (out + 0.5) / scale - 0.5
-    elif how == "tf_crop_and_resize":
-        low, high = region or (0.0, 1.0)
-        if k > 1:
-            place = low * (n - 1) + out * (high - low) * (n - 1) / (k - 1)
-        else:
-            place = np.full(k, 0.5 * (low + high) * (n - 1))
-    elif how == "half_pixel":
-        place = (out + 0.5) / scale - 0.5
-    else:
+    bounded((k, n))
+    is_old = at.node.type == "Upsample" or at.opset < 11
+    out, half = np.arange(k, dtype=np.float32), np.float32(0.5)
+    low, high = region or (0.0, 1.0)
+    places: dict[str, Any] = {
+        "asymmetric": lambda: out / scale,
+        "align_corners": lambda: out * (n - 1) / max(k - 1, 1),
+        "pytorch_half_pixel": lambda: (out + half) / scale - half if k > 1 else out,
+        "half_pixel_symmetric": lambda: (
+            n / 2 * (1 - np.float32(k) / (scale * np.float32(n)))
+            + (np.arange(k) + 0.5) / scale
+            - 0.5
+        ),
+        "tf_crop_and_resize": lambda: _cropped(n, k, low, high),
+        "tf_half_pixel_for_nn": lambda: (out + half) / scale,
+        "half_pixel": lambda: (out + half) / scale - half,
+    }
+    if how not in places:
         raise ModelError(f"it reads by {how!r}, which is unknown")
+    place = np.asarray(places["asymmetric" if is_old else how](), np.float32)
     matrix = np.zeros((k, n))
     rows = np.arange(k)
     if mode == "nearest":
         rule = at.get("nearest_mode", "round_prefer_floor")
-        if at.node.type == "Upsample" or at.opset < 11:
-            rule = "floor"
+        if is_old:
+            rule = "ceil" if scale < 1 else "floor"
         rules: dict[str, Any] = {
             "round_prefer_floor": lambda p: np.ceil(p - 0.5),
             "round_prefer_ceil": lambda p: np.floor(p + 0.5),
@@ -140,7 +140,7 @@ def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] 
     if mode == "linear":
         taps = [(0, 1 - t), (1, t)]
         if at.get("antialias", 0) and scale < 1:
-            return _antialiased(place, n, scale, lambda d: np.maximum(1 - np.abs(d), 0), 1)
+            return _antialiased(at, place, n, scale, lambda d: np.maximum(1 - np.abs(d), 0), 1)
     else:
 
         def cubic(d: Array) -> Array:
@@ -150,7 +150,7 @@ def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] 
             return np.where(d <= 1, near, np.where(d < 2, far, 0.0))
 
         if at.get("antialias", 0) and scale < 1:
-            return _antialiased(place, n, scale, cubic, 2)
+            return _antialiased(at, place, n, scale, cubic, 2)
         taps = [(j, cubic(t - j)) for j in (-1, 0, 1, 2)]
         if at.get("exclude_outside", 0):
             inside = [((first + j >= 0) & (first + j < n)) * share for j, share in taps]
@@ -161,9 +161,18 @@ def weights(at: Call, n: int, k: int, scale: float, region: tuple[float, float] 
     return matrix
 
 
-def _antialiased(place: Array, n: int, scale: float, kernel: Any, reach: int) -> Array:
+def _cropped(n: int, k: int, low: float, high: float) -> Array:
+    """The places that a region from `low` to `high` of the image reads."""
+    if k == 1:
+        return np.full(1, 0.5 * (low + high) * (n - 1))
+    return low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
+
+
+def _antialiased(at: Call, place: Array, n: int, scale: Any, kernel: Any, reach: int) -> Array:
     places = np.arange(math.floor(-reach / scale) - 1, n + math.ceil(reach / scale) + 1)
     share = kernel((places[None, :] - place[:, None]) * scale)
+    if at.get("exclude_outside", 0):
+        share = share * ((places >= 0) & (places < n))
     share = share / share.sum(1, keepdims=True)
     matrix = np.zeros((len(place), n))
     for column, where in zip(share.T, np.clip(places, 0, n - 1), strict=True):
@@ -177,10 +186,7 @@ def _outside(at: Call, y: Any, shape: Any, counts: Any, which: Any, roi: Any, or
     for i, axis in enumerate(which):
         n, k = shape[axis], counts[axis]
         low, high = float(roi[i]), float(roi[i + len(which)])
-        if k > 1:
-            place = low * (n - 1) + np.arange(k) * (high - low) * (n - 1) / (k - 1)
-        else:
-            place = np.full(1, 0.5 * (low + high) * (n - 1))
+        place = _cropped(n, k, low, high)
         stored = order[axis] if order else axis
         outside = (place < 0) | (place > n - 1)
         beyond = beyond | outside.reshape([-1 if j == stored else 1 for j in range(len(shape))])
@@ -207,6 +213,7 @@ def grid_sample(at: Call, x: Value, grid: Value) -> Value:
 @op("AffineGrid", "tensors", host=[1])
 def affine_grid(at: Call, theta: Any, size: Any) -> Any:
     places = [int(n) for n in size[2:]]
+    bounded((*places, len(places) + 1))
     lines = []
     for n in places:
         line = (
@@ -279,6 +286,7 @@ def col2im(at: Call, x: Any, image: Any, block: Any) -> Any:
     pads = at.get("pads") or [0] * (2 * axes)
     n, c = x.shape[0], x.shape[1] // math.prod(window)
     whole = [size[i] + pads[i] + pads[i + axes] for i in range(axes)]
+    bounded(whole)
     counts = [(whole[i] - (window[i] - 1) * apart[i] - 1) // strides[i] + 1 for i in range(axes)]
     places: Any = 0
     for i in range(axes):

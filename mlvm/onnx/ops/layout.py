@@ -154,7 +154,7 @@ def slice_(
         if each > 0:
             index[axis] = slice(*slice(start, end, each).indices(length))
             continue
-        start = min(start + length if start < 0 else start, length - 1)
+        start = max(min(start + length if start < 0 else start, length - 1), 0)
         end = end + length if -length <= end < 0 else end
         index[axis] = slice(start, None if end < 0 else end, each)
     if is_known(x):
@@ -193,7 +193,7 @@ def constant_of_shape(at: Call, shape: Any) -> Any:
 def range_(at: Call, start: Any, limit: Any, delta: Any) -> Any:
     first, step = start.item(), delta.item()
     count = max(math.ceil((limit.item() - first) / step), 0) if step else -1
-    bounded((count,), True)
+    bounded((count,))
     return (first + np.arange(count) * step).astype(start.dtype)
 
 
@@ -203,7 +203,7 @@ def eye_like(at: Call, x: Value) -> Value:
 
     number = at.get("dtype")
     dtype = DType.of(x.dtype) if number is None else dtype_of(number, str(at.node))
-    rows, columns = bounded(x.shape, True)
+    rows, columns = bounded(x.shape)
     return np.eye(rows, columns, at.get("k", 0)).astype(dtype.numpy)
 
 
@@ -224,7 +224,7 @@ def pad(at: Call, x: Value, pads: Any = None, value: Any = None, axes: Any = Non
         widths[axis] = low, high
     mode = at.get("mode", "constant")
     if is_known(x) and min(min(each) for each in widths) >= 0:
-        bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)], True)
+        bounded([n + sum(each) for n, each in zip(x.shape, widths, strict=True)])
         names = {"constant": "constant", "reflect": "reflect", "edge": "edge", "wrap": "wrap"}
         options: Any = {"constant_values": fill} if mode == "constant" else {}
         pad_by: Any = np.pad
@@ -289,6 +289,7 @@ def center_crop_pad(at: Call, x: Any, shape: Any) -> Any:
             x = x[tuple(index)]
         elif k > n:
             widths[axis] = (k - n) // 2, k - n - (k - n) // 2
+            bounded([k if i == axis else m for i, m in enumerate(x.shape)], at.is_host)
             x = np.pad(x, widths) if at.is_host else ml.pad(x, widths)
     return x
 

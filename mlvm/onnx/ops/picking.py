@@ -181,7 +181,7 @@ def one_hot(at: Call, indices: Value, depth: Any, values: Value) -> Value:
     indices, values = tensor(indices), tensor(values)
     axis += indices.ndim + 1 if axis < 0 else 0
     shape = [1] * (indices.ndim + 1)
-    shape[axis] = bounded((count,), True)[0]
+    shape[axis] = bounded((count,))[0]
     places = ml.reshape(ml.arange(count, dtype=ml.int64), tuple(shape))
     whole = ml.astype(indices, ml.int64)
     whole = ml.expand_dims(ml.where(ml.less(whole, 0), whole + count, whole), axis=axis)
@@ -265,7 +265,7 @@ def tf_idf(at: Call, x: Any) -> Any:
         for place in range(start, end, n):
             grams[tuple(pool[place : place + n])] = len(grams)
     rows = x.reshape(1, -1) if x.ndim == 1 else x
-    made = np.zeros((len(rows), max(columns, default=-1) + 1), np.float32)
+    made = np.zeros(bounded((len(rows), max(columns, default=-1) + 1)), np.float32)
     for row, out in zip(rows, made, strict=True):
         for n in range(low, high + 1):
             for skip in range(1, (skips if n > 1 else 0) + 2):

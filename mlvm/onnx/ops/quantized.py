@@ -12,12 +12,11 @@ import mlvm.eager as ml
 from mlvm.core.errors import ModelError
 from mlvm.core.types import Array, DType, i8, i32, u8
 from mlvm.eager.tensor import primitives
-from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of
+from mlvm.onnx.arrays import FLOATS, INTEGERS, NAMES, dtype_of, is_array
 from mlvm.onnx.few import rounded
-from mlvm.onnx.graph import is_array
 from mlvm.onnx.ops.neural import averaged, channels_last, channels_second, convolved, sides
 from mlvm.onnx.table import Call, op
-from mlvm.onnx.values import Lying, Value, Weight, alike, are_known, lying, tensor
+from mlvm.onnx.values import Lying, Value, Weight, alike, are_known, bounded, lying, tensor
 
 
 def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
@@ -25,6 +24,7 @@ def _spread(xp: Any, v: Any, shape: Any, axis: int, block: int) -> Any:
     if v is None or v.ndim == 0 or (v.ndim == 1 and v.shape[0] == 1 and not block):
         return v if v is None else xp.reshape(v, ())
     if block:
+        bounded((*v.shape, block), xp is np)
         y = xp.repeat(v, block, axis=axis)
         return y[tuple(slice(0, n) for n in shape)]
     return xp.reshape(v, tuple(-1 if i == axis else 1 for i in range(len(shape))))

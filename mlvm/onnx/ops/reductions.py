@@ -24,8 +24,8 @@ def _sum(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
 
 def _mean(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
     if DType.of(x.dtype).is_integer:
-        count = math.prod(x.shape[axis] for axis in axes)
-        return xp.floor_divide(_sum(xp, x, axes, keep), count)
+        count, total = math.prod(x.shape[axis] for axis in axes), _sum(xp, x, axes, keep)
+        return xp.sign(total) * xp.floor_divide(xp.abs(total), count)  # towards 0
     return xp.mean(x, axis=axes, keepdims=keep)
 
 
@@ -50,7 +50,10 @@ def _extreme(name: str) -> Reduce:
 
 
 def _log_sum_exp(xp: Any, x: Any, axes: tuple[int, ...], keep: bool) -> Any:
-    x = ml.asarray(x)
+    if xp is np:
+        for axis in axes:
+            x = np.logaddexp.reduce(x, axis=axis, keepdims=True)
+        return x if keep else np.squeeze(x, axes)
     if 0 in [x.shape[axis] for axis in axes]:
         return ml.log(_sum(ml, x, axes, keep))
     return ml.logsumexp(x, axis=axes, keepdims=keep)

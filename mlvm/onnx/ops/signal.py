@@ -22,6 +22,7 @@ def _complex(x: Any) -> Any:
 
 
 def _matrix(n: int, k: int, sign: float, dtype: Any) -> tuple[Any, Any]:
+    bounded((n, k))
     angle = sign * 2 * math.pi * (np.outer(np.arange(n), np.arange(k)) % max(n, k)) / max(n, k)
     wide = np.float64 if dtype == ml.float64 else np.float32
     return ml.asarray(np.cos(angle).astype(wide)), ml.asarray(np.sin(angle).astype(wide))
@@ -88,7 +89,7 @@ def stft(at: Call, x: Value, step: Any, window: Value = None, length: Any = None
 
 @op("HannWindow HammingWindow BlackmanWindow", host=[0])
 def window(at: Call, size: Any) -> Any:
-    count = bounded((int(size),), True)[0]
+    count = bounded((int(size),))[0]
     turn = 2 * np.pi * np.arange(count) / (count if at.get("periodic", 1) else max(count - 1, 1))
     if at.node.type == "BlackmanWindow":
         y = 0.42 - 0.5 * np.cos(turn) + 0.08 * np.cos(2 * turn)
@@ -101,7 +102,7 @@ def window(at: Call, size: Any) -> Any:
 @op("MelWeightMatrix", host=[0, 1, 2, 3, 4])
 def mel_weight_matrix(at: Call, bins: Any, length: Any, rate: Any, low: Any, high: Any) -> Any:
     count, n = int(bins), int(length)
-    bounded((n // 2 + 1, count), True)
+    bounded((n // 2 + 1, count))
     first, last = (2595 * np.log10(1 + float(f) / 700) for f in (low, high))
     points = np.arange(count + 2) * ((last - first) / (count + 2)) + first
     edges = (((n + 1) * (700 * (10 ** (points / 2595) - 1))) // int(rate)).astype(int)

@@ -57,6 +57,52 @@ def lists(tree: Any) -> Any:
 
 # --- arguments and results -------------------------------------------------------------
 
+model = ml.nn.Linear(2, 1)
+
+
+def _of_the_global(argument: ml.nn.Module, x: ml.Tensor) -> ml.Tensor:
+    return ml.sum(model(x))
+
+
+def test_a_gradient_that_reaches_no_parameter_says_so() -> None:
+    x = ml.ones((3, 2))
+    local = ml.nn.Linear(2, 1)
+    losses: list[tuple[Callable[..., ml.Tensor], ml.nn.Module, str]] = [
+        (_of_the_global, model, "_of_the_global reads the global variable 'model'"),
+        (lambda m, x: _of_the_global(m, x), model, "<lambda> reads the global variable 'model'"),
+        (lambda m, x: ml.sum(local(x)), local, "reads the local variable 'local'"),
+        (_of_the_global, local, "_of_the_global does not use its argument"),
+        (lambda m, x: ml.sum(ml.stop_gradient(m(x))), local, "zero"),
+    ]
+    for loss, given, text in losses:
+        for differentiated in (
+            ml.grad(loss),
+            ml.parallel.value_and_grad(loss),
+            ml.capture(grad(loss)),
+        ):
+            with pytest.warns(ml.NoEffectWarning, match=text) as caught:
+                differentiated(given, x)
+            assert [each.filename for each in caught] == [__file__]
+
+
+def test_a_gradient_of_members_that_reaches_no_parameter_says_so() -> None:
+    def member(rank: int, vm: object) -> None:
+        net = ml.nn.Linear(2, 1)
+        ml.parallel.value_and_grad(lambda m: ml.sum(net(ml.ones((3, 2)))))(net)
+
+    with ml.parallel.Group(2) as group, pytest.warns(ml.NoEffectWarning, match="'net'") as caught:
+        group.run(member)
+    assert [each.filename for each in caught] == [__file__] * 2
+
+
+def test_a_gradient_that_reaches_some_parameters_says_nothing() -> None:
+    x, net = ml.ones((3, 2)), ml.nn.Sequential(ml.nn.Linear(2, 2), ml.nn.Linear(2, 1))
+    grad(lambda net: ml.sum(net[0](x)))(net)
+    grad(lambda net: ml.sum(net[0](x)), where="layers_0/bias")(net)
+    grad(lambda both: ml.sum(both[0](x)))([net[0], net[1]])
+    with pytest.warns(ml.NoEffectWarning):
+        grad(lambda net: ml.sum(net[0](x)), where="layers_1*")(net)
+
 
 def test_value_and_gradient() -> None:
     value, gradient = value_and_grad(lambda x: op.sum(x * x))(tensor([1.0, 2.0]))

@@ -1045,6 +1045,15 @@ def test_a_value_out_of_range_raises_at_the_replay_with_its_line(place: Place, f
     assert losses[1] < losses[0]
 
 
+def test_a_plan_names_the_file_of_its_function_where_two_have_equal_text(place: Place) -> None:
+    for file in ("first.py", "second.py"):
+        names: dict[str, Any] = {"ml": ml}
+        exec(compile("def step(x): return ml.sort(x) * 2.0", file, "exec"), names)
+        step = ml.capture(names["step"])
+        step(ones(3))
+        assert {str(line) for line in step.planned.lines.values()} == {f"{file}:1"}
+
+
 def test_memory_that_is_not_there_leaves_the_function_usable(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

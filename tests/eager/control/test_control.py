@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from mlvm.core.errors import (
     OperandValueError,
     ShapeError,
 )
+from mlvm.core.types import DType
 from mlvm.eager.tree import named_leaves
 from tests.brief import cases
 
@@ -68,6 +70,34 @@ def test_cond_takes_the_branch_that_a_number_names(way: Way, pred: Any) -> None:
     step = way(lambda p, x: ml.cond(p, lambda y: y + 1, lambda y: y * 10, x))
     expected = [2.0, 3.0] if array.item() else [10.0, 20.0]
     assert step(ml.asarray(array), x2()).numpy().tolist() == expected
+
+
+CONDITIONS = [-0.0, 0.5, 1.0, math.nan]
+SINGLE = [*DType.all, "f8e4m3", "f8e5m2"]
+"""The dtypes of which there is a single element: those of fewer bits fill bytes."""
+
+
+def decided(dtype: str, x: ml.Tensor) -> Any:
+    """A branch and a loop by x in that dtype. The loop ends at -0.0."""
+    branch = ml.cond(ml.astype(x, dtype), lambda: 1, lambda: 0)
+    state = x * 1.0, 0
+    turn = lambda s: (ml.full_like(s[0], -0.0), s[1] + 1)  # noqa: E731
+    return branch, ml.while_loop(lambda s: ml.astype(s[0], dtype), turn, state)[1]
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("dtype", SINGLE)
+def test_a_condition_of_any_dtype_holds_if_it_is_not_zero(dtype: str, native: bool) -> None:
+    """A zero of either sign is one, a nan is none: for one input, for lanes, and for batches."""
+    inexact = dtype == "bool" or DType.named(dtype).is_inexact or dtype in DType.storage
+    expected = [[0, 1, 1, 1] if inexact else [0, 0, 1, 0]] * 2
+    fn = partial(decided, dtype)
+    each = lambda xs: [ml.stack(rows) for rows in zip(*[fn(x) for x in xs], strict=True)]  # noqa: E731
+    with ml.use(ml.VM(native=native)):
+        xs = ml.asarray(CONDITIONS)
+        for run in (each, ml.vmap(fn), ml.batch(fn)):
+            for call in (run, ml.capture(run)):
+                assert numbers(call(xs)) == expected
 
 
 def test_a_python_condition_is_decided_while_it_is_recorded(way: Way) -> None:

@@ -8,8 +8,11 @@ import os
 import signal
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -499,3 +502,59 @@ def test_what_a_killed_process_began_to_write_is_removed_by_the_next(tmp_path: P
     assert not draft.exists()
     assert other.exists()
     assert ml.load(file)["x"].tolist() == [1, 1]
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+@dataclass(slots=True)
+class Slotted:
+    layer: Any
+
+
+class Plain:
+    def __init__(self, layer: Any) -> None:
+        self.within = {"layer": layer}
+
+
+class Holding(ml.nn.Module):
+    def __init__(self, held: Any) -> None:
+        self.linear = ml.nn.Linear(2, 2)
+        self.held: Any = held
+        self.inner: Any = None
+
+
+@cases(
+    "held",
+    Pair(1, ml.nn.Linear(2, 2)),
+    Slotted(ml.nn.Linear(2, 2)),
+    deque([ml.nn.Linear(2, 2)]),
+    (ml.nn.Linear(2, 2) for _ in range(2)),
+    Plain(ml.nn.Linear(2, 2)),
+    partial(ml.nn.Linear(2, 2), ml.ones((1, 2))),
+    ml.nn.Linear(2, 2).__call__,
+    {1: deque([ml.nn.Linear(2, 2)])},
+    ids=lambda held: type(held).__name__,
+)
+def test_a_module_that_is_hidden_in_a_field_is_warned_of(tmp_path: Path, held: Any) -> None:
+    text = f"held at inner is a {type(held).__name__}, in which a (Linear|Module that)"
+    model = Holding([])
+    model.inner = Holding(held)
+    with pytest.warns(ml.NoEffectWarning, match=text) as caught:
+        ml.optim.SGD(model, 0.1)
+    assert [each.filename for each in caught] == [__file__]
+    with pytest.warns(ml.NoEffectWarning, match=text):
+        ml.save(tmp_path / "model", {"model": model, "step": 1})
+
+
+def test_what_hides_no_parameters_is_not_warned_of(tmp_path: Path) -> None:
+    model = Holding(None)
+    fields = model.linear, Pair(1, model.linear), model.linear.__call__, lambda x: model(x)
+    held: Any
+    for held in (*fields, deque([ml.nn.ReLU()]), Plain(model), ml.tanh, np, iter([])):
+        model.held = held
+        ml.optim.SGD(model, 0.1)
+        ml.save(tmp_path / "model", model)

@@ -140,6 +140,24 @@ def test_tensors_are_those_of_the_gguf_package(tmp_path: Path) -> None:
         assert (_loaded(loaded, name) == expected).all(), name
 
 
+@pytest.mark.parametrize("byte", [0x7C, 0x7D, 0xFF])
+def test_scales_that_are_no_numbers_are_read_without_a_warning(byte: int, tmp_path: Path) -> None:
+    """0x7c7c and the others are nans of f16, and 0x7c00 behind zeros is infinite."""
+    for high in (byte, 0):
+        tensors = {}
+        for name, places in _HALVES.items():
+            blocks = np.full((2, BLOCKS[name][1]), high, np.uint8)
+            for at in places:
+                blocks[:, at : at + 2] = (0, 0x7C) if byte == 0x7C else (byte, byte)
+            columns = 2 * BLOCKS[name][0]
+            tensors[name] = Blocks(name, (1, columns), blocks.reshape(-1))
+        write(tmp_path / "x.gguf", {}, tensors)
+        loaded = ml.load(tmp_path / "x.gguf")
+        for name in _HALVES:
+            if _HALVES[name]:
+                assert not np.isfinite(loaded[f"{name}.scale"].numpy()).all(), name
+
+
 def test_scales_of_mxfp4_are_powers_of_two(tmp_path: Path) -> None:
     blocks = np.zeros((256, 17), np.uint8)
     blocks[:, 0] = range(256)

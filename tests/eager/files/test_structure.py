@@ -241,6 +241,56 @@ def test_global_keys_are_set_from_a_tensor(tmp_path: Path) -> None:
     np.testing.assert_array_equal(ml.random.normal(3).numpy(), x.numpy())
 
 
+def test_the_keys_of_each_vm_of_a_training_go_on(tmp_path: Path) -> None:
+    """Wherever it is saved and loaded."""
+    one, other = [ml.Arena(ml.VM(name), "weights") for name in ("one", "other")]
+    here = ml.Arena(ml.VM("here"), "here")
+
+    def made() -> dict[str, Any]:
+        with one.allocating():
+            model = nn.Linear(2, 2)
+        with other.allocating():
+            return {"keys": ml.random, "model": model, "average": ml.ones(2)}
+
+    def drawn() -> list[Any]:
+        found = []
+        for arena in (one, other, here):
+            with arena.allocating():
+                found.append(ml.random.normal(3).tolist())
+        return found
+
+    ml.random.seed(1)
+    state, again = made(), made()
+    for i, arena in enumerate((one, other, here)):
+        with arena.allocating():
+            ml.random.seed(3 + i)
+    for place, also in ((here, here), (one, here), (here, one), (other, other)):
+        with place.allocating():
+            ml.save(tmp_path / "file", state)
+        expected = drawn()
+        with also.allocating():
+            ml.load(tmp_path / "file", into=again)
+        outside = 3 if place is also is here else 2
+        assert drawn()[:outside] == expected[:outside]
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_keys_of_a_file_of_one_vm_are_for_all(tmp_path: Path, rows: int) -> None:
+    """A file as it was written before keys were those of several VMs."""
+    there = ml.Arena(ml.VM("there"), "there")
+    with there.allocating():
+        x = ml.ones(2)
+    words = np.asarray([[7, 5], [8, 6]], np.uint64)[:rows]
+    ml.save(tmp_path / "file", {"x": x, "keys": words if rows > 1 else words[0]})
+    ml.load(tmp_path / "file", into={"x": x, "keys": ml.random})
+    assert ml.random.state().tolist() == words[-1].tolist()
+    with there.allocating():
+        assert ml.random.state().tolist() == [7, 5]
+    ml.save(tmp_path / "bad", {"keys": np.zeros((2, 3), np.uint64)})
+    with pytest.raises(ShapeError, match=r"'keys' is u64\[2\], given u64\[2,3\]"):
+        ml.load(tmp_path / "bad", into={"keys": ml.random})
+
+
 @cases(
     "change, error, text",
     ({"step": ...}, PathError, "unknown value 'step'; given are "),

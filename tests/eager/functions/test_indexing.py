@@ -169,3 +169,71 @@ def test_each_index_tensor_is_checked_against_its_own_axis(key: tuple[Any, ...])
 def test_a_mask_of_another_shape_is_refused() -> None:
     with pytest.raises(ml.errors.ShapeError, match="mask"):
         ml.asarray(X)[ml.asarray([True, False, True])]
+
+
+def test_an_update_of_a_temporary_warns() -> None:
+    x, holder = ml.ones((3, 3)), [ml.ones((3, 3))]
+
+    def updates() -> None:
+        x[0][0] = 5
+        x.T[0] = 5
+        x[0][0] += 5
+        x.reshape(-1)[0] = 5
+        ml.zeros(3)[1:] = 5
+        holder[0][0][0] = 5
+
+    with pytest.warns(ml.NoEffectWarning, match=r"is a temporary.*x\[i, j\]") as caught:
+        updates()
+    assert [each.filename for each in caught] == [__file__] * 6
+    assert bool(ml.all(x == 1))
+
+
+def test_an_update_of_a_named_tensor_does_not_warn() -> None:
+    x = ml.ones((3, 3))
+    fields = type("Fields", (), {})()
+    fields.x, items = x[0], {"a": [x[1]]}
+
+    def update(y: ml.Tensor) -> ml.Tensor:
+        y[0] = 2
+        return y
+
+    def closure() -> None:
+        x[2] = 3
+
+    x[0] = 5
+    x[0] += 5
+    x[0, 0] *= 2
+    fields.x[0] = 5
+    items["a"][0][0] = 5
+    (y := x[1])[0] = 5
+    update(x[0])
+    closure()
+    ml.capture(lambda z: update(z * 2))(y)
+    ml.grad(lambda z: ml.sum(update(z * 2)))(y)
+    assert fields.x[0].item() == items["a"][0][0].item() == 5
+
+
+def test_rows_that_are_updated_and_never_read_warn() -> None:
+    x = ml.ones((3, 3))
+
+    def loops() -> None:
+        for row in x:
+            row *= 0
+        for row in x:
+            row[1:] = 0
+
+    with pytest.warns(ml.NoEffectWarning, match=r"'row' is a f32\[3\] of its own") as caught:
+        loops()
+    assert [each.filename for each in caught] == [__file__] * 6
+    kept, total = [], ml.zeros(3)
+    for row in x:
+        row *= 0
+        total += row
+    for row in x:
+        row *= 0
+        kept.append(row)
+    for row in x:
+        total += row
+    for row in x:
+        row = row * 2
+    assert bool(ml.all(x == 1))

@@ -136,7 +136,7 @@ def test_every_property_is_tried() -> None:
 
 def test_most_methods_are_the_functions() -> None:
     """So that they cost no more, and take and say the same."""
-    own = {"mean", "reshape", "std", "var"}  # take more than the functions do
+    own = {"mean", "repeat", "reshape", "std", "var"}  # take more than the functions do
     for name in METHODS:
         if hasattr(ml, name) and name not in own:
             method = getattr(ml.Tensor, name)
@@ -153,6 +153,7 @@ def test_numpys_functions_take_the_methods() -> None:
     for fn in others:
         np.testing.assert_allclose(np.asarray(fn(x)), fn(X), rtol=1e-6)
     np.testing.assert_allclose(np.asarray(np.std(x, axis=0, ddof=1)), np.std(X, 0, ddof=1), 1e-6)
+    np.testing.assert_array_equal(np.asarray(np.repeat(x[0, 0], 2)), np.repeat(X[0, 0], 2))
 
 
 def test_a_gradient_goes_through_methods() -> None:
@@ -177,6 +178,9 @@ x = ml.asarray(X)
     "call, text",
     (lambda: x.transpose(0, 1), r"transpose\(f32\[2,3,4\], 0, 1\): .* swapaxes"),
     (lambda: x[0].transpose(0, 1), r"transpose\(f32\[3,4\], 0, 1\): .* x\.T, or permute_dims"),
+    (lambda: x.repeat(2, 1), r"repeat\(f32\[2,3,4\], 2, 1\): .* ml\.tile\(x, \(2, 1\)\)$"),
+    (lambda: x.repeat(1, 2, 3), r"ml\.tile\(x, \(1, 2, 3\)\)$"),
+    (lambda: x[0, 0].repeat(2), r"PyTorch the whole: take x\.repeat\(n, axis=\.\.\.\)"),
     (lambda: x[0].transpose(-2, -1), r"transpose\(f32\[3,4\], -2, -1\): .* x\.T"),
     (lambda: x.flatten(2, 1), r"flatten\(f32\[2,3,4\]\): axis 1 is before axis 2"),
     (lambda: x.flatten(3), r"flatten\(f32\[2,3,4\]\): .*axis 3"),

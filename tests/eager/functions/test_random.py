@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import mlvm.eager as ml
+from mlvm.eager.functions import random
 
 R = ml.random
 
@@ -218,18 +219,87 @@ def test_state_continues() -> None:
     assert state.tolist() == [5, 2]
 
 
-def test_each_vm_has_a_state_of_its_own_from_seed_0() -> None:
+def test_each_vm_has_a_state_of_its_own_and_a_seed_reaches_all() -> None:
+    before, vm = ml.Arena(ml.VM("before"), "there"), ml.VM("after")
+    with before:
+        R.normal(4)
     R.seed(9)
-    with ml.Arena(ml.VM("other"), "there"):
-        assert R.state().tolist() == [0, 1]
-        first = R.normal(4).numpy()
+    later = ml.Arena(vm, "there")
+    drawn = []
+    for arena in (before, later):
+        with arena:
+            assert R.state().tolist() == [9, 1]
+            drawn.append(R.normal(4).tolist())
+            assert R.state().tolist() == [9, 2]
+    assert drawn == [R.normal(4).tolist()] * 2
+    with later:
         R.seed(0)
-        np.testing.assert_array_equal(R.normal(4).numpy(), first)
-    assert R.state().tolist() == [9, 1]
+    with before:
+        assert R.state().tolist() == [9, 2]
+
+
+@pytest.mark.parametrize("kind", ["threads:2", "processes:2"])
+def test_a_seed_reaches_the_members_of_a_group(kind: str) -> None:
+    with ml.parallel.group(kind) as group:
+        for seed in (3, 4):
+            R.seed(seed)
+            states = group.run(_states)
+            assert states == [([seed, 1], [seed + rank, 2]) for rank in range(2)]
+        assert group.run(_state_now) == [[4, 2], [5, 2]]
+
+
+def _states(rank: int, _: object) -> tuple[list[int], list[int]]:
+    """The member's keys at first, and after a seed and a draw of its own."""
+    before = R.state().tolist()
+    R.seed(before[0] + rank)
+    R.normal(2)
+    return before, R.state().tolist()
+
+
+def _state_now(*_: object) -> list[int]:
+    found: list[int] = R.state().tolist()
+    return found
+
+
+def test_a_draw_that_no_seed_reaches_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random.process, "number", 0)
+    one, other = ml.Arena(ml.VM("one"), "there"), ml.Arena(ml.VM("other"), "there")
+    with other:
+        R.normal(2)
+    with one:
+        R.seed(5)
+        R.normal(2)
+    with other, pytest.warns(ml.NoEffectWarning, match="VM 'other'.*seed.*VM 'one'") as caught:
+        R.normal(2)
+    assert caught[0].filename == __file__
+    with other:
+        R.normal(2)  # it is said once
+        R.seed(5)
+    with ml.Arena(ml.VM("third"), "there"), pytest.warns(ml.NoEffectWarning, match="third"):
+        R.normal(2)
+    with ml.Arena(ml.DryVM("dry"), "there"):
+        R.normal(2)  # has no values
+    R.seed(5)
+    with ml.Arena(ml.VM("fourth"), "there"):
+        R.normal(2)
+
+
+def test_a_pipeline_shuffles_by_the_seed() -> None:
+    numbers = np.arange(100)
+    orders = []
+    for seed in (1, 2, 1):
+        pipeline = ml.Pipeline((numbers,), 100, shuffle=True)
+        R.seed(seed)
+        orders.append(pipeline.get()[0].tolist())
+        R.seed(9)
+        assert pipeline.state()["seed"] == seed  # the one of its first batch
+    explicit = ml.Pipeline((numbers,), 100, shuffle=True, seed=2).get()[0].tolist()
+    assert orders[0] == orders[2] != orders[1] == explicit
 
 
 def test_the_state_outlives_the_arena_it_is_first_used_in() -> None:
     vm = ml.VM("other")
+    R.seed(0)
     for _ in range(3):
         with ml.Arena(vm, "step"):
             R.normal(3)

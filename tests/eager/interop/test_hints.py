@@ -7,6 +7,9 @@ import pydoc
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,55 +18,229 @@ import pytest
 
 import mlvm
 import mlvm.eager as ml
-from mlvm.eager.interop.hints import (
-    FUNCTIONS,
-    METHODS,
-    OF_AVERAGES,
-    OF_DTYPES,
-    OF_LOSS_SCALES,
-    OF_MODULES,
-    OF_MULTI_STEPS,
-    OF_OPTIMIZERS,
-    OF_PLACES,
-)
+from mlvm.eager.interop.hints import hints, rows
 from tests.brief import cases, refuses
 
 NAMESPACES = {name: getattr(ml, name) for name in dir(ml)}
 NAMESPACES = {name: each for name, each in NAMESPACES.items() if isinstance(each, ModuleType)}
 NAMESPACES["nn.init"] = ml.nn.init
-HINTS = [(f"x.{name}", hint) for name, hint in METHODS.items()]
-HINTS += [(f"{m}.{name}", hint) for m, names in FUNCTIONS.items() for name, hint in names.items()]
-HINTS += [(f"model.{name}", hint) for name, hint in OF_MODULES.items()]
-HINTS += [(f"optimizer.{name}", hint) for name, hint in OF_OPTIMIZERS.items()]
-HINTS += [(f"scale.{name}", hint) for name, hint in OF_LOSS_SCALES.items()]
-HINTS += [(f"average.{name}", hint) for name, hint in OF_AVERAGES.items()]
-HINTS += [(f"dtype.{name}", hint) for name, hint in OF_DTYPES.items()]
+TABLE = hints()
+METHODS, OF_MODULES = TABLE["mlvm.eager.Tensor"], TABLE["mlvm.eager.nn.Module"]
+OWNERS = [owner for owner in TABLE if owner.rpartition(".")[2][0].isupper()]
+FUNCTIONS = [owner for owner in TABLE if owner.startswith("mlvm.") and owner not in OWNERS]
 
 
-def test_what_a_hint_names_exists() -> None:
-    x, y, model = ml.ones((2, 2)), ml.ones(2), ml.nn.Linear(2, 2)
-    starts = {"ml": ml, "x": x, "y": y, "model": model, "optimizer": ml.optim.Adam(model, 0.1)}
-    starts |= {"scale": ml.optim.LossScale(), "dtype": ml.float32}
-    starts |= {"average": ml.optim.EMA(model)}
-    named = 0
-    for name, hint in HINTS:
-        for start, path in re.findall(
-            r"\b(ml|x|y|model|optimizer|scale|average|dtype)\.([a-z_]\w*(?:\.\w+)*)",
-            hint,
-            re.IGNORECASE,
-        ):
-            found: Any = starts[start]
-            for part in path.split("."):
-                assert hasattr(found, part), (name, hint)
-                found = getattr(found, part)
-            named += 1
-    assert named > len(HINTS) / 2
+OWN_LAYERS: dict[str, Callable[[], Any]] = {
+    "Embedding": lambda: ml.nn.Embedding(3, 3),
+    "EmbeddingBag": lambda: ml.nn.EmbeddingBag(3, 3),
+    "Linear": lambda: ml.nn.Linear(3, 3),
+    "PReLU": ml.nn.PReLU,
+    "GroupNorm": lambda: ml.nn.GroupNorm(1, 3),
+    **{
+        f"{n}Norm": partial(getattr(ml.nn, f"{n}Norm"), 3)
+        for n in ("Batch", "Instance", "Layer", "RMS")
+    },
+    **{f"Conv{n}d": partial(getattr(ml.nn, f"Conv{n}d"), 3, 4, 3) for n in (1, 2, 3)},
+}
+"""The layers whose fields have hints of their own."""
+
+
+def operands(owner: str) -> dict[str, Any]:
+    """What the code of hints names, by its name."""
+    x = ml.asarray([[1.0, -2.0, 3.0], [4.0, 0.5, -6.0], [2.0, 1.0, 0.25]])
+    vector = ml.asarray([3.0, 1.0, 2.0])
+    model = OWN_LAYERS.get(owner.rpartition(".")[2], lambda: ml.nn.Linear(3, 3))()
+    trained = ml.nn.Linear(3, 3)
+    optimizer = ml.optim.SGD(trained, 0.1)
+    scale, average = ml.optim.LossScale(), ml.optim.EMA(model)
+    states: dict[str, Any] = {
+        "Optimizer": optimizer,
+        "MultiSteps": optimizer,
+        "EMA": average,
+        "LossScale": scale,
+    }
+    state: Any = states.get(owner.rpartition(".")[2], model)
+    ml.save("file", optimizer if state is optimizer else model)
+    return {
+        "ml": ml,
+        "mlvm": mlvm,
+        "math": math,
+        "numpy": np,
+        "vm": ml.default_vm(),
+        "x": x,
+        "y": x.T,
+        "z": x * x + 1.0,
+        "c": vector,
+        "weight": x,
+        "bias": vector,
+        "points": x,
+        "theta": x,
+        "s": vector,
+        "u": ml.asarray([0.5]),
+        "p": ml.asarray([0.25, 0.5]),
+        "i": ml.asarray([1, 0, 2]),
+        "j": ml.asarray([2, 1]),
+        "mask": x > 0,
+        "labels": ml.asarray([0, 1, 2]),
+        "indices": ml.asarray([[0, 2, 1]]),
+        "padding": x < 0,
+        "logits": x,
+        "update": x[:1],
+        "cov": ml.eye(3),
+        "major": vector,
+        "minor": vector,
+        "edges": ml.sort(vector),
+        "c1": x > 0,
+        "x1": x,
+        "c2": x < -1,
+        "x2": x.T,
+        "weights": ml.ones((3, 3)),
+        "angle": x,
+        "model": model,
+        "layer": trained,
+        "optimizer": optimizer,
+        "average": average,
+        "scale": scale if "LossScale" in owner else 2.0,
+        "dtype": ml.float32,
+        "fn": ml.sin,
+        "gradients": {"kernel": x, "bias": vector},
+        "keys": ml.random.split(ml.random.key(0), 2),
+        "make": lambda key: ml.random.normal(3, key=key),
+        "args": (x,),
+        "rows": [[x, x], [x, x]],
+        "arrays": {**state.state()},
+        "file": "file",
+        "arena": ml.default_arena(),
+        "seed": 1,
+        "n": 3,
+        "m": 1,
+        "k": 2,
+        "b": 2.0,
+        "r": 2.0,
+        "q": 0.5,
+        "df": 3,
+        "t": 0.5,
+        "axis": 1,
+        "start": 1,
+        "stop": 2,
+        "end": 1,
+        "length": 1,
+        "num": 3,
+        "degree": 1,
+        "min": -1.0,
+        "max": 1.0,
+        "low": -1.0,
+        "high": 1.0,
+        "value": 2.0,
+        "default": 0.0,
+        "margin": 1.0,
+        "mean": 1.0,
+        "std": 2.0,
+        "loc": 1.0,
+        "alpha": 2.0,
+        "rate": 0.5,
+        "most": 1.0,
+        "temperature": 0.5,
+        "name": "x",
+        "shape": (3, 3),
+        "widths": ((0, 0), (1, 1)),
+        "groups": 1,
+        "channels": 3,
+        "features": 3,
+        "iterable": range(3),
+        "path": "path",
+        "text": "text",
+    }
+
+
+_VECTOR: Any = {"x": ml.asarray([3.0, 1.0, 2.0]), "y": ml.asarray([0.5, 2.0])}
+_DEEP: Any = {"x": ml.ones((2, 2, 3)), "arrays": [ml.ones((2, 2, 1))] * 2}
+OTHER_OPERANDS: dict[str, dict[str, Any]] = {
+    "ml.concat([x, ml.asarray([y])])": {**_VECTOR, "y": 4.0},
+    "ml.concat([x[:i], x[i + 1 :]])": {**_VECTOR, "i": 1},
+    "ml.concat([x[:i], ml.asarray([y]), x[i:]])": {**_VECTOR, "i": 1, "y": 4.0},
+    "ml.conv1d(x[None, :, None], ml.flip(y)[:, None, None])[0, :, 0]": _VECTOR,
+    "ml.conv1d(x[None, :, None], y[:, None, None])[0, :, 0]": _VECTOR,
+    "ml.cumulative_sum(x)": _VECTOR,
+    "ml.cumulative_sum(ml.where(ml.isnan(x), 0.0, x))": _VECTOR,
+    "x[:, None] ** ml.arange(n - 1, -1, -1)": _VECTOR,
+    "x[:, None] ** ml.arange(n)": _VECTOR,
+    "ml.split(x, [i, j])": {"i": 1, "j": 2},
+    "ml.split(x, n, axis=2)": _DEEP,
+    "ml.concat(arrays, axis=2)": _DEEP,
+    "ml.concat(arrays, axis=1)": _DEEP,
+    "ml.stack(arrays, axis=1)": {"arrays": [_VECTOR["x"]] * 2},
+    "i * m + j": {"j": 0},
+    "ml.take(x, start + ml.arange(n), axis=0)": {"start": 0},
+    "numpy.polyfit(x.numpy(), y.numpy(), degree)": _VECTOR | {"y": _VECTOR["x"]},
+    "1 + ml.floor(ml.log(u) / math.log(1 - p))": {"p": 0.5},
+    "x[mask] = y": {"y": 2.0},
+    "ml.where(c, x, y)": {"c": ml.asarray([True, False, True])},
+    "ml.check(c, text)": {"c": ml.asarray([True, True])},
+    "x * ml.dropout(ml.ones((n, 1, c)), rate)": {"c": 3},
+    "x * ml.dropout(ml.ones((n, 1, 1, c)), rate)": {"c": 3},
+    "x * ml.dropout(ml.ones((n, 1, 1, 1, c)), rate)": {"c": 3},
+    'ml.quantize(model, "i4")': {"model": ml.nn.Linear(2, 2)},
+    "model.named_parameters()[path]": {"path": "kernel"},
+    **{
+        f"numpy.{f}(x.numpy(), y.numpy())": dict.fromkeys("xy", ml.asarray(6))
+        for f in ("gcd", "lcm")
+    },
+    **{
+        f"numpy.testing.{f}(x, y)": _VECTOR | {"y": _VECTOR["x"]}
+        for f in ("assert_allclose", "assert_array_equal")
+    },
+}
+"""What code of a hint means by its names, where that is not what other code means by them."""
+
+WRITTEN_OUT: dict[str, str] = {
+    "ml.asarray(numpy.frombuffer(...))": "ml.asarray(numpy.frombuffer(bytes(x), dtype='f4'))",
+    "ml.asarray(numpy.fromfile(...))": "ml.asarray(numpy.fromfile(path))",
+    "ml.asarray(numpy.loadtxt(...))": 'ml.asarray(numpy.loadtxt(["1 2"]))',
+    "ml.grad(lambda model: ...)(model)": "ml.grad(lambda model: ml.sum(model(x)))(model)",
+    'ml.nn.Upsample(..., mode="bilinear", align_corners=True)': "ml.nn.Upsample(scale=2)",
+    "ml.onnx.load(file)": 'ml.onnx.save(model, (x,), "m.onnx"); ml.onnx.load("m.onnx")',
+    "python -m mlvm info": "",
+    "python -m mlvm show SCRIPT": "",
+}
+"""Code with what `...` stands for, and the two lines for a shell."""
+
+WALK = {(owner, code): name for owner, name, hint in rows() for code in re.findall("`(.+?)`", hint)}
+
+
+@pytest.mark.parametrize(("owner", "code"), WALK, ids=[f"{o} {c}" for o, c in WALK])
+def test_the_code_of_a_hint_runs(
+    owner: str, code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.zeros(4).tofile("path")
+    names = {**operands(owner), **OTHER_OPERANDS.get(code, {}), "breakpoint": list}
+    written = WRITTEN_OUT.get(code, code).replace("axis=...", "axis=0")
+    written = written.replace("low=..., high=...", "low=0, high=5")
+    assert (
+        "..." not in written or "[...]" in written or "x[..., " in written or ")[..., " in written
+    )
+    if 'axis_name="i"' in code:
+        ml.vmap(lambda x: eval(written, {**names, "x": x}), axis_name="i")(names["x"])
+    elif written.startswith("with "):
+        exec(f"{written}: pass", names)
+    else:
+        exec(written, names)
+
+
+def test_code_in_hints_is_between_backticks() -> None:
+    for _, name, hint in rows():
+        text = re.sub("`.+?`", "", hint)
+        assert not re.search(r"\b(ml|x|model|optimizer)\.\w+", text.replace("ml's", "")), (
+            name,
+            text,
+        )
 
 
 @pytest.mark.parametrize("module", FUNCTIONS)
 def test_a_name_from_elsewhere_is_none_of_the_module(module: str) -> None:
     [found] = [each for each in (ml, *NAMESPACES.values()) if each.__name__ == module]
-    for name, hint in FUNCTIONS[module].items():
+    for name, hint in TABLE[module].items():
         with pytest.raises(AttributeError, match=f"^{module} has no {name}; {re.escape(hint)}$"):
             getattr(found, name)
         assert not hasattr(found, name)
@@ -77,17 +254,18 @@ def test_a_method_from_elsewhere_is_none_of_a_tensor() -> None:
 
 def test_a_field_from_elsewhere_is_none_of_a_model_or_optimizer() -> None:
     model = ml.nn.Linear(2, 2)
-    for owner, hints, kind in (
-        (model, OF_MODULES, "a Linear"),
-        (ml.optim.Adam(model, 0.1), OF_OPTIMIZERS, "an Adam"),
-        (ml.optim.SGD(model, 0.1), OF_OPTIMIZERS, "an SGD"),
-        (ml.optim.MultiSteps(ml.optim.SGD(model, 0.1), 2), OF_MULTI_STEPS, "a MultiSteps"),
-        (ml.optim.EMA(model), OF_AVERAGES, "an EMA"),
-        (ml.optim.LossScale(), OF_LOSS_SCALES, "a LossScale"),
-        (ml.float32, OF_DTYPES, "a DType"),
-        (ml.zeros(3).at[0], OF_PLACES, "a Places"),
+    for owner, section, kind in (
+        (ml.nn.ReLU(), "nn.Module", "a ReLU"),
+        *[(make(), f"nn.{kind}", "an? " + kind) for kind, make in OWN_LAYERS.items()],
+        (ml.optim.Adam(model, 0.1), "optim.Optimizer", "an Adam"),
+        (ml.optim.SGD(model, 0.1), "optim.Optimizer", "an SGD"),
+        (ml.optim.MultiSteps(ml.optim.SGD(model, 0.1), 2), "optim.MultiSteps", "a MultiSteps"),
+        (ml.optim.EMA(model), "optim.EMA", "an EMA"),
+        (ml.optim.LossScale(), "optim.LossScale", "a LossScale"),
+        (ml.float32, "DType", "a DType"),
+        (ml.zeros(3).at[0], "Places", "a Places"),
     ):
-        for name, hint in hints.items():
+        for name, hint in TABLE[f"mlvm.eager.{section}"].items():
             with pytest.raises(AttributeError, match=f"^{kind} has no {name}; {re.escape(hint)}$"):
                 getattr(owner, name)
 
@@ -118,13 +296,18 @@ def test_a_constructor_says_what_a_keyword_is_called_here() -> None:
         (lambda: untyped.nn.LSTMCell(3)): r"^LSTMCell\(\): missing a required argument",
         (lambda: untyped.optim.SGD(model, 0.1, dampening=0.1)): "no dampening=; momentum",
         (lambda: untyped.optim.Adam(model, 0.1, weight_decay=0.1)): r"; use ml\.optim\.AdamW, ",
-        (lambda: untyped.optim.Adam(model, 0.1, amsgrad=True)): "unexpected keyword .*'amsgrad'",
+        (lambda: untyped.optim.Adam(model, 0.1, amsgrad=True)): r"^Adam\(\): .*: leave it out$",
         (lambda: untyped.random.randint((3,), 0, 5)): r"randint\(shape, low=\.\.\., high=\.\.\.\)$",
         (lambda: untyped.Pipeline([x], num_workers=2)): r"^Pipeline\(\): .*; use workers=$",
         (lambda: untyped.Pipeline([x], 1, collate_fn=list)): "no collate_fn=; .* transform=",
         (lambda: untyped.Pipeline([x])): "missing 1 required positional argument: 'batch_size'",
         (lambda: untyped.optim.cosine(warmup=3)): r"^cosine\(\): .*; use warmup_steps=$",
         (lambda: untyped.optim.step(1.0, gamma=0.5, step_size=3)): r"; use decay_rate=$",
+        (lambda: untyped.nn.MultiHeadAttention(2, 1, batch_first=True)): r"\[batch, time, features",
+        (lambda: untyped.nn.MultiHeadAttention(2, 1)(x, x, x)): r"^Multi.* layer\(x, memory\)",
+        (lambda: untyped.nn.MaxPool2d(3, 2, 1)): r"given by name: MaxPool2d\(window, stride=",
+        (lambda: untyped.nn.GELU(approximate="none")): 'approximate=True is PyTorch\'s "tanh"',
+        (lambda: untyped.nn.Linear(2, 3, use_bias=False)): "use bias=$",
         (lambda: untyped.max_pool2d(x, 2, ceil_mode=True)): "no ceil_mode=; .* padding=",
         (lambda: untyped.quantize(model, bits=4)): r"no bits=; .* ml\.quantize\(model, \"i4\"\)",
         (lambda: untyped.optim.cosine(1.0)): "missing 1 required .*'total_steps'",
@@ -155,6 +338,16 @@ def test_names_of_every_day(namespace: str, name: str, text: str) -> None:
     refuses(AttributeError, re.escape(text), getattr, NAMESPACES.get(namespace, ml), name)
 
 
+def test_attention_is_batch_first_and_recurrence_is_not() -> None:
+    x = ml.random.normal((3, 5, 4), key=ml.random.key(0))
+    for layer in (ml.nn.MultiHeadAttention(4, 2), ml.nn.TransformerEncoderLayer(4, 2).eval()):
+        np.testing.assert_allclose(np.asarray(layer(x)[:1]), np.asarray(layer(x[:1])), atol=1e-5)
+    recurrent = ml.nn.GRU(4, 2)
+    steps = ml.moveaxis(x, 0, 1)  # what the hint says
+    alone = recurrent(steps[:, :1])[0]
+    np.testing.assert_allclose(np.asarray(recurrent(steps)[0][:, :1]), np.asarray(alone), atol=1e-5)
+
+
 def test_padding_takes_what_is_called_output_padding() -> None:
     x, kernel = ml.ones((1, 4, 4, 3)), ml.ones((3, 3, 2, 3))
     made = ml.conv_transpose2d(x, kernel, stride=2, padding=((1, 0), (1, 0)))
@@ -167,7 +360,7 @@ def test_a_device_by_name_is_told_of_vms() -> None:
         ml.errors.AttributeRefused, match=r'ml\.VM\(device="opencl:0"\), not \'cuda:0'
     ):
         x.to_device("cuda:0")
-    for hint in (METHODS["cuda"], OF_MODULES["to"], FUNCTIONS["mlvm.eager"]["cuda"]):
+    for hint in (METHODS["cuda"], OF_MODULES["to"], TABLE["mlvm.eager"]["cuda"]):
         assert 'ml.VM(device="opencl:0")' in hint
 
 
@@ -200,10 +393,7 @@ def test_a_name_from_elsewhere_is_none_of_a_module() -> None:
             self.weight = ml.ones(2)
 
     model = ml.nn.Linear(2, 2)
-    for name, hint in OF_MODULES.items():
-        with pytest.raises(AttributeError, match=f"^a Linear has no {name}; {re.escape(hint)}$"):
-            getattr(model, name)
-        assert name not in dir(model)
+    assert not {*dir(model)} & {*OF_MODULES}
     assert "kernel" in dir(model)
     scaled = Scaled()
     assert "weight" in dir(scaled)
@@ -241,7 +431,7 @@ WRITTEN: list[tuple[str, tuple[np.ndarray[Any, Any], ...]]] = [
 def test_what_to_write_for_a_function_that_there_is_not(
     name: str, arrays: tuple[np.ndarray[Any, Any], ...]
 ) -> None:
-    text = FUNCTIONS["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
+    text = TABLE["mlvm.eager"][name].removeprefix("there is none; write ").split(", and ")[0]
     if name == "trapezoid":
         arrays = arrays[::-1]  # numpy.trapezoid(y, x)
     given = dict(zip(("x", "y"), map(ml.asarray, arrays), strict=False))
@@ -321,6 +511,21 @@ def test_a_dtype_makes_a_tensor() -> None:
 
 def test_the_package_says_where_the_language_is() -> None:
     refuses(AttributeError, "import mlvm.eager as ml, ml.zeros$", getattr, mlvm, "zeros")
+
+
+@cases(
+    "line, text",
+    ("from mlvm.eager.nn import functional", "functional; the functions are ml's own: ml.relu, "),
+    ("import mlvm.eager.nn.functional as F", "functional; the functions are ml's own: ml.relu, "),
+    ("from mlvm.eager import lax", "lax; the functions are ml's own, such as ml.scan"),
+    ("from mlvm.eager.nn import Dense", "Dense; use ml.nn.Linear"),
+    ("from mlvm.eager.utils.data import DataLoader", "utils; a DataLoader is ml.Pipeline"),
+    ("from mlvm.eager.random import normal", "import mlvm.eager as ml, and write ml.random"),
+)
+def test_an_import_from_elsewhere(line: str, text: str) -> None:
+    with pytest.raises(ImportError, match=re.escape(text)):
+        exec(line, {})
+    assert find_spec("mlvm.eager.nothing") is None
 
 
 def test_a_mistyped_name() -> None:

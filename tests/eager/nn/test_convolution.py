@@ -126,6 +126,30 @@ def test_layers_are_their_functions(
     np.testing.assert_allclose(layer(x).numpy(), expected, rtol=1e-12, atol=1e-13)
 
 
+@cases(
+    "axes, padding, sides",
+    (1, 1, (1, 1)),
+    (1, (1,), (1, 1)),
+    (1, np.int64(2), (2, 2)),
+    (2, 1, ((1, 1), (1, 1))),
+    (2, (1, 1), ((1, 1), (1, 1))),
+    (2, [2, 0], ((2, 2), (0, 0))),
+    (2, (1, (2, 0)), ((1, 1), (2, 0))),
+    (3, (1, 0, 2), ((1, 1), (0, 0), (2, 2))),
+)
+def test_a_number_pads_both_sides(axes: int, padding: Any, sides: Any) -> None:
+    x, kernel = ml.asarray(normal(2, *(6, 5, 4)[:axes], 3)), ml.asarray(normal(*[3] * axes, 3, 3))
+    for name in (f"conv{axes}d", f"conv_transpose{axes}d"):
+        function = getattr(ml, name)
+        expected = function(x, kernel, padding=sides).numpy()
+        np.testing.assert_array_equal(function(x, kernel, padding=padding).numpy(), expected)
+    for name, sizes in ((f"Conv{axes}d", (3, 4, 3)), (f"MaxPool{axes}d", (3,))):
+        make = getattr(nn, name)
+        layer = make(*sizes, padding=padding)
+        assert layer.padding == make(*sizes, padding=sides).padding == sides
+        layer(x.astype("f32"))
+
+
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_conv2d_and_conv1d_beside_torch(groups: int) -> None:
     torch = require_torch()
@@ -179,7 +203,7 @@ def test_conv_transpose2d_beside_torch(stride: int, padding: int, more: int) -> 
 x4, x3 = ml.ones((1, 3, 3, 4)), ml.ones((1, 3, 4))
 
 
-untyped: Any = 1
+untyped: Any = 1.0
 
 
 @cases(
@@ -189,12 +213,12 @@ untyped: Any = 1
     (
         lambda: nn.Conv2d(4, 4, 3, padding=untyped),
         AttributeRefused,
-        'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given 1',
+        'Conv2d(): padding is "SAME", "VALID", a number or ((top, bottom), (left, right)), not 1.0',
     ),
     (
         lambda: nn.Conv1d(4, 4, 3, padding="FULL"),
         AttributeRefused,
-        '"VALID" or (before, after)',
+        '"VALID", a number or (before, after)',
     ),
     (lambda: nn.Conv1d(4, 4, 0), AttributeRefused, "window must be an integer >= 1, given 0"),
     (

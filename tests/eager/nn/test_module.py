@@ -418,7 +418,8 @@ def test_a_module_without_call() -> None:
     ),
     (
         lambda: nn.Conv2d(1, 1, 3, padding="FULL"),
-        'Conv2d: padding must be "SAME", "VALID" or ((top, bottom), (left, right)), given \'FULL\'',
+        'Conv2d(): padding is "SAME", "VALID", a number or ((top, bottom), (left, right)), not '
+        "'FULL'",
     ),
     (lambda: nn.Dropout(1.0), "Dropout: rate must be in [0, 1), given 1.0"),
     (lambda: nn.Embedding(3, 0), "Embedding: features must be an integer >= 1, given 0"),

@@ -12,7 +12,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.errors import AttributeRefused, DTypeError, OperandValueError, ShapeError
-from tests.brief import refuses
+from tests.brief import cases, refuses
 
 WORST = {"i8": 0.01, "i4": 0.13, "u8": 0.01, "u4": 0.11, "i2": 1, "u2": 0.6}
 WORST |= {"f8e4m3": 0.04, "f8e5m2": 0.08, "f4e2m1": 0.15}
@@ -181,6 +181,18 @@ def test_what_floats_of_few_bits_do_not_hold() -> None:
     }
     for dtype, values in expected.items():
         np.testing.assert_array_equal(ml.astype(x, dtype).numpy(), values)
+
+
+@cases("dtype", "f8e4m3", "f8e5m2")
+def test_a_scalar_of_eight_bits_is_read_printed_and_cast(dtype: str) -> None:
+    def cast(x: ml.Tensor) -> ml.Tensor:
+        return ml.astype(x, "f32")
+
+    for native in (True, False):
+        with ml.use(ml.VM(native=native)):
+            x = ml.astype(ml.asarray(-1.5), dtype)
+            assert (x.item(), x.numpy().shape, repr(x)) == (-1.5, (), f"Tensor(-1.5, {dtype}[])")
+            assert cast(x).item() == ml.capture(cast)(x).item() == -1.5
 
 
 def test_onnx_formulas() -> None:

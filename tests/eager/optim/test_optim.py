@@ -1042,6 +1042,12 @@ def test_repr_names_the_hyperparameters() -> None:
     assert repr(optimizer) == (
         "<AdamW of 3 tensors: learning_rate=0.1, betas=(0.9, 0.999), eps=1e-08, weight_decay=0.01>"
     )
+    groups = [("bias", {"weight_decay": 0.5})]
+    table = optim.AdamW(ml.nn.Linear(2, 3), optim.cosine(0.1, 5), groups=groups)._repr_html_()
+    cells = [re.findall("<t[hd][^>]*>(.*?)</t[hd]>", row) for row in table.split("</tr>")]
+    assert cells[0] == ["AdamW", "1 tensors", "1 tensors"]
+    assert ["weight_decay", "0.5", "0.01"] in cells
+    assert ["learning_rate", *["&lt;cosine(0.1, 5)&gt;"] * 2] in cells
 
 
 # --- groups --------------------------------------------------------------------------

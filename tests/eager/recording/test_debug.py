@@ -35,6 +35,15 @@ def line_of(error: BaseException, text: str) -> bool:
 # --- eagerly -------------------------------------------------------------------------
 
 
+def test_a_block_says_what_it_is() -> None:
+    block = ml.debug.nans(ml.default_vm())
+    assert repr(block) == f"nans({ml.default_vm().name})"
+    with block, block, pytest.raises(NotFinite):  # also within itself
+        ml.log(ml.asarray([-1.0]))
+    assert not np.isfinite(np.asarray(ml.log(ml.asarray([-1.0])))).any()
+    assert repr(ml.autocast("bfloat16")) == "autocast('bfloat16')"
+
+
 @cases(
     "make, message",
     (lambda x: ml.log(x), r"log\(f32\[3\]\): the result, f32\[3\], is nan at \[1\]; the operands"),

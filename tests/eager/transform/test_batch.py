@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -16,16 +15,19 @@ from mlvm.core.errors import (
     CaptureError,
     CheckFailed,
     DTypeError,
+    EncodingError,
     GradientError,
     LimitExceeded,
     MachineError,
     OperandValueError,
+    ProgramError,
     ShapeError,
 )
-from mlvm.core.program.program import Program
+from mlvm.core.program.assembly import assemble
+from mlvm.core.program.program import Instruction, Opcode, Program
 from mlvm.eager import nn
 from mlvm.eager.tensor.context import current_arena
-from mlvm.machines import lanes
+from mlvm.machines import lane_link, lanes
 from mlvm.machines.native.extension import EXTENSION
 from models.tree_lstm import TreeLstm
 from tests.brief import cases, refuses
@@ -201,33 +203,24 @@ def test_a_batch_of_none_is_none() -> None:
     assert ml.batch(halvings)(ml.zeros((0,))).shape == (0,)
 
 
-@pytest.mark.processor(reason="lanes run on the host, whose products are watched")
-def test_sentences_of_any_length_go_their_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No turn is computed of a padding."""
+def test_sentences_of_any_length_go_their_own_way() -> None:
+    """No turn is computed of a padding, which would fail the check."""
     cell = nn.LSTMCell(5, 20, key=ml.random.key(0))
+
+    def turn(state: Any, x: ml.Tensor) -> Any:
+        ml.check(ml.any(x != 0), "a padding")
+        return cell.step(cell.project(x[None]), state), None
 
     def last(sentence: Any) -> Any:
         words, length = sentence
-        turn = lambda state, x: (cell.step(cell.project(x[None]), state), None)  # noqa: E731
         return ml.scan(turn, cell.initial_state(1), words, length)[0]
 
     lengths = [3, 9, 1, 0, 6, 9, 2]
     sentences = [(noise(n, 5), n) for n in lengths]
     alone = [last((x, ml.asarray(n))) for x, n in sentences]
     assert equal(ml.batch(last)(sentences), alone)
-    rows: dict[int, int] = {}
-    run = lanes.Lanes.run_segment
-
-    def counting(self: Any, segment: Any, operands: Any, outs: Any, total: int) -> Any:
-        rows[id(segment)] = rows.get(id(segment), 0) + total
-        return run(self, segment, operands, outs, total)
-
-    monkeypatch.setattr(lanes.Lanes, "run_segment", counting)
-    with ml.use(ml.VM(native=False)):
-        cell = nn.LSTMCell(5, 20, key=ml.random.key(0))
-        ml.batch(last)([(ml.asarray(x.numpy()), n) for x, n in sentences])
-    turns = sum(lengths)
-    assert set(rows.values()) == {turns, turns + len(lengths)}  # a condition is met once more
+    sentences[2] = sentences[2][0], 2
+    refuses(CheckFailed, "a padding", ml.batch(last), sentences)
 
 
 class Rooted(TreeLstm):
@@ -279,27 +272,26 @@ def test_gradients_of_trees_are_those_of_each_tree() -> None:
     assert equal(step(*given), (loss, grads))
 
 
-@pytest.mark.processor(reason="lanes run on the host, whose products are watched")
-def test_no_schedule_changes_a_bit_of_a_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.processor(reason="lanes run on the host, by its kernels")
+@pytest.mark.skipif(EXTENSION is None, reason="there is no scheduler")
+def test_no_schedule_changes_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The definition runs row by row: values and sums have the same bits as by the scheduler."""
+    inputs = trees()
+
     def grads() -> Any:
-        with ml.use(ml.VM(native=False)):
+        with ml.use(ml.VM()):
             model = Rooted(6, 7, key=ml.random.key(1))
             each = [(ml.asarray(x.numpy()), ml.asarray(nodes.numpy())) for x, nodes in inputs]
-            batch = ml.batch(model.root)
-            found = ml.grad(lambda model: loss_of(ml.stack(batch(each))))(model)
+
+            def loss(model: Rooted) -> ml.Tensor:
+                return loss_of(ml.stack(ml.batch(model.root)(each)))
+
+            found = ml.value_and_grad(loss)(model)
             return [x.numpy().tobytes() for x in ml.tree.leaves(found)]
 
-    inputs, run = trees(), lanes.Run
-    expected, orders = grads(), [list[int](), list[int]()]
-    for choose, order in zip((min, max), orders, strict=True):
-
-        def choice(self: Any, choose: Any = choose, order: list[int] = order) -> int:
-            order.append(choose(self.ready))
-            return order[-1]
-
-        monkeypatch.setattr(run, "choice", choice)
-        assert grads() == expected
-    assert orders[0] != orders[1]
+    expected = grads()
+    monkeypatch.setattr(lanes.Lanes, "_in_steps", lambda self: None)
+    assert grads() == expected
 
 
 def test_one_program_is_for_any_trees_and_any_number_of_them() -> None:
@@ -399,43 +391,121 @@ def test_a_gradient_of_a_gradient_is_refused() -> None:
     refuses(GradientError, "gradient of ml.batch", ml.grad(lambda x: ml.grad(squares)(x)), ONE)
 
 
+def launched(program: Program | str, *arrays: Any) -> list[Any]:
+    """What `lanes.run` leaves in the arrays: results, the number of rows, arguments and so on."""
+    text = program if isinstance(program, str) else lane_link.text_of(program)
+    vm = ml.VM()
+    handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
+    for handle, x in zip(handles, arrays, strict=True):
+        vm.write(handle, x)
+    vm.launch(Program.of_op(lanes.RUN, len(arrays), {"program": text}, 0), handles)
+    return [vm.read(handle).tolist() for handle in handles]
+
+
+I64 = np.array([7, 8])
+
+
+def rows_of(code: str, extra: str = "", locals_: str = '"i64[]", "i64[]"') -> Program:
+    """A program of one row, i64[], that runs this code."""
+    told = f'{{"params": ["i64[]"], "locals": [{locals_}], "shared": [], "sums": 0}}'
+    return assemble(f"""
+    .func main 0 *
+        load_arg 0
+        call row
+        halt
+    .func row 1 1
+        push_str "lanes.frame"
+        cfunc 0 2 {told}
+        {code}
+        return 1
+    {extra}
+    """)
+
+
+def op(name: str, nparams: int, nresults: int = 1, attributes: str = "") -> str:
+    return f'\npush_str "{name}"\ncfunc {nparams} {nresults} {attributes}\n'
+
+
+DOUBLED = "get -1\nget -1" + op("add", 2)
+PART = '{"arguments": "input 0 i64[1] output 0 i64[1]", "nbytes": 0, %s}'
+TOLD = '"ins": [%s], "outs": [%s], "shared": [], "heavy": true, "sum": -1'
+
+
+def segment(told: str, rows: int = 1) -> str:
+    """A function `s`, whose part says that of itself."""
+    return f"""
+    .func s 1 1
+        get -1
+        push_str "negative"
+        cfunc 1 1
+        return 1
+    .func s.x{rows} 0 *
+        push_str "lanes.part"
+        cfunc 0 0 {PART % told}
+        load_arg 1
+        load_arg 0
+        push_str "negative.out"
+        cfunc 2 0
+        halt
+    """
+
+
+NEGATED = "get -1\ncall s\nset 1\nget 1"
+
+
 @pytest.mark.local(reason="a server answers such a launch later")
-def test_no_code_of_lanes_is_refused() -> None:
+@cases(
+    "program, expected",
+    (rows_of("get -1"), [7, 8]),
+    (rows_of(DOUBLED), [14, 16]),
+    (rows_of("get -1\nget 1\nset -1\nset 1\nget 1"), [7, 8]),
+    (rows_of("get 0"), None),
+    (rows_of(NEGATED, segment(TOLD % (8, 8))), [-7, -8]),
+)
+def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> None:
+    """Also one that the scheduler has no steps for, or that keeps values on its stack."""
+    made = launched(program, np.zeros(2, np.int64), np.array(2), I64)[0]
+    assert made == expected or expected is None
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+@cases(
+    "program, error, text",
+    ("", EncodingError, "header"),
+    ("\u1234", MachineError, "no program for rows"),
+    (Program.straight([Instruction(Opcode.halt)]), MachineError, "no program for rows"),
+    (rows_of("get -1\nget -1\njump_if_false end\npop 1\nend:\nget -1"), ProgramError, "values"),
+    (rows_of("get 9"), ProgramError, "slot 9"),
+    (rows_of("get -1" + op("matmul", 1)), (ShapeError, ProgramError, MachineError), "matmul"),
+    (rows_of("get -1", locals_='"f32[-1]"'), ShapeError, "not a type"),
+    (rows_of(NEGATED, segment(TOLD % (8, 8), rows=2)), MachineError, "one row"),
+    (rows_of(NEGATED, segment(TOLD % (8, 8), rows=0)), MachineError, "one row"),
+    (rows_of(NEGATED, segment(TOLD % (0, 8))), (MachineError, DTypeError), ""),
+    (rows_of(NEGATED, segment(TOLD % (8, 0))), (MachineError, DTypeError), ""),
+    (rows_of(NEGATED, segment('"ins": [8]')), MachineError, "no program for rows"),
+)
+def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: str) -> None:
+    refuses(error, text, launched, program, np.zeros(2, np.int64), np.array(2), I64)
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+def test_rows_of_other_bytes_are_refused() -> None:
+    program = rows_of("get -1")
+    for arrays in (
+        (np.zeros(2, np.int64), np.array(2), I64.astype("f4")),
+        (np.zeros(2, np.float32), np.array(2), I64),
+        (np.zeros(2, np.int64), np.array(3), I64),
+        (np.array(2), I64),
+    ):
+        refuses((MachineError, OperandValueError, ShapeError), "", launched, program, *arrays)
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+def test_a_step_of_older_code_says_what_to_do() -> None:
     vm = ml.VM()
     handle = vm.alloc_tensor(ml.TensorType("i64", ()))
-    for code in ("{}", "", '{"results":0}'):
-        program = Program.of_op(lanes.RUN, 1, {"code": code}, 0)
-        refuses(MachineError, "no code of lanes", vm.launch, program, (handle,))
-
-
-@cases(
-    "steps, text",
-    ([["return"]], ""),
-    ([["move", 0, 0]], "no end"),
-    ([["move", 0, 5], ["return"]], "out of range"),
-    ([["jump", 7]], "out of range"),
-    ([["run", 3, [], []], ["return"]], "out of range"),
-    ([["const", 0, 2, 8], ["return"]], "out of range"),
-    ([["take", 0, 0, 0, 2, 4, "<f4"], ["return"]], "index of float32"),
-    ([["read", [0], 0], ["return"]], "no such record"),
-    ([["leap"], ["return"]], "no code of lanes"),
-)
-def test_code_of_anybody_reaches_no_memory_but_its_own(steps: Any, text: str) -> None:
-    code: dict[str, Any] = dict.fromkeys(("results", "args", "width"), 1)
-    code |= dict.fromkeys(("shared", "sums"), 0)
-    code |= {name: [] for name in ("heavy", "segments", "sites", "hoisted")}
-    code |= {name: [[0, 8]] for name in ("params", "returned")} | {"first": None, "steps": steps}
-    vm = ml.VM()
-    x, y = (vm.alloc_tensor(ml.TensorType("i64", (2,))) for _ in range(2))
-    count = vm.alloc_tensor(ml.TensorType("i64", ()))
-    vm.write(count, np.array(2))
-    vm.write(x, np.array([7, 8]))
-    program = Program.of_op(lanes.RUN, 3, {"code": json.dumps(code)}, 0)
-    if text:
-        refuses(MachineError, f"{text}|no code of lanes", vm.launch, program, (y, count, x))
-    else:
-        vm.launch(program, (y, count, x))
-        assert vm.read(y).tolist() == [7, 8]
+    program = Program.of_op(lanes.RUN, 1, {"code": "{}"}, 0)
+    refuses(MachineError, "capture and save it again", vm.launch, program, (handle,))
 
 
 def test_a_result_may_be_a_tensor_from_outside() -> None:
@@ -450,3 +520,11 @@ def test_a_result_may_be_a_tensor_from_outside() -> None:
     expected = 3.0 + np.sum([x.numpy() for x in rows], axis=0)
     for gradient in (ml.grad(total), ml.capture(ml.grad(total))):
         np.testing.assert_allclose(gradient(weight).numpy(), expected, rtol=1e-5)
+
+
+def test_an_error_of_a_lane_names_ml_batch_and_no_code() -> None:
+    with pytest.raises(CaptureError, match=r"a value is read inside a function of ml\.batch"):
+        ml.batch(lambda x: ml.asarray(float(x)))(ml.ones(2))
+    with pytest.raises(IndexError, match="index 7") as caught:
+        ml.batch(lambda both: ml.take(*both))((ml.ones((2, 3)), ml.asarray([[0], [7]])))
+    assert max(map(len, caught.value.__notes__)) < 300

@@ -248,3 +248,26 @@ def test_what_a_rule_updates_is_its_own() -> None:
     value, tangent = ml.jvp(lambda x: forth(x) + x, (x,), (v,))
     assert (value.tolist(), tangent.tolist()) == ((X * 3.0).tolist(), [4.0, 4.0, 4.0])
     assert (x.tolist(), v.tolist()) == (X.tolist(), [1.0, 1.0, 1.0])
+
+
+def test_a_rule_forward_runs_under_the_autocast_of_its_function() -> None:
+    @ml.custom_jvp
+    def product(x: ml.Tensor, w: ml.Tensor) -> ml.Tensor:
+        return ml.matmul(x, w)
+
+    @product.defjvp
+    def rule(primals: Any, tangents: Any) -> Any:
+        (x, w), (tx, tw) = primals, tangents
+        return product(x, w), ml.matmul(tx, w) + ml.matmul(x, tw)
+
+    x, w = ml.ones((2, 3)), ml.ones((3, 2))
+
+    @ml.autocast("bfloat16")
+    def fn(x: ml.Tensor) -> ml.Tensor:
+        return product(x, w)
+
+    value, tangent = ml.jvp(fn, (x,), (x,))
+    assert value.dtype is tangent.dtype is fn(x).dtype is ml.bfloat16
+    assert ml.linearize(fn, x)[0].dtype is ml.jacfwd(fn)(x).dtype is ml.bfloat16
+    g = ml.grad(lambda x: ml.sum(ml.astype(fn(x), "float32")))(x)
+    assert g.tolist() == [[2.0] * 3] * 2

@@ -475,3 +475,89 @@ def test_in_axes_that_are_none_are_refused() -> None:
     for axes in (0.0, True, object(), {0}):
         text = "in_axes has axes, as ints or None, in tuples, lists and dicts; not "
         refuses(AttributeRefused, text, ml.vmap(ml.sin, in_axes=axes), ml.ones(2))
+
+
+def _eager(fn: Any) -> Any:
+    return fn
+
+
+_WRAPS: tuple[Any, ...] = (_eager, ml.capture)
+
+
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3)])
+def test_a_record_from_outside_is_read_there(shape: tuple[int, int]) -> None:
+    """Rows of second derivatives through a loop, which pushes records inside and outside of the
+    lanes of `jacrev`."""
+
+    def fn(y: Tensor) -> Any:
+        return ml.sum(ml.while_loop(lambda s: ml.sum(s) < 30.0, lambda s: s * s * 0.7 + 1.0, y))
+
+    x = ml.reshape(ml.linspace(0.5, 1.5, shape[0] * shape[1]), shape)
+    expected = np.stack([ml.jacfwd(ml.grad(fn))(row).numpy() for row in x])
+    for wrap in _WRAPS:
+        rows = wrap(ml.vmap(ml.jacrev(ml.grad(fn))))(x)
+        np.testing.assert_allclose(rows.numpy(), expected, rtol=1e-5)
+        through = wrap(ml.grad(lambda y: ml.sum(ml.jacrev(fn)(y))))(x[0])
+        np.testing.assert_allclose(through.numpy(), expected[0].sum(0), rtol=1e-5)
+
+
+_LOOPS: dict[str, Callable[[int, bool], Callable[[Tensor], Any]]] = {
+    "fori": lambda n, again: (
+        lambda x: ml.fori_loop(0, n, lambda i, s: ml.sin(s) * x, x, checkpoint=again)
+    ),
+    "scan": lambda n, again: (
+        lambda x: ml.scan(
+            lambda s, r: (ml.sin(s) * r * x, s), x, ml.arange(1.0, n + 1.0), checkpoint=again
+        )[0]
+    ),
+    "while": lambda n, again: (
+        lambda x: ml.while_loop(
+            lambda s: ml.sum(s) < 3.0 * n - 4.0, lambda s: s * s * 0.7 + 1.0, x, checkpoint=again
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("turns", [0, 3])
+@pytest.mark.parametrize("kind", _LOOPS)
+def test_loops_of_any_turns_go_through_jacobians(kind: str, turns: int, again: bool) -> None:
+    fn = _LOOPS[kind](turns, again)
+    plain = _LOOPS[kind](turns, False)
+    x = ml.asarray([0.3, 0.5])
+    first = ml.jacfwd(plain)(x).numpy()
+
+    def plain_total(x: Tensor) -> Any:
+        return ml.sum(plain(x))
+
+    second = ml.jacfwd(ml.grad(plain_total))(x).numpy()
+    jacobian, total = ml.jacrev(fn), ml.grad(lambda x: ml.sum(fn(x)))
+    for wrap in _WRAPS:
+        for made, expected in (
+            (wrap(jacobian)(x), first),
+            (wrap(ml.vmap(jacobian))(x[None])[0], first),
+            (wrap(ml.vmap(total))(x[None])[0], first.sum(0)),
+            (wrap(ml.hessian(lambda x: ml.sum(fn(x))))(x), second),
+            (wrap(ml.jacrev(total))(x), second),
+            (wrap(ml.vmap(ml.jacrev(total)))(x[None])[0], second),
+            (wrap(ml.grad(lambda x: ml.sum(jacobian(x))))(x), second.sum(0)),
+        ):
+            np.testing.assert_allclose(made.numpy(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["i64", "f32"])
+def test_a_number_is_a_condition_in_lanes(dtype: str) -> None:
+    x = ml.asarray(np.array([2, 0], dtype.replace("i", "int").replace("f", "float")))
+    assert ml.vmap(lambda c: ml.cond(c, lambda: 1.0, lambda: 0.0))(x).tolist() == [1.0, 0.0]
+    down = ml.vmap(lambda c: ml.while_loop(lambda s: s[0], lambda s: (s[0] - 1, s[1] + 1), (c, 0)))
+    assert down(x)[1].tolist() == [2, 0]
+
+
+def test_an_index_out_of_range_is_named_as_in_its_lane() -> None:
+    def fn(x: Tensor, i: Tensor) -> Tensor:
+        return ml.take(x, i)
+
+    with pytest.raises(PositionRefused, match=r"index 7 at position \[0\] .* length 3") as caught:
+        ml.vmap(fn)(ml.ones((2, 3)), ml.asarray([[0, 1], [7, 0]]))
+    line = fn.__code__.co_firstlineno + 1
+    assert any(f"{__file__}:{line}" in note for note in caught.value.__notes__)

@@ -23,7 +23,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t size)
         step_run(&step, &inputs, &outputs);
     } else if (!step_error(&step)[0])
         abort();
-    unpack(&data, "<f4");
+    unpack(&data, "<f4", "2, 3,");
     free(data.bytes);
     return 0;
 }

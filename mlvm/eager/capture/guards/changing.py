@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
@@ -22,6 +23,9 @@ MANY: Final = 8
 """The program at which the warning is issued."""
 
 _MOST_NAMED: Final = 3
+_TYPE: Final = re.compile(r"[a-z]+\d*\[[\d,]*\]")
+"""The text of a tensor's type."""
+
 Words: TypeAlias = Iterator[tuple[Any, tuple[str, str]]]
 """Under a key that says where: in words where, and what is there."""
 
@@ -76,10 +80,17 @@ class Changing:
         text = "; ".join(f"{where} was {', '.join(what)}" for where, what in found[:_MOST_NAMED])
         if len(found) > _MOST_NAMED:
             text += f"; and {len(found) - _MOST_NAMED} more changed"
+        tensors = [all(map(_TYPE.fullmatch, what)) for _, what in found]
+        remedies = [
+            "Pad tensors to one of a few lengths" if any(tensors) else "",
+            "Give what changes as a tensor, or keep it the same"
+            if not tensors or not all(tensors)
+            else "",
+        ]
         message = (
             f"{name} has recorded its {MANY}th program, which takes time and memory: "
             f"{text or 'what is the same tensor, or a view of one, changed'}. "
-            f"Give what changes as a tensor, or keep it the same."
+            f"{'. '.join(filter(None, remedies))}."
         )
         warn_at(user_line(), message, RecompilationWarning)
 

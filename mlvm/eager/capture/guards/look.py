@@ -44,6 +44,7 @@ _OUTSIDE: Final = "use it outside, and give what comes of it as an argument"
 _GENERATORS: Final = (random.Random, np.random.Generator, np.random.RandomState)
 _DRAWS: Final = f"draw with ml.random, whose keys go on, or {_OUTSIDE}"
 _OF_EVERY_MODULE: Final = frozenset({"__builtins__", *vars(types.ModuleType("module"))})
+_BUILTINS: Final = frozenset({"builtins", "io", "_io"})  # `open` is of io
 _CACHED: Final = functools._lru_cache_wrapper
 _Way: TypeAlias = "Callable[[Look, Any], None]"
 
@@ -218,7 +219,7 @@ class Look:
         named = named_by(code)
         self._may_read(named)
         for name in named.globals:
-            self._read("item", variables, name, variables.get(name, MISSING))
+            self._global(fn, name)
         for level, name in named.imports:
             if level:
                 package = variables.get("__package__") or home
@@ -226,6 +227,20 @@ class Look:
             self._read("item", sys.modules, name, sys.modules.get(name, MISSING))
         self._note("attribute", fn, "__dict__", fn.__dict__)
         self._fields(fn, fn.__dict__)
+
+    def _global(self, fn: types.FunctionType, name: str) -> None:
+        """Read a global or, where the function's module has none of that name, a builtin. Of
+        Python's own builtins only the identity counts, which is no part of the key."""
+        value = fn.__globals__.get(name, MISSING)
+        self._read("item", fn.__globals__, name, value)
+        if value is not MISSING:
+            return
+        value = fn.__builtins__.get(name, MISSING)
+        if _is_of_python(value):
+            self._note("item", fn.__builtins__, name, value)
+        else:
+            self.places[id(fn.__builtins__)] = fn.__builtins__, "builtin {!r}"
+            self._read("item", fn.__builtins__, name, value)
 
     def _builtin(self, fn: types.BuiltinFunctionType | types.MethodWrapperType) -> None:
         """What it may read, and the object that it is a method of, if it is one's."""
@@ -449,6 +464,12 @@ def _is_numeric(field: Any) -> bool:
     return NUMBERS.issuperset(map(type, few))
 
 
+def _is_of_python(value: Any) -> bool:
+    """Return whether the value is a function or class of Python's own `builtins`."""
+    kind = type(value)
+    return kind in (types.BuiltinFunctionType, type) and value.__module__ in _BUILTINS
+
+
 def _is_of_library(value: Any) -> bool:
     """Whether this is a library's module, class or function."""
     kind = type(value)
@@ -464,8 +485,10 @@ def _variables(fn: types.FunctionType) -> Iterator[tuple[str, Any]]:
         for name, cell in zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True):
             yield name, content_of_slot(cell, CELL)
         for name in named_by(fn.__code__).globals:
-            if name in fn.__globals__:
-                yield name, fn.__globals__[name]
+            for names in (fn.__globals__, fn.__builtins__):
+                if name in names:
+                    yield name, names[name]
+                    break
 
 
 def _described(value: Any, name: Any) -> str:

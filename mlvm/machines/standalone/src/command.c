@@ -17,6 +17,11 @@
 #include <malloc.h>
 #define aligned_alloc(alignment, nbytes) _aligned_malloc(nbytes, alignment)
 #define free _aligned_free
+#include <direct.h>
+#define make_directory(name) _mkdir(name)
+#else
+#include <sys/stat.h>
+#define make_directory(name) mkdir(name, 0777)
 #endif
 
 static const char HELP[] =
@@ -27,7 +32,7 @@ static const char HELP[] =
     "\n"
     "  --weights FILE  start from these: what the build or --save wrote\n"
     "  --save FILE     write the state behind the last run\n"
-    "  --out DIR       write DIR/0.npy, ...: with --steps, of all runs\n"
+    "  --out DIR       make DIR and write DIR/0.npy, ...: with --steps, of all runs\n"
     "  --steps N       run N times\n"
     "  --simd SET      an instruction set: " STEP_SETS "\n"
     "  --threads N     threads that share the work of a run\n"
@@ -74,8 +79,36 @@ static int read_file(const char *name, Data *data)
     return failed ? complain(name, "cannot be read") : 0;
 }
 
+enum { MOST_DIMENSIONS = 64 };
+
+/* Read the lengths of a shape as Python writes it, and return how many there are. */
+static int read_shape(const char *text, unsigned long long *lengths)
+{
+    int count = 0;
+    for (char *end; count < MOST_DIMENSIONS; text = end) {
+        text += strspn(text, " ,(");
+        if (*text < '0' || *text > '9')
+            break;
+        lengths[count++] = strtoull(text, &end, 10);
+    }
+    return count;
+}
+
+/* Return whether an array has a shape, or several of them along its first axis or a new one. */
+static int fits_shape(const char *text, const char *expected)
+{
+    unsigned long long lengths[MOST_DIMENSIONS], input[MOST_DIMENSIONS];
+    int count = read_shape(text, lengths), rank = read_shape(expected, input);
+    int stacked = count == rank + 1, same = stacked || count == rank;
+    for (int i = 0; same && i < rank; i++) {
+        unsigned long long n = lengths[i + stacked];
+        same = n == input[i] || (!i && !stacked && input[0] && n % input[0] == 0);
+    }
+    return same;
+}
+
 /* Leave the elements of a .npy file, if it is one. Returns NULL, or what is wrong with it. */
-static const char *unpack(Data *data, const char *dtype)
+static const char *unpack(Data *data, const char *dtype, const char *expected)
 {
     static const unsigned char magic[] = {0x93, 'N', 'U', 'M', 'P', 'Y'};
     if (data->nbytes < 12 || memcmp(data->bytes, magic, sizeof magic))
@@ -94,9 +127,27 @@ static const char *unpack(Data *data, const char *dtype)
     descr = descr ? strchr(descr + 8, '\'') : NULL;
     if (!descr || strncmp(descr + 1, dtype, strlen(dtype)) || descr[1 + strlen(dtype)] != '\'')
         return "its elements are of another dtype";
+    const char *shape = strstr(header, "'shape':");
+    if (!shape || !fits_shape(shape + 8, expected))
+        return "its shape is another: give one input, or several stacked along the first axis";
     data->nbytes -= begin + length;
     memmove(data->bytes, data->bytes + begin + length, data->nbytes);
     return NULL;
+}
+
+/* Make a folder, and those that it lies in. What fails is told by what is opened in it. */
+static void make_folder(const char *name)
+{
+    char part[4096];
+    size_t length = strlen(name);
+    if (length >= sizeof part)
+        return;
+    for (size_t i = 1; i <= length; i++)
+        if (name[i] == '/' || !name[i]) {
+            memcpy(part, name, i);
+            part[i] = 0;
+            make_directory(part);
+        }
 }
 
 static FILE *open_output(const char *folder, int number, const char *dtype, const char *shape, long steps)
@@ -142,7 +193,7 @@ static int run(const Options *options, char **names, int count)
     for (int i = 0; i < count; i++) {
         if (read_file(names[i], &inputs[i]))
             return 1;
-        const char *wrong = unpack(&inputs[i], step_inputs_told[i].dtype);
+        const char *wrong = unpack(&inputs[i], step_inputs_told[i].dtype, step_inputs_told[i].shape);
         if (!wrong && (inputs[i].nbytes < step_inputs_told[i].nbytes ||
                        (step_inputs_told[i].nbytes && inputs[i].nbytes % step_inputs_told[i].nbytes)))
             wrong = "not as many bytes as the input has, or several of them";
@@ -151,6 +202,11 @@ static int run(const Options *options, char **names, int count)
     }
     if (options->weights && read_file(options->weights, &weights))
         return 1;
+    FILE *save = options->save ? fopen(options->save, "ab") : NULL; /* what is there stays */
+    if (options->save && (!save || fclose(save)))
+        return complain(options->save, strerror(errno));
+    if (options->out)
+        make_folder(options->out);
     for (int i = 0; options->out && i < STEP_NOUTPUTS; i++) {
         const Told *told = &step_outputs_told[i];
         if (!(files[i] = open_output(options->out, i, told->dtype, told->shape, options->steps)))
@@ -229,8 +285,9 @@ int main(int argc, char **argv)
         }
         const char *value = i + 1 < argc ? argv[++i] : NULL;
         char *end = NULL;
+        errno = 0;
         long number = value ? strtol(value, &end, 10) : 0;
-        int counts = value && end != value && !*end && number > 0;
+        int counts = value && end != value && !*end && number > 0 && !errno;
         if (!value)
             return complain(name, "an option that is not known, or without its value; see --help"), 2;
         if (!strcmp(name, "--weights"))

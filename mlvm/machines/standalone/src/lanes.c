@@ -134,7 +134,8 @@ static int prepare(Running *r, const LaneCode *code, const Value *shared)
     *lanes = (Lanes){.runner = &runner, .code = code->code, .at = code->at, .nsteps = code->nsteps,
                      .heavy = code->heavy, .nrows = code->nsizes, .nsegments = code->nsegments,
                      .nsites = code->nsites, .nshared = code->nshared + code->nhoisted,
-                     .width = code->width};
+                     .width = code->width, .nparams = code->nargs, .nreturned = code->nresults,
+                     .params = code->params, .returned = code->returned, .lent = code->lent};
     lanes->rows = zeros(r, code->nsizes, sizeof *lanes->rows);
     lanes->segments = zeros(r, code->nsegments, sizeof *lanes->segments);
     lanes->sites = zeros(r, code->nsites, sizeof *lanes->sites);
@@ -145,12 +146,8 @@ static int prepare(Running *r, const LaneCode *code, const Value *shared)
     if (!lanes->rows || !lanes->segments || !lanes->sites || !lanes->ready || !lanes->row_of_shared ||
         !lanes->shared || !r->addresses)
         return -1;
-    for (int64_t i = 0; i < code->nsizes; i++) {
+    for (int64_t i = 0; i < code->nsizes; i++)
         lanes->rows[i].nbytes = code->sizes[i];
-        if (grow(lanes, i, 1)) /* one stands for those that nothing has been written to */
-            return -1;
-        memset(lanes->rows[i].data, 0, (size_t)code->sizes[i]);
-    }
     for (int64_t i = 0; i < code->nsegments; i++) {
         const LaneSegment *told = &code->segments[i];
         Segment *segment = &lanes->segments[i];
@@ -162,8 +159,10 @@ static int prepare(Running *r, const LaneCode *code, const Value *shared)
             return -1;
     }
     for (int64_t i = 0; i < code->nsites; i++) {
-        lanes->sites[i].count = code->sites[i].noperands;
-        lanes->sites[i].rows = zeros(r, code->sites[i].noperands, sizeof(List));
+        const LaneSite *told = &code->sites[i];
+        lanes->sites[i] = (Site){.segment = told->segment, .sum = told->sum, .nbytes = told->nbytes,
+                                 .count = told->noperands, .sizes = told->sizes};
+        lanes->sites[i].rows = zeros(r, told->noperands, sizeof(List));
         if (!lanes->sites[i].rows)
             return -1;
     }
@@ -174,78 +173,13 @@ static int prepare(Running *r, const LaneCode *code, const Value *shared)
         const LanePlace *place = &code->places[i];
         r->addresses[i] = place->shared < 0 ? r->memory + place->at : lanes->shared[place->shared];
     }
-    lanes_clear(lanes);
     return code->first ? run_calls(r, code->first) : 0;
-}
-
-/* Leave in `order`, of each frame, its place in the order in which calls would run one by one. */
-static int order_frames(Running *r, int64_t count, int64_t *order)
-{
-    const Lanes *lanes = &r->lanes;
-    int64_t n = lanes->n, next = 0;
-    int64_t *size = zeros(r, n, sizeof *size), *ahead = zeros(r, n, sizeof *ahead);
-    if (!size || !ahead)
-        return -1;
-    for (int64_t f = n - 1; f >= 0; f--) { /* those that a frame calls have greater numbers */
-        size[f]++;
-        if (f >= count)
-            size[lanes->parent[f]] += size[f];
-    }
-    for (int64_t f = 0; f < n; f++) {
-        int64_t *from = f < count ? &next : &ahead[lanes->parent[f]];
-        order[f] = *from + (f < count ? 0 : order[lanes->parent[f]] + 1);
-        *from += size[f];
-    }
-    return 0;
-}
-
-/* Add up what frames have said: lane by lane, and in a lane in the order in which its calls would run one
- * by one. No schedule changes a bit. */
-static int add_up(Running *r, int64_t count, const Value *sums)
-{
-    const Lanes *lanes = &r->lanes;
-    int64_t *order = zeros(r, lanes->n, sizeof *order);
-    if (!order || order_frames(r, count, order))
-        return -1;
-    for (int64_t i = 0; i < lanes->nsites; i++) {
-        const LaneSite *told = &r->code->sites[i];
-        const Site *site = &lanes->sites[i];
-        const LaneSegment *segment = &told->segment;
-        const Tensor *sum = sums[told->sum].as.tensor;
-        int64_t total = site->frames.count, start = 0;
-        int64_t *begins = zeros(r, lanes->n, sizeof *begins), *chosen = zeros(r, total, sizeof *chosen);
-        if (!begins || !chosen)
-            return -1;
-        for (int64_t j = 0; j < total; j++)
-            begins[order[site->frames.of[j]] + 1]++;
-        for (int64_t f = 0; f < lanes->n; f++)
-            begins[f + 1] += begins[f];
-        for (int64_t j = 0; j < total; j++)
-            chosen[begins[order[site->frames.of[j]]]++] = j;
-        for (int64_t k = 0; k < segment->ncounts; k++) {
-            const LanePart *part = &segment->parts[k];
-            for (; total - start >= segment->counts[k]; start += segment->counts[k]) {
-                memcpy(r->memory + part->given[0], sum->address, (size_t)sum->type->nbytes);
-                for (int64_t o = 0; o < told->noperands; o++) {
-                    size_t nbytes = (size_t)lanes->rows[told->sizes[o]].nbytes;
-                    char *to = r->memory + part->given[o + 1];
-                    for (int64_t j = start; nbytes && j < start + segment->counts[k]; j++, to += nbytes)
-                        memcpy(to, lane_row(lanes, told->sizes[o], site->rows[o].of[chosen[j]]), nbytes);
-                }
-                if (run_calls(r, part))
-                    return -1;
-                memcpy(sum->address, r->memory + part->left[0], (size_t)sum->type->nbytes);
-            }
-        }
-    }
-    return 0;
 }
 
 static int run(Running *r, const LaneCode *code, const Value *results)
 {
-    Lanes *lanes = &r->lanes;
     const Value *sums = results + code->nresults, *args = sums + code->nsums + 1;
-    int64_t count;
+    int64_t count, nparams = code->nresults + code->nsums + 1 + code->nargs;
     memcpy(&count, sums[code->nsums].as.tensor->address, sizeof count);
     if (prepare(r, code, args + code->nargs))
         return -1;
@@ -254,32 +188,19 @@ static int run(Running *r, const LaneCode *code, const Value *results)
         if (count < 0 || count > type->shape[0])
             return fail(r, "there are not as many lanes as that");
     }
-    if (lanes_frames(lanes, count))
+    char **addresses = zeros(r, nparams, sizeof *addresses);
+    if (!addresses)
         return -1;
-    for (int64_t i = 0; i < code->nargs; i++) {
-        int64_t size = code->params[i].size, nbytes = lanes->rows[size].nbytes;
-        int64_t first = lanes_more(lanes, size, count);
-        if (first < 0)
-            return -1;
-        if (nbytes && count)
-            memcpy(lane_row(lanes, size, first), args[i].as.tensor->address, (size_t)(nbytes * count));
-        for (int64_t f = 0; f < count; f++)
-            *lane_register(lanes, f, code->params[i].number) = first + f;
-    }
-    if (lanes_go(lanes, count))
-        return -1;
-    for (int64_t i = 0; i < code->nresults; i++) {
-        const Tensor *y = results[i].as.tensor;
-        int64_t size = code->returned[i].size, nbytes = lanes->rows[size].nbytes;
-        for (int64_t f = 0; nbytes && f < count; f++)
-            memcpy(y->address + f * nbytes,
-                   lane_row(lanes, size, *lane_register(lanes, f, code->returned[i].number)),
-                   (size_t)nbytes);
-        memset(y->address + count * nbytes, 0, (size_t)(y->type->nbytes - count * nbytes));
-    }
+    for (int64_t i = 0; i < nparams; i++)
+        addresses[i] = results[i].as.tensor->address;
     for (int64_t i = 0; i < code->nsums; i++)
         memset(sums[i].as.tensor->address, 0, (size_t)sums[i].as.tensor->type->nbytes);
-    return add_up(r, count, sums);
+    for (int64_t i = 0; i < code->nresults; i++) {
+        int64_t nbytes = count * code->sizes[code->returned[i].size];
+        memset(addresses[i] + nbytes, 0, (size_t)(results[i].as.tensor->type->nbytes - nbytes));
+    }
+    return lanes_run_rows(&r->lanes, count, addresses + (args - results), addresses,
+                          addresses + code->nresults);
 }
 
 const char *lanes_run(const LaneCode *code, Pool *pool, char *memory, char *room, size_t nbytes,

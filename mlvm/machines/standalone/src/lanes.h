@@ -24,22 +24,16 @@ typedef struct {
     const LanePart *parts;
 } LaneSegment;
 
-/* What frames say goes into a sum: its number, and of each operand the size of rows. */
+/* A sum that frames add to by the segment of that number. */
 typedef struct {
-    int64_t sum, noperands;
+    int64_t segment, sum, nbytes, noperands;
     const int64_t *sizes;
-    LaneSegment segment;
 } LaneSite;
-
-/* A register of lanes, and the size of its rows. */
-typedef struct {
-    int64_t number, size;
-} LaneRegister;
 
 typedef struct {
     int64_t nresults, nsums, nargs, nshared, nhoisted, nsteps, nsizes, nsegments, nsites, nplaces, width;
     const int64_t *code, *at, *sizes;
-    const char *heavy;
+    const char *heavy, *lent;
     const char *const *messages; /* of checks, by step */
     const LaneRegister *params, *returned;
     const LaneSegment *segments;

@@ -403,7 +403,7 @@ int step_save(const struct step *step, void *state, size_t nbytes)
     const Running *r = running_of(step);
     unsigned char *to = state;
     uint64_t told[3] = {0, built.fingerprint, built.weights};
-    if (nbytes < built.weights)
+    if (!state || nbytes < built.weights)
         return -1;
     memcpy(told, "MLVMSTEP", 8);
     memset(to, 0, built.weights);

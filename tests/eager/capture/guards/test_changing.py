@@ -45,9 +45,9 @@ def test_an_argument_of_other_types() -> None:
     at, text = warned(captured, lambda i: captured(ml.ones((i + 1, 2)), ml.ones(2)))
     assert at == 8
     sizes = ", ".join(f"f32[{i},2]" for i in range(1, 9))
-    assert (
-        f"has recorded its 8th program, which takes time and memory: argument 'x' was {sizes}. Give"
-        in text
+    assert text.endswith(
+        f"has recorded its 8th program, which takes time and memory: argument 'x' was {sizes}. "
+        f"Pad tensors to one of a few lengths."
     )
     assert "'test_an_argument_of_other_types.<locals>.<lambda>'" in text
 
@@ -56,6 +56,7 @@ def test_values_in_nested_arguments() -> None:
     captured = ml.capture(lambda tree, **more: tree["x"][0] * 2)
     x = ml.ones(2)
     at, text = warned(captured, lambda i: captured({"x": [x], "name": f"n{i}"}, how=(i % 2, "b")))
+    assert text.endswith(". Give what changes as a tensor, or keep it the same.")
     assert at == 8
     assert "argument 'tree'['name'] was 'n0', 'n1', " in text
     assert "argument 'how'[0] was 0, 1" in text

@@ -9,6 +9,7 @@ from __future__ import annotations
 import abc
 import argparse
 import array
+import builtins
 import collections
 import contextvars
 import copy
@@ -130,6 +131,71 @@ def module_of(name: str, code: str) -> Any:
     sys.modules[name] = module
     exec(compile(textwrap.dedent(code), f"{name}.py", "exec"), vars(module))
     return module
+
+
+# --- builtins ---------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def builtins_stay() -> Iterator[None]:
+    before = vars(builtins).copy()
+    yield
+    vars(builtins).update(before)
+    for name in vars(builtins).keys() - before.keys():
+        delattr(builtins, name)
+
+
+def put_into_builtins(**values: Any) -> None:
+    vars(builtins).update(values)
+
+
+@seen
+def a_number_in_builtins() -> Any:
+    put_into_builtins(rate_of_builtins=2.0)
+    module = module_of("signature_builtins", "def f(x): return x * rate_of_builtins")
+    return module.f, lambda: put_into_builtins(rate_of_builtins=3.0)
+
+
+@seen
+def a_field_of_an_object_in_builtins() -> Any:
+    put_into_builtins(settings_of_builtins=plain(rate=2.0))
+    module = module_of("signature_builtins", "def f(x): return x * settings_of_builtins.rate")
+    return module.f, lambda: put_into_builtins(settings_of_builtins=plain(rate=3.0))
+
+
+@seen
+def a_function_of_python_that_is_replaced() -> Any:
+    module = module_of("signature_builtins", "def f(x): return x * divmod(5, 2)[0]")
+    return module.f, lambda: put_into_builtins(divmod=lambda x, y: (3.0, 0.0))
+
+
+@seen
+def a_global_that_hides_a_function_of_python() -> Any:
+    module = module_of("signature_builtins", "def f(x): return x * divmod(5, 2)[0]")
+    return module.f, lambda: setattr(module, "divmod", lambda x, y: (3.0, 0.0))
+
+
+@refused
+def a_generator_in_builtins() -> Any:
+    put_into_builtins(batches_of_builtins=iter([2.0, 3.0]))
+    module = module_of("signature_builtins", "def f(x): return x * next(batches_of_builtins)")
+    return module.f, None
+
+
+def test_a_tensor_kept_in_builtins_is_refused() -> None:
+    put_into_builtins(last_of_builtins=None)
+    module = module_of(
+        "signature_builtins",
+        """
+        import builtins
+
+        def f(x):
+            builtins.last_of_builtins = y = x * 2.0
+            return y if last_of_builtins is not None else x
+        """,
+    )
+    with pytest.raises(CaptureError, match="kept in builtin 'last_of_builtins'"):
+        ml.capture(module.f)(ml.ones((2,)))
 
 
 # --- fields -----------------------------------------------------------------------------

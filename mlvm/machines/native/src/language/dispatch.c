@@ -128,12 +128,14 @@ FIELDS(Arena, arena, fast_path, refer)
 /* Give a region back that is no struct, or whose arena is none: a queue's slot, for instance. */
 static int give_back_in_python(PyObject *region, PyObject *arena)
 {
-    PyObject *bin = PyObject_GetAttrString(region, "bin");
-    PyObject *done = bin ? PyObject_CallMethod(bin, "append", "O", region) : NULL;
-    PyObject *nbytes = done ? PyObject_GetAttrString(region, "nbytes") : NULL;
+    PyObject *nbytes = PyObject_GetAttrString(region, "nbytes");
     PyObject *used = nbytes && arena ? PyObject_GetAttrString(arena, "used") : NULL;
     PyObject *now = used ? PyNumber_Subtract(used, nbytes) : NULL;
-    int failed = !now || PyObject_SetAttrString(arena, "used", now);
+    PyObject *bin = now && !PyObject_SetAttrString(arena, "used", now)
+                        ? PyObject_GetAttrString(region, "bin")
+                        : NULL;
+    PyObject *done = bin ? PyObject_CallMethod(bin, "append", "O", region) : NULL;
+    int failed = !done;
     Py_XDECREF(bin);
     Py_XDECREF(done);
     Py_XDECREF(nbytes);

@@ -94,7 +94,7 @@ static int run_part(Lanes *lanes, int64_t number, int64_t k)
         if (refused <= 0)
             return refused;
     }
-    PyObject *done = PyObject_CallMethod(self->helper, "run", "LL", (long long)number,
+    PyObject *done = PyObject_CallMethod(self->helper, "run_part", "LL", (long long)number,
                                          (long long)segment->counts[k]);
     Py_XDECREF(done);
     return done ? 0 : -1;
@@ -134,15 +134,62 @@ static int64_t *copied(PyObject *array, int64_t *count)
     return numbers;
 }
 
-/* Lanes(code, at, heavy, width, sizes, segments, sites, shared): arrays of int64; `segments` are
- * triples (counts, operands, results), `sites` how many rows each has, `shared` how many there are. */
+/* Registers: an array of pairs. */
+static LaneRegister *registers(PyObject *array, int64_t *count)
+{
+    *count = 0;
+    LaneRegister *of = (LaneRegister *)(void *)copied(array, count);
+    *count /= 2;
+    return of;
+}
+
+static int new_segment(Segment *segment, PyObject *told)
+{
+    PyObject *counts;
+    long long nins, nouts;
+    if (!PyArg_ParseTuple(told, "OLL", &counts, &nins, &nouts) ||
+        !(segment->counts = copied(counts, &segment->ncounts)))
+        return -1;
+    segment->nins = nins;
+    segment->nouts = nouts;
+    segment->parts = calloc((size_t)segment->ncounts + 1, sizeof(Part));
+    segment->first = calloc((size_t)nouts + 1, sizeof *segment->first);
+    int failed = !segment->parts || !segment->first;
+    for (int64_t k = 0; !failed && k < segment->ncounts; k++) {
+        segment->parts[k].given = calloc((size_t)nins + 1, sizeof(char *));
+        segment->parts[k].left = calloc((size_t)nouts + 1, sizeof(char *));
+        failed = !segment->parts[k].given || !segment->parts[k].left;
+    }
+    if (failed)
+        PyErr_NoMemory();
+    return -failed;
+}
+
+static int new_site(Site *site, PyObject *told)
+{
+    PyObject *sizes;
+    long long segment, sum, nbytes;
+    if (!PyArg_ParseTuple(told, "LLLO", &segment, &sum, &nbytes, &sizes) ||
+        !(site->sizes = copied(sizes, &site->count)))
+        return -1;
+    site->segment = segment;
+    site->sum = sum;
+    site->nbytes = nbytes;
+    if (!(site->rows = calloc((size_t)site->count + 1, sizeof(List))))
+        return PyErr_NoMemory(), -1;
+    return 0;
+}
+
+/* Lanes(code, at, heavy, width, sizes, lent, segments, sites, shared, params, returned): arrays of int64;
+ * `heavy` says it of each step, and `lent` of each size; `segments` are triples (counts, operands, results),
+ * `sites` (segment, sum, its bytes, sizes of operands); `shared` is how many there are. */
 static PyObject *lanes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     (void)kwargs;
-    PyObject *code, *at, *heavy, *sizes, *segments, *sites;
+    PyObject *code, *at, *heavy, *sizes, *lent, *segments, *sites, *params, *returned;
     long long width, nshared;
-    if (!PyArg_ParseTuple(args, "OOOLOO!OL", &code, &at, &heavy, &width, &sizes, &PyList_Type,
-                          &segments, &sites, &nshared))
+    if (!PyArg_ParseTuple(args, "OOOLOOO!O!LOO", &code, &at, &heavy, &width, &sizes, &lent, &PyList_Type,
+                          &segments, &PyList_Type, &sites, &nshared, &params, &returned))
         return NULL;
     LanesObject *object = (LanesObject *)object_of(type);
     int64_t count, *numbers = NULL;
@@ -154,57 +201,40 @@ static PyObject *lanes_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     self->width = width;
     self->nshared = nshared;
     if (!(self->code = copied(code, &count)) || !(self->at = copied(at, &self->nsteps)) ||
-        !(numbers = copied(heavy, &count)))
+        !(self->params = registers(params, &self->nparams)) ||
+        !(self->returned = registers(returned, &self->nreturned)))
         goto failed;
-    self->heavy = marks = calloc((size_t)self->nsteps + 1, 1);
+    for (int i = 0; i < 2; i++) {
+        if (!(numbers = copied(i ? lent : heavy, &count)))
+            goto failed;
+        if (!(marks = calloc((size_t)count + 1, 1)))
+            goto no_memory;
+        *(i ? &self->lent : &self->heavy) = marks;
+        for (int64_t k = 0; k < count; k++)
+            marks[k] = (char)numbers[k];
+        free(numbers);
+    }
+    if (!(numbers = copied(sizes, &self->nrows)))
+        goto failed;
     self->ready = calloc((size_t)self->nsteps + 1, sizeof *self->ready);
     self->row_of_shared = calloc((size_t)nshared + 1, sizeof *self->row_of_shared);
     self->shared = calloc((size_t)nshared + 1, sizeof *self->shared);
-    if (!marks || !self->ready || !self->row_of_shared || !self->shared)
-        goto no_memory;
-    for (int64_t i = 0; i < count; i++)
-        marks[numbers[i]] = 1;
-    free(numbers);
-    if (!(numbers = copied(sizes, &self->nrows)))
-        goto failed;
-    if (!(self->rows = calloc((size_t)self->nrows + 1, sizeof *self->rows)))
+    self->rows = calloc((size_t)self->nrows + 1, sizeof *self->rows);
+    self->segments = calloc((size_t)PyList_Size(segments) + 1, sizeof *self->segments);
+    self->sites = calloc((size_t)PyList_Size(sites) + 1, sizeof *self->sites);
+    if (!self->ready || !self->row_of_shared || !self->shared || !self->rows || !self->segments || !self->sites)
         goto no_memory;
     for (int64_t i = 0; i < self->nrows; i++)
         self->rows[i].nbytes = numbers[i];
-    free(numbers);
-    if (!(numbers = copied(sites, &count)))
-        goto failed;
-    if (!(self->sites = calloc((size_t)count + 1, sizeof *self->sites)))
-        goto no_memory;
-    self->nsites = count;
-    for (int64_t i = 0; i < count; i++) {
-        self->sites[i].count = numbers[i];
-        if (!(self->sites[i].rows = calloc((size_t)numbers[i] + 1, sizeof(List))))
-            goto no_memory;
-    }
-    count = PyList_Size(segments);
-    if (!(self->segments = calloc((size_t)count + 1, sizeof *self->segments)))
-        goto no_memory;
-    self->nsegments = count;
-    for (int64_t i = 0; i < count; i++) {
-        Segment *segment = &self->segments[i];
-        PyObject *counts;
-        long long nins, nouts;
-        if (!PyArg_ParseTuple(PyList_GetItem(segments, (Py_ssize_t)i), "OLL", &counts, &nins, &nouts) ||
-            !(segment->counts = copied(counts, &segment->ncounts)))
+    while (self->nsegments < PyList_Size(segments)) {
+        int64_t i = self->nsegments++;
+        if (new_segment(&self->segments[i], PyList_GetItem(segments, (Py_ssize_t)i)))
             goto failed;
-        segment->nins = nins;
-        segment->nouts = nouts;
-        segment->parts = calloc((size_t)segment->ncounts + 1, sizeof(Part));
-        segment->first = calloc((size_t)nouts + 1, sizeof *segment->first);
-        if (!segment->parts || !segment->first)
-            goto no_memory;
-        for (int64_t k = 0; k < segment->ncounts; k++) {
-            segment->parts[k].given = calloc((size_t)nins + 1, sizeof(char *));
-            segment->parts[k].left = calloc((size_t)nouts + 1, sizeof(char *));
-            if (!segment->parts[k].given || !segment->parts[k].left)
-                goto no_memory;
-        }
+    }
+    while (self->nsites < PyList_Size(sites)) {
+        int64_t i = self->nsites++;
+        if (new_site(&self->sites[i], PyList_GetItem(sites, (Py_ssize_t)i)))
+            goto failed;
     }
     free(numbers);
     return (PyObject *)object;
@@ -235,16 +265,20 @@ static void lanes_dealloc(LanesObject *object)
             free(self->sites[i].rows[k].of);
         free(self->sites[i].rows);
         free(self->sites[i].frames.of);
+        free((void *)(uintptr_t)self->sites[i].sizes);
     }
     for (int64_t pc = 0; self->ready && pc < self->nsteps; pc++)
         free(self->ready[pc].of);
     int64_t *arrays[] = {(int64_t *)(uintptr_t)self->code, (int64_t *)(uintptr_t)self->at,
                          self->now.of, self->row_of_shared, self->regs,      self->parent,
                          self->depth, self->site,  self->waits,         self->wakes,     self->records.of,
-                         self->record_at.of};
+                         self->record_at.of, self->order.of, self->sums.of, self->begins.of};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++)
         free(arrays[i]);
     free((void *)(uintptr_t)self->heavy);
+    free((void *)(uintptr_t)self->lent);
+    free((void *)(uintptr_t)self->params);
+    free((void *)(uintptr_t)self->returned);
     free(self->stays);
     free(self->ready);
     free(self->shared);
@@ -254,88 +288,51 @@ static void lanes_dealloc(LanesObject *object)
     free_object((PyObject *)object);
 }
 
-static PyObject *bytes_of(const int64_t *numbers, int64_t count)
+/* Addresses: an array of int64. NULL with an exception. */
+static char **addresses(PyObject *array, int64_t wanted)
 {
-    return PyBytes_FromStringAndSize((const char *)numbers, (Py_ssize_t)(count * (int64_t)sizeof *numbers));
-}
-
-/* What frames have said at the sites: [(frames, [rows of each operand])]. */
-static PyObject *said(const Lanes *self)
-{
-    PyObject *list = PyList_New(0);
-    for (int64_t i = 0; list && i < self->nsites; i++) {
-        const Site *site = &self->sites[i];
-        PyObject *rows = PyList_New(0), *item = NULL;
-        for (int64_t k = 0; rows && k < site->count; k++) {
-            PyObject *numbers = bytes_of(site->rows[k].of, site->rows[k].count);
-            if (!numbers || PyList_Append(rows, numbers))
-                Py_CLEAR(rows);
-            Py_XDECREF(numbers);
-        }
-        PyObject *frames = bytes_of(site->frames.of, site->frames.count);
-        if (rows && frames)
-            item = PyTuple_Pack(2, frames, rows);
-        if (!item || PyList_Append(list, item))
-            Py_CLEAR(list);
-        Py_XDECREF(item);
-        Py_XDECREF(rows);
-        Py_XDECREF(frames);
+    int64_t count = 0, *numbers = copied(array, &count);
+    if (numbers && count < wanted) {
+        free(numbers);
+        PyErr_BadArgument();
+        return NULL;
     }
-    return list;
+    char **of = (char **)(void *)numbers; /* both have 64 bits */
+    for (int64_t i = 0; numbers && i < count; i++)
+        of[i] = (char *)(intptr_t)numbers[i];
+    return of;
 }
 
-/* run(pool, helper, first, rows, shared): `first` are the registers of the lanes, `rows` has the
- * address of each size's rows, how many there is room for, and how many are used; `shared` has the
- * addresses of the shared operands. Returns the lanes' registers, what was said, and the callers and
- * depths of all frames. */
+/* run(pool, helper, count, args, results, sums, shared): the addresses of all these. */
 static PyObject *lanes_run(LanesObject *object, PyObject *args)
 {
     Lanes *self = &object->lanes;
-    PyObject *pool, *helper, *first, *rows, *shared, *result = NULL;
-    int64_t nregs = 0, nrows = 0, nshared = 0, *regs = NULL, *given = NULL, *addresses = NULL;
-    if (!PyArg_ParseTuple(args, "OOOOO", &pool, &helper, &first, &rows, &shared))
+    PyObject *pool, *helper, *given[4];
+    long long count;
+    char **of[4] = {NULL};
+    if (!PyArg_ParseTuple(args, "OOLOOOO", &pool, &helper, &count, &given[0], &given[1], &given[2], &given[3]))
         return NULL;
     if (!is_pool(pool) || object->helper)
         return PyErr_Format(PyExc_TypeError, "run takes a pool, and is not called within itself");
-    lanes_clear(self);
-    if (!(regs = copied(first, &nregs)) || !(given = copied(rows, &nrows)) ||
-        !(addresses = copied(shared, &nshared)))
-        goto end;
-    if (nrows != 3 * self->nrows || nshared != self->nshared) {
-        PyErr_BadArgument();
-        goto end;
+    int64_t sums = 0;
+    for (int64_t i = 0; i < self->nsites; i++)
+        sums = self->sites[i].sum < sums ? sums : self->sites[i].sum + 1;
+    const int64_t wanted[] = {self->nparams, self->nreturned, sums, self->nshared};
+    int failed = 0;
+    for (int i = 0; i < 4; i++)
+        failed |= !(of[i] = addresses(given[i], wanted[i]));
+    if (!failed) {
+        memcpy(self->shared, of[3], sizeof *self->shared * (size_t)self->nshared);
+        object->helper = helper;
+        object->pool = (PoolObject *)pool;
+        failed = lanes_run_rows(self, count, of[0], of[1], of[2]);
+        object->helper = NULL;
     }
-    for (int64_t i = 0; i < self->nrows; i++) {
-        self->rows[i].data = (char *)(intptr_t)given[3 * i];
-        self->rows[i].room = given[3 * i + 1];
-        self->rows[i].used = given[3 * i + 2];
-    }
-    for (int64_t i = 0; i < nshared; i++)
-        self->shared[i] = (char *)(intptr_t)addresses[i];
-    int64_t count = self->width ? nregs / self->width : 0;
-    object->helper = helper;
-    object->pool = (PoolObject *)pool;
-    if (!lanes_frames(self, count)) {
-        if (nregs)
-            memcpy(self->regs, regs, sizeof *regs * (size_t)nregs);
-        if (!lanes_go(self, count)) {
-            PyObject *lanes = bytes_of(self->regs, nregs), *sums = said(self);
-            PyObject *callers = bytes_of(self->parent, self->nsites ? self->n : 0);
-            PyObject *depths = bytes_of(self->depth, self->nsites ? self->n : 0);
-            if (lanes && sums && callers && depths)
-                result = PyTuple_Pack(4, lanes, sums, callers, depths);
-            Py_XDECREF(lanes);
-            Py_XDECREF(sums);
-            Py_XDECREF(callers);
-            Py_XDECREF(depths);
-        }
-    }
-    object->helper = NULL;
-end:
-    free(regs);
-    free(given);
-    free(addresses);
-    return result;
+    for (int i = 0; i < 4; i++)
+        free(of[i]);
+    if (failed)
+        return NULL;
+    Py_RETURN_NONE;
 }
 
 /* forget(): no program is known any more. */
@@ -351,7 +348,7 @@ static PyObject *lanes_forget(LanesObject *object, PyObject *unused)
 }
 
 static PyMethodDef lanes_methods[] = {
-    {"run", (PyCFunction)lanes_run, METH_VARARGS, "run(pool, helper, first, rows, shared)"},
+    {"run", (PyCFunction)lanes_run, METH_VARARGS, "run(pool, helper, count, args, results, sums, shared)"},
     {"forget", (PyCFunction)lanes_forget, METH_NOARGS, "Shared operands lie elsewhere now."},
     {NULL, NULL, 0, NULL}};
 static PyType_Slot lanes_slots[] = {{Py_tp_new, lanes_new},

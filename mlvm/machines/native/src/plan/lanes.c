@@ -1,8 +1,11 @@
 #include "lanes.h"
 
+#include "loop.h"
+
 #include <string.h>
 
-void lanes_clear(Lanes *self)
+/* Forget all frames, and what they have left. */
+static void clear(Lanes *self)
 {
     self->n = self->records.count = self->record_at.count = 0;
     for (int64_t pc = 0; pc < self->nsteps; pc++)
@@ -14,6 +17,8 @@ void lanes_clear(Lanes *self)
     }
     for (int64_t i = 0; i < self->nshared; i++)
         self->row_of_shared[i] = -1;
+    for (int64_t i = 0; i < self->nrows; i++)
+        self->rows[i].used = 0;
 }
 
 /* Make room for so many more numbers. Returns 0, or -1. */
@@ -43,7 +48,8 @@ static int append(Lanes *self, List *list, const int64_t *numbers, int64_t count
 
 /* --- rows --- */
 
-int64_t lanes_more(Lanes *self, int64_t size, int64_t count)
+/* The first of so many new rows of a size; -1 for an error. */
+static int64_t more_rows(Lanes *self, int64_t size, int64_t count)
 {
     Rows *rows = &self->rows[size];
     int64_t first = rows->used;
@@ -88,7 +94,7 @@ static int run_segment(Lanes *self, const int64_t *s, const List *frames)
     int64_t nouts = outs[-1];
     const Segment *segment = &self->segments[number];
     for (int64_t j = 0; j < nouts; j++) {
-        segment->first[j] = lanes_more(self, outs[2 * j + 1], total);
+        segment->first[j] = more_rows(self, outs[2 * j + 1], total);
         if (segment->first[j] < 0)
             return -1;
     }
@@ -137,7 +143,8 @@ static int widen(Lanes *self, int64_t **of, int64_t had, int64_t room)
     return 0;
 }
 
-int lanes_frames(Lanes *self, int64_t count)
+/* New frames, whose registers have no rows yet. Returns 0, or -1. */
+static int more_frames(Lanes *self, int64_t count)
 {
     if (!count)
         return 0;
@@ -165,7 +172,7 @@ int lanes_frames(Lanes *self, int64_t count)
 static int call_function(Lanes *self, int64_t pc, const int64_t *s, const List *frames)
 {
     int64_t first = self->n;
-    if (lanes_frames(self, frames->count) || reserve(self, &self->ready[s[0]], frames->count))
+    if (more_frames(self, frames->count) || reserve(self, &self->ready[s[0]], frames->count))
         return -1;
     for (int64_t i = 0; i < frames->count; i++) {
         int64_t caller = frames->of[i], called = first + i;
@@ -215,15 +222,6 @@ static int part_ways(Lanes *self, List *frames, const char *stays, int64_t other
     return 0;
 }
 
-/* Whether an element is not zero. One of a float is zero whatever its sign. */
-static int truth(const char *p, int64_t nbytes, int64_t is_float)
-{
-    for (int64_t i = 0; i < nbytes; i++)
-        if (is_float && i == nbytes - 1 ? p[i] & 0x7f : p[i])
-            return 1;
-    return 0;
-}
-
 /* Run these frames from a step on until they wait. Returns 0, or -1. */
 static int go_on(Lanes *self, int64_t pc, List *frames)
 {
@@ -244,7 +242,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 *lane_register(self, of[i], s[0]) = *lane_register(self, of[i], s[1]);
             break;
         case STEP_dup: { /* to, of, size */
-            int64_t first = lanes_more(self, s[2], count);
+            int64_t first = more_rows(self, s[2], count);
             if (first < 0)
                 return -1;
             for (int64_t i = 0; i < count; i++) {
@@ -257,7 +255,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
         case STEP_const: { /* to, number, size */
             int64_t *found = &self->row_of_shared[s[1]];
             if (*found < 0) {
-                int64_t made = lanes_more(self, s[2], 1);
+                int64_t made = more_rows(self, s[2], 1);
                 if (made < 0)
                     return -1;
                 *found = made;
@@ -269,7 +267,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             break;
         }
         case STEP_take: { /* to, of, size of all rows, length, size of one; index */
-            int64_t first = lanes_more(self, s[4], count);
+            int64_t first = more_rows(self, s[4], count);
             if (first < 0)
                 return -1;
             size_t nbytes = (size_t)self->rows[s[4]].nbytes;
@@ -290,7 +288,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
                 if (at < 0)
                     return -1;
                 if (*to < 0) {
-                    int64_t made = lanes_more(self, s[2], 1);
+                    int64_t made = more_rows(self, s[2], 1);
                     if (made < 0)
                         return -1;
                     *to = made;
@@ -303,7 +301,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             break;
         }
-        case STEP_split:  /* condition, size, whether a float, other */
+        case STEP_split:  /* condition, size, dtype, other */
         case STEP_join: {
             if (count > self->nstays) {
                 char *wider = self->runner->resize(self, self->stays, (size_t)self->nstays, (size_t)count);
@@ -314,8 +312,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
             }
             for (int64_t i = 0; i < count; i++) {
                 if (kind == STEP_split)
-                    self->stays[i] = (char)truth(lane_row(self, s[1], *lane_register(self, of[i], s[0])),
-                                              self->rows[s[1]].nbytes, s[2]);
+                    self->stays[i] = (char)is_true(lane_row(self, s[1], *lane_register(self, of[i], s[0])), (int)s[2]);
                 else {
                     self->stays[i] = !self->waits[of[i]];
                     self->wakes[of[i]] = self->stays[i] ? -1 : pc + 1;
@@ -337,7 +334,7 @@ static int go_on(Lanes *self, int64_t pc, List *frames)
         case STEP_return:
             return give_back(self, frames);
         case STEP_push: { /* number, its size, how many, registers */
-            int64_t first = lanes_more(self, s[1], count);
+            int64_t first = more_rows(self, s[1], count);
             if (first < 0 || reserve(self, &self->records, count * s[2]) || reserve(self, &self->record_at, count))
                 return -1;
             for (int64_t i = 0; i < count; i++) {
@@ -402,7 +399,8 @@ static int64_t choice(const Lanes *self)
     return best;
 }
 
-int lanes_go(Lanes *self, int64_t count)
+/* Run the first so many frames, and those that they call, to their end. Returns 0, or -1. */
+static int run_frames(Lanes *self, int64_t count)
 {
     int failed = reserve(self, &self->ready[0], count);
     int64_t pc;
@@ -417,4 +415,134 @@ int lanes_go(Lanes *self, int64_t count)
         self->now = frames;
     }
     return -failed;
+}
+
+/* --- arguments, results and sums --- */
+
+/* Bytes of the rows that registers name, one behind the other. */
+static char *gather(const Lanes *self, char *to, int64_t size, const int64_t *numbers, int64_t count)
+{
+    size_t nbytes = (size_t)self->rows[size].nbytes;
+    for (int64_t i = 0; nbytes && i < count; i++, to += nbytes)
+        memcpy(to, lane_row(self, size, numbers[i]), nbytes);
+    return to;
+}
+
+/* Have so many zeros in a list. Returns 0, or -1. */
+static int zeros(Lanes *self, List *list, int64_t count)
+{
+    list->count = 0;
+    if (reserve(self, list, count))
+        return -1;
+    memset(list->of, 0, sizeof *list->of * (size_t)count);
+    list->count = count;
+    return 0;
+}
+
+/* Leave in `order`, of each frame, its place in the order in which calls would begin one by one. */
+static int order_frames(Lanes *self, int64_t count)
+{
+    int64_t n = self->n, next = 0;
+    if (zeros(self, &self->order, n) || zeros(self, &self->sums, n) || zeros(self, &self->begins, n))
+        return -1;
+    int64_t *order = self->order.of, *size = self->sums.of, *ahead = self->begins.of;
+    for (int64_t f = n - 1; f >= 0; f--) { /* those that a frame calls have greater numbers */
+        size[f]++;
+        if (f >= count)
+            size[self->parent[f]] += size[f];
+    }
+    for (int64_t f = 0; f < n; f++) {
+        int64_t *from = f < count ? &next : &ahead[self->parent[f]];
+        order[f] = *from + (f < count ? 0 : order[self->parent[f]] + 1);
+        *from += size[f];
+    }
+    return 0;
+}
+
+/* Add what frames have said at a site to its sum: row by row, and of a row in the order in which its calls
+ * begin. No schedule changes a bit. */
+static int add_up(Lanes *self, Site *site, char *sum)
+{
+    const Segment *segment = &self->segments[site->segment];
+    int64_t total = site->frames.count, start = 0;
+    if (zeros(self, &self->begins, self->n + 1) || zeros(self, &self->sums, total))
+        return -1;
+    int64_t *begins = self->begins.of, *chosen = self->sums.of;
+    const int64_t *order = self->order.of;
+    for (int64_t j = 0; j < total; j++)
+        begins[order[site->frames.of[j]] + 1]++;
+    for (int64_t f = 0; f < self->n; f++)
+        begins[f + 1] += begins[f];
+    for (int64_t j = 0; j < total; j++)
+        chosen[begins[order[site->frames.of[j]]]++] = j;
+    for (int64_t k = 0; k < segment->ncounts; k++) {
+        Part *part = &segment->parts[k];
+        for (; total - start >= segment->counts[k]; start += segment->counts[k]) {
+            if (!part->known && self->runner->learn(self, site->segment, k))
+                return -1;
+            memcpy(part->given[0], sum, (size_t)site->nbytes);
+            for (int64_t i = 0; i < site->count; i++) {
+                char *to = part->given[i + 1];
+                for (int64_t j = start; j < start + segment->counts[k]; j++)
+                    to = gather(self, to, site->sizes[i], &site->rows[i].of[chosen[j]], 1);
+            }
+            if (self->runner->run(self, site->segment, k))
+                return -1;
+            memcpy(sum, part->left[0], (size_t)site->nbytes);
+        }
+    }
+    return 0;
+}
+
+static int run_between(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums)
+{
+    if (more_frames(self, count))
+        return -1;
+    for (int64_t i = 0; i < self->nparams; i++) {
+        LaneRegister param = self->params[i];
+        Rows *rows = &self->rows[param.size];
+        int64_t first = 0;
+        if (self->lent[param.size]) {
+            rows->data = args[i];
+            rows->used = rows->room = count;
+        } else if ((first = more_rows(self, param.size, count)) < 0)
+            return -1;
+        else if (rows->nbytes && count)
+            memcpy(lane_row(self, param.size, first), args[i], (size_t)(rows->nbytes * count));
+        for (int64_t f = 0; f < count; f++)
+            *lane_register(self, f, param.number) = first + f;
+    }
+    if (run_frames(self, count))
+        return -1;
+    for (int64_t i = 0; i < self->nreturned; i++) {
+        char *to = results[i];
+        for (int64_t f = 0; f < count; f++)
+            to = gather(self, to, self->returned[i].size, lane_register(self, f, self->returned[i].number), 1);
+    }
+    int64_t said = 0;
+    for (int64_t i = 0; i < self->nsites; i++)
+        said += self->sites[i].frames.count;
+    if (said && order_frames(self, count))
+        return -1;
+    for (int64_t i = 0; said && i < self->nsites; i++)
+        if (add_up(self, &self->sites[i], sums[self->sites[i].sum]))
+            return -1;
+    return 0;
+}
+
+int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums)
+{
+    clear(self);
+    for (int64_t i = 0; i < self->nrows; i++) { /* one row stands for those that nothing has been written to */
+        if (self->lent[i] || self->rows[i].room)
+            continue;
+        if (self->runner->grow(self, i, 1))
+            return -1;
+        memset(self->rows[i].data, 0, (size_t)self->rows[i].nbytes);
+    }
+    int failed = run_between(self, count, args, results, sums);
+    for (int64_t i = 0; i < self->nrows; i++)
+        if (self->lent[i])
+            self->rows[i] = (Rows){.nbytes = self->rows[i].nbytes};
+    return failed;
 }

@@ -40,10 +40,18 @@ typedef struct {
     Part *parts;    /* one for each count, the largest first */
 } Segment;
 
+/* What frames say at a site goes into a sum of `nbytes`, by a segment that has it before its other
+ * operands; `sizes` are those of their rows. */
 typedef struct {
-    int64_t count;
+    int64_t segment, sum, nbytes, count;
+    const int64_t *sizes;
     List frames, *rows;
 } Site;
+
+/* A register of the first frames, and the size of its rows. */
+typedef struct {
+    int64_t number, size;
+} LaneRegister;
 
 typedef struct Lanes Lanes;
 
@@ -63,7 +71,9 @@ struct Lanes {
     const int64_t *code, *at;
     int64_t nsteps;
     const char *heavy;
-    int64_t nrows, nsegments, nsites, nshared, width;
+    int64_t nrows, nsegments, nsites, nshared, width, nparams, nreturned;
+    const LaneRegister *params, *returned;
+    const char *lent; /* the sizes of rows that only an argument has: they stay where they are */
     Rows *rows;
     Segment *segments;
     Site *sites;
@@ -73,21 +83,14 @@ struct Lanes {
     int64_t n, room, *regs, *parent, *depth, *site, *waits, *wakes;
     List *ready, now;
     List records, record_at;
+    List order, sums, begins; /* of frames, for sums */
     char *stays;
     int64_t nstays;
 };
 
-/* Forget all frames, and what they have left. */
-void lanes_clear(Lanes *self);
-
-/* The first of so many new rows of a size; -1 for an error. */
-int64_t lanes_more(Lanes *self, int64_t size, int64_t count);
-
-/* New frames, whose registers have no rows yet. Returns 0, or -1. */
-int lanes_frames(Lanes *self, int64_t count);
-
-/* Run the first so many frames, and those that they call, to their end. Returns 0, or -1. */
-int lanes_go(Lanes *self, int64_t count);
+/* Run the first so many rows of the arguments: results have a row for each, and what frames say is added
+ * to the sums. Returns 0, or -1. */
+int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums);
 
 /* The row of that number; of one that nothing has been written to, the first. */
 static inline char *lane_row(const Lanes *self, int64_t size, int64_t number)

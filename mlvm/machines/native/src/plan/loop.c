@@ -130,6 +130,39 @@ static int call_function(Machine *m, const Step *step, int64_t first)
     return 0;
 }
 
+int is_true(const void *element, int dtype)
+{
+    const float *single = element;
+    const double *twice = element;
+    switch (dtype) {
+    case MLVM_F32:
+        return *single != 0;
+    case MLVM_F64:
+        return *twice != 0;
+    case MLVM_C64:
+        return single[0] != 0 || single[1] != 0;
+    case MLVM_C128:
+        return twice[0] != 0 || twice[1] != 0;
+    case MLVM_F16:
+    case MLVM_BF16:
+        return (*(const uint16_t *)element & 0x7FFF) != 0; /* of zeros of both signs, none */
+    case MLVM_F8E4M3:
+    case MLVM_F8E5M2:
+        return (*(const uint8_t *)element & 0x7F) != 0;
+    case MLVM_I16:
+    case MLVM_U16:
+        return *(const uint16_t *)element != 0;
+    case MLVM_I32:
+    case MLVM_U32:
+        return *(const uint32_t *)element != 0;
+    case MLVM_I64:
+    case MLVM_U64:
+        return *(const uint64_t *)element != 0;
+    default: /* a byte; few bits fill one, and there is no single element of them */
+        return *(const uint8_t *)element != 0;
+    }
+}
+
 /* Whether a value counts as true. -1 for one that is no condition. */
 static int truth(const Machine *m, Value value)
 {
@@ -140,26 +173,7 @@ static int truth(const Machine *m, Value value)
     const Tensor *x = value.as.tensor;
     if (x->type->size != 1)
         return -1;
-    const float *single = (const float *)x->address;
-    const double *twice = (const double *)x->address;
-    switch (x->type->dtype) {
-    case MLVM_F32:
-        return *single != 0;
-    case MLVM_F64:
-        return *twice != 0;
-    case MLVM_F16:
-    case MLVM_BF16:
-        return (*(const uint16_t *)x->address & 0x7FFF) != 0; /* of zeros of both signs, none */
-    case MLVM_C64:
-        return single[0] != 0 || single[1] != 0;
-    case MLVM_C128:
-        return twice[0] != 0 || twice[1] != 0;
-    default:
-        for (long long i = 0; i < x->type->nbytes; i++)
-            if (x->address[i])
-                return 1;
-        return 0;
-    }
+    return is_true(x->address, x->type->dtype);
 }
 
 /* Count the instructions of the steps since .. pc - 1. Returns whether too few are left. */

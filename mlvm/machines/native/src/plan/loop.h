@@ -127,6 +127,10 @@ struct Machine {
  * step. Returns -1 for an error of that step. */
 int run_machine(Machine *m);
 
+/* Whether an element of that dtype holds as a condition: if it is not zero, of either sign. `are_true` of
+ * mlvm/core/ops/half.py is the same in Python. */
+int is_true(const void *element, int dtype);
+
 /* Room for so many more values, as `more_values` returns it. */
 int make_room(Machine *m, int64_t count);
 

@@ -1,0 +1,144 @@
+"""`capture(replace=)`: patterns, recorded for operands of the types that a step has."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from mlvm.core.errors import AttributeRefused, CaptureError, MlvmError, brief
+from mlvm.core.types import TensorType, bool_, f32, i64
+from mlvm.eager.tensor.warn import warn_at
+from mlvm.step.flow import Flow
+from mlvm.step.replacement import Pattern, Replaced, Types, replaced
+
+_MOST_PROBES: Final = 256
+_DIMENSIONS: Final = 2, 1, 3, 4, 0
+
+
+class ReplacementWarning(UserWarning):
+    """A pattern of `capture(replace=)` fits nowhere in the step that was recorded.
+
+    >>> import warnings
+    >>> step = ml.capture(lambda x: x + x, replace={lambda x: ml.exp(x): "my_exp"})
+    >>> with warnings.catch_warnings(record=True, action="always") as caught:
+    ...     _ = step(ml.ones(3))
+    >>> caught[0].category.__name__, step.replaced
+    ('ReplacementWarning', {'my_exp': []})
+    """
+
+
+def check_replace(patterns: object) -> dict[Callable[..., Any], str]:
+    """Return the patterns with the names of functions. Raises `AttributeRefused`."""
+    if not isinstance(patterns, Mapping):
+        raise AttributeRefused(f"capture: replace is {{pattern: name}}, not {brief(patterns)}")
+    for pattern, name in patterns.items():
+        if not callable(pattern) or not isinstance(name, str) or not name:
+            raise AttributeRefused(
+                f"capture: replace has a function of tensors and the name of a host function, "
+                f"not {brief(pattern)}: {brief(name)}"
+            )
+        if _arity(pattern) is None:
+            raise AttributeRefused(
+                f"capture: a pattern takes tensors by position, at least one, "
+                f"and {_named(pattern)} takes others"
+            )
+    return dict(patterns)
+
+
+class Replacer:
+    """Replaces patterns in a recorded step. `record` records a function for types of operands."""
+
+    def __init__(
+        self,
+        patterns: Mapping[Callable[..., Any], str],
+        record: Callable[[Callable[..., Any], Types], Pattern],
+    ) -> None:
+        self._patterns = patterns
+        self._record = record
+        self._instances: dict[Any, Pattern | None] = {}
+
+    def __call__(
+        self, flow: Flow, states: Sequence[object], name: str
+    ) -> tuple[Flow, dict[str, list[Replaced]]]:
+        """Return the flow with host functions in the place of patterns, and where each stands, by
+        its name. Issues `ReplacementWarning` for a pattern that fits nowhere."""
+        flow, matches = replaced(flow, list(self._patterns.items()), self._instance, states)
+        by_name: dict[str, list[Replaced]] = {}
+        for (pattern, function), places in zip(self._patterns.items(), matches, strict=True):
+            by_name.setdefault(function, []).extend(places)
+            if not places:
+                warn_at(
+                    _line(pattern),
+                    f"the pattern {_named(pattern)} fits nowhere in {name}: {function!r} is not "
+                    f"called for it; see capture(replace=) for what a pattern matches",
+                    ReplacementWarning,
+                )
+        return flow, by_name
+
+    def _instance(self, pattern: Callable[..., Any], types: Types | None) -> Any:
+        """Return the pattern for operands of these types, None if it refuses them. Without types,
+        return some that it takes."""
+        if types is None:
+            return self._probes(pattern)
+        key = pattern, types
+        if key not in self._instances:
+            self._instances[key] = None
+            with suppress(MlvmError):
+                self._instances[key] = self._record(pattern, types)
+        return self._instances[key]
+
+    def _probes(self, pattern: Callable[..., Any]) -> list[Pattern]:
+        """Return the pattern for small operands: of f32 and of all numbers of dimensions, then of
+        integers and truth values, and of different dimensions. Raises what it raises for all."""
+        probes: list[Pattern] = []
+        error: MlvmError | None = None
+        arity = _arity(pattern) or 0
+        for types in itertools.islice(_types(arity), _MOST_PROBES):
+            if (
+                probes
+                and len({type.dtype for type in types} | {len(type.shape) for type in types}) > 2
+            ):
+                break
+            try:
+                probes.append(self._record(pattern, types))
+            except CaptureError as refused:
+                raise CaptureError(f"{_named(pattern)}: {refused}") from None
+            except MlvmError as refused:
+                error = error or refused
+        if not probes and error is not None:
+            raise CaptureError(f"the pattern {_named(pattern)} takes no operands: {error}")
+        return probes
+
+
+def _types(arity: int) -> Iterator[Types]:
+    """Yield types of operands: first those that are alike."""
+    for dtypes in itertools.product((f32, i64, bool_), repeat=arity):
+        for n in _DIMENSIONS:
+            yield tuple([TensorType(dtype, (2,) * n) for dtype in dtypes])
+    for dimensions in itertools.product(_DIMENSIONS, repeat=arity):
+        yield tuple([TensorType(f32, (2,) * n) for n in dimensions])
+
+
+def _arity(pattern: Callable[..., Any]) -> int | None:
+    """Return how many operands the pattern takes, None if that is not certain."""
+    try:
+        parameters = inspect.signature(pattern).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    kinds = {each.kind for each in parameters}
+    by_position = {inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD}
+    return len(parameters) or None if kinds <= by_position else None
+
+
+def _named(pattern: Callable[..., Any]) -> str:
+    line = _line(pattern)
+    name = getattr(pattern, "__qualname__", type(pattern).__name__)
+    return f"{name} ({line})" if line else name
+
+
+def _line(pattern: Callable[..., Any]) -> str | None:
+    code = getattr(pattern, "__code__", None)
+    return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else None

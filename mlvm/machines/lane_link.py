@@ -1,0 +1,465 @@
+"""The linker of lanes: a program of one row as steps that run for many rows at once.
+
+`plan/lanes.c` keeps the number of a row for each register of each frame. The linker follows the
+stack: a step names the registers of its operands. The first registers of a frame are its parameters
+and locals. A call is a future: the frame waits for its results where it uses them first.
+
+A program for rows is an ordinary program, and `run.py` runs it for each row alone. Its functions
+begin with `lanes.frame`, which has the types of their parameters and locals. A function with parts
+is a segment: part `name.x8` of `name` does for 8 rows in one go what `name` does for one. A part
+begins with `lanes.part`, which describes its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+from mlvm.core.errors import MachineError
+from mlvm.core.machine.callee import OUT
+from mlvm.core.program.program import STAR, Function, Instruction, Opcode, Program
+from mlvm.core.types import TensorType
+from mlvm.machines import residuals
+from mlvm.machines.checks import CHECK
+
+FRAME: Final = "lanes.frame"
+PART: Final = "lanes.part"
+ADD: Final = "lanes.add"
+ROW: Final = "row"
+"""The function that main calls with its arguments of one row."""
+FIRST: Final = "first"
+"""The function that computes what all rows share. It has one part."""
+
+Step: TypeAlias = list[Any]
+
+
+class Part(NamedTuple):
+    """A function over a number of rows: a program, and the bytes of its scratch memory."""
+
+    function: Function
+    nbytes: int
+
+    @property
+    def program(self) -> Program:
+        return Program.straight(self.function.code[2:])
+
+    @property
+    def arguments(self) -> list[tuple[str, int, TensorType]]:
+        """The role of each argument (input, output or scratch), its place there, and its type."""
+        words = _head(self.function, PART)["arguments"].split()
+        rows = zip(words[::3], words[1::3], words[2::3], strict=True)
+        return [(role, int(at), TensorType.parse(type)) for role, at, type in rows]
+
+
+class Segment(NamedTuple):
+    """A function with parts, by numbers of rows. `ins` and `outs` are the bytes of a row of each
+    operand and result. Behind its operands a part takes the launch's arguments `shared`. A `heavy`
+    one waits for more rows. One that adds to a sum has its number, `sum`; others have -1."""
+
+    parts: dict[int, Part]
+    ins: Sequence[int]
+    outs: Sequence[int]
+    shared: Sequence[int]
+    heavy: bool
+    sum: int
+
+    def rows(self, count: int) -> tuple[list[int], list[int]]:
+        """The bytes of each operand and each result for that number of rows. A sum is the first
+        operand of what adds to it, and the result."""
+        if self.sum >= 0:
+            return [*self.outs, *[count * nbytes for nbytes in self.ins]], [*self.outs]
+        return [count * nbytes for nbytes in self.ins], [count * nbytes for nbytes in self.outs]
+
+
+def segments_of(program: Program) -> dict[str, Segment]:
+    """The functions with parts, by name. Raises `MachineError` for a part that is not described."""
+    segments: dict[str, Segment] = {}
+    for function in program.functions.values():
+        name, _, rows = function.name.rpartition(".x")
+        if name:
+            head = _head(function, PART)
+            parts = segments.setdefault(
+                name, Segment({}, *[head[key] for key in Segment._fields[1:]])
+            )
+            parts.parts[int(rows)] = Part(function, head["nbytes"])
+    if not all(min(each.parts) == 1 for each in segments.values()):
+        raise MachineError("a segment has no part for one row")
+    return segments
+
+
+def _head(function: Function, name: str) -> Mapping[str, Any]:
+    """The attributes of the host call `name` that a function begins with."""
+    first, second, *_ = function.code
+    if first != Instruction(Opcode.push_str, (name,)) or second.opcode is not Opcode.cfunc:
+        raise MachineError(f"{function.name} does not begin with {name}")
+    head: Mapping[str, Any] = second.immediates[2]
+    return head
+
+
+_NO_TYPE: Final = TensorType("u8")
+
+
+class _Symbol(NamedTuple):
+    """A value on the stack: a `register`, a `shared` argument, a `copy` of a register, a `name`, or
+    the `result` of that number of a step. The last has no register yet."""
+
+    kind: str
+    at: Any
+    type: TensorType = _NO_TYPE
+    step: Step | None = None
+
+
+def text_of(program: Program) -> str:
+    """The program's bytes, as an attribute has them."""
+    text = program.to_bytes().decode("latin-1")
+    _programs[text] = program
+    while len(_programs) > _MOST_PROGRAMS:
+        _programs.pop(next(iter(_programs)), None)
+    return text
+
+
+def program_of(text: str) -> Program:
+    """The program that `text_of` wrote. Raises what `Program.from_bytes` raises."""
+    return _programs.get(text) or Program.from_bytes(text.encode("latin-1"))
+
+
+_MOST_PROGRAMS: Final = 64
+_programs: Final[dict[str, Program]] = {}  # those that were written last, by their bytes
+
+
+class Types(NamedTuple):
+    """Operands of a program for rows: the types of a row of each argument and of what all rows
+    share, which ends with the results of `first`; the number of sums."""
+
+    args: list[TensorType]
+    shared: list[TensorType]
+    sums: int
+
+
+def types_of(program: Program) -> Types:
+    """The types of the program's operands."""
+    head = _head(program.functions[ROW], FRAME)
+    args, shared = ([*map(TensorType.parse, head[key])] for key in ("params", "shared"))
+    return Types(args, shared, int(head["sums"]))
+
+
+class Linked:
+    """The steps of a program for rows, as `plan/lanes.c` has them.
+
+    `native/lanes.py` writes them as numbers. `heavy`: the steps at which frames wait for others.
+    `params`, `returned`: the registers of arguments and results, and the bytes of a row of each.
+    `lent`: the sizes of rows that only an argument has. Raises `MachineError` for a program that
+    only `run.py` runs."""
+
+    def __init__(self, program: Program, types: Types, segments: Mapping[str, Segment]) -> None:
+        self.program = program
+        self.args, self.shared, _ = types
+        self.segments = dict(segments)
+        self.first = self.segments.pop(FIRST, None)
+        self.runs = [name for name, each in self.segments.items() if each.sum < 0]
+        self.sites = [name for name, each in self.segments.items() if each.sum >= 0]
+        self.steps: list[Step] = []
+        self.width = 0
+        self.params: list[tuple[int, int]] = []
+        self.returned: list[tuple[int, int]] = []
+        self._entries: dict[str, int] = {}
+        self._results: dict[str, list[int]] = {}
+        self._calls: list[tuple[Step, str, list[int]]] = []
+        self._waiting: list[Step] = []  # the heavy ones
+        todo = [ROW]
+        for name in todo:  # which grows meanwhile
+            self._function(program.functions[name])
+            todo += dict.fromkeys([name for _, name, _ in self._calls if name not in todo])
+        self.params = [(i, type.nbytes) for i, type in enumerate(self.args)]
+        if missing := set(todo) - self._results.keys():
+            raise MachineError(f"{min(missing)} of lanes never returns")
+        for step, name, outs in self._calls:
+            step[1] = self._entries[name]
+            step[3] = list(zip(outs, self._results[name], strict=True))
+        if self.steps[-1][0] not in ("return", "jump"):
+            raise MachineError("the steps of lanes have no end")
+        heavy = set(map(id, self._waiting))
+        self.heavy = [pc for pc, step in enumerate(self.steps) if id(step) in heavy]
+        sizes = [nbytes for _, nbytes in self.params]
+        self.lent = {n for n in sizes if n and sizes.count(n) == 1}
+        self.lent -= {nbytes for _, nbytes in self.returned}.union(*map(_made_by, self.steps))
+        registers = [to for step in self.steps for to in _left_by(step)]
+        if not all(0 <= to < self.width for to in registers):
+            raise MachineError("a result of lanes has no slot")
+
+    # --- a function ---
+
+    def _function(self, function: Function) -> None:
+        head = _head(function, FRAME)
+        self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
+        self.nparams = len(head["params"])
+        self.stack: list[_Symbol] = []
+        self.awaited: set[int] = set()
+        self.constants: dict[int, int] = {}  # registers of what is shared
+        self._entries[function.name] = len(self.steps)
+        self.labels = {i.immediates[0]: -1 for i in function.code if "label" in i.opcode.immediates}
+        jumps: list[tuple[Step, int]] = []
+        for pc, (opcode, immediates) in enumerate(function.code[2:], 2):
+            if pc in self.labels:
+                self._meet()
+                self.labels[pc] = len(self.steps)
+            if opcode is Opcode.jump:
+                self._meet()
+                jumps.append((self._emit("jump", -1), immediates[0]))
+            elif opcode is Opcode.jump_if_false:
+                at = self._operand()
+                self._meet()
+                of = self.types[at]
+                if of.size != 1:
+                    raise MachineError(f"a condition of lanes is {of}")
+                jumps.append((self._emit("split", at, of.nbytes, of.dtype.name, -1), immediates[0]))
+            elif opcode in _HANDLERS:
+                _HANDLERS[opcode](self, function, *immediates)
+            else:
+                raise MachineError(f"lanes have no step for {opcode.text}")
+        for step, label in jumps:
+            step[-1] = self.labels[label]
+            if step[-1] < 0:
+                raise MachineError("a jump of lanes goes nowhere")
+        self.width = max(self.width, len(self.types))
+
+    def _register(self, type: TensorType) -> int:
+        self.types.append(type)
+        return len(self.types) - 1
+
+    def _emit(self, *step: Any) -> Step:
+        self.steps.append(list(step))
+        return self.steps[-1]
+
+    def _join(self) -> None:
+        if self.awaited:
+            self._emit("join")
+            self.awaited.clear()
+
+    def _meet(self) -> None:
+        """Come to a place that frames come to from elsewhere, or leave for."""
+        self._join()
+        if self.stack:
+            raise MachineError("a frame of lanes jumps with values on its stack")
+
+    def _settle(self, *registers: int) -> None:
+        """Wait for calls that these registers get results of."""
+        if not self.awaited.isdisjoint(registers):
+            self._join()
+
+    def _pop(self, count: int) -> list[_Symbol]:
+        if count > len(self.stack):
+            raise MachineError("a frame of lanes has too few values")
+        at = len(self.stack) - count
+        popped = self.stack[at:]
+        del self.stack[at:]
+        return popped
+
+    def _place(self, symbol: _Symbol, to: int = -1) -> int:
+        """The register that has the value: this one, or else any."""
+        kind, at, _, step = symbol
+        if kind == "register" and to < 0:
+            self._settle(at)
+            return int(at)
+        if any(each.kind in ("register", "copy") and each.at == to for each in self.stack):
+            raise MachineError("a slot of lanes changes while its value is on the stack")
+        if kind == "result" and step is self.steps[-1] and to >= 0:
+            if to in self.awaited:
+                self.steps.pop()
+                self._join()
+                self.steps.append(step)
+            self._leave(step, at, to)
+        elif kind == "register":
+            self._settle(at, to)
+            if at != to:
+                self._emit("move", to, at)
+        elif kind == "shared":
+            if to < 0:
+                to = self.constants.setdefault(at, len(self.types))
+                if to == len(self.types):
+                    self._register(self.shared[at])
+            self._settle(to)
+            self._emit("const", to, at, self.shared[at].nbytes)
+        elif kind == "copy":
+            to = self._register(self.types[at]) if to < 0 else to
+            self._settle(at, to)
+            self._emit("dup", to, at, self.types[to].nbytes)
+        else:
+            raise MachineError("a value of lanes has no slot")
+        return to
+
+    def _operand(self) -> int:
+        """The register of the topmost value."""
+        return self._place(self._pop(1)[0])
+
+    def _operands(self, count: int) -> list[int]:
+        popped = self._pop(count)
+        return [self._place(each) for each in popped]
+
+    def _leave(self, step: Step, at: int, to: int) -> None:
+        """Let a step leave its result of that number in a register."""
+        if step[0] == "call":
+            self._calls[step[3]][2][at] = to
+            self.awaited.add(to)
+        elif step[0] == "run":
+            step[3][at] = to, step[3][at][1]
+        else:
+            step[1] = to
+
+    # --- instructions ---
+
+    def _get(self, function: Function, i: int) -> None:
+        at = self._slot(i)
+        self.stack.append(_Symbol("register", at, self.types[at]))
+
+    def _slot(self, i: int) -> int:
+        at = self.nparams + i
+        if not 0 <= at < len(self.types):
+            raise MachineError("a frame of lanes has no such slot")
+        return at
+
+    def _set(self, function: Function, i: int) -> None:
+        [symbol] = self._pop(1)
+        self._place(symbol, self._slot(i))
+
+    def _load(self, function: Function, i: int) -> None:
+        at = i - len(self.args)
+        if not 0 <= at < len(self.shared):
+            raise MachineError("a function of lanes loads what is not shared")
+        self.stack.append(_Symbol("shared", at, self.shared[at]))
+
+    def _push_str(self, function: Function, name: str) -> None:
+        self.stack.append(_Symbol("name", name))
+
+    def _call(self, function: Function, name: str) -> None:
+        callee = self.program.functions[name]
+        args = self._operands(callee.nparams)
+        if callee.nresults == STAR:
+            raise MachineError(f"{name} has any number of results")
+        nresults = int(callee.nresults)
+        segment = self.segments.get(name)
+        if segment is not None:
+            pairs = list(zip(args, segment.ins, strict=True))
+            step = self._emit("run", self.runs.index(name), pairs, [(-1, n) for n in segment.outs])
+            if segment.heavy:
+                self._waiting.append(step)
+        else:
+            pairs = list(enumerate(args))
+            step = self._emit("call", -1, pairs, len(self._calls))
+            self._calls.append((step, name, [-1] * nresults))
+        self.stack += [_Symbol("result", i, step=step) for i in range(nresults)]
+
+    def _return(self, function: Function, n: int) -> None:
+        results = self._operands(n)
+        self._join()
+        if self._results.setdefault(function.name, results) != results:
+            raise MachineError(f"{function.name} of lanes returns at two places")
+        if function.name == ROW:
+            self.returned = [(at, self.types[at].nbytes) for at in results]
+        self._emit("return")
+
+    def _cfunc(
+        self, function: Function, nparams: int, nresults: int, attributes: Mapping[str, Any] = {}
+    ) -> None:
+        [name] = self._pop(1)
+        handler = _CALLS.get(name.at)
+        if handler is None or name.kind != "name":
+            raise MachineError(f"lanes have no step for {name.at}")
+        handler(self, nparams, attributes)
+
+    def _copy(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        at = self._operand()
+        self.stack.append(_Symbol("copy", at, self.types[at]))
+
+    def _reshape(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        [symbol] = self._pop(1)
+        self.stack.append(symbol._replace(type=symbol.type.with_shape(attributes["shape"])))
+
+    def _take(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        x, index = self._pop(2)
+        of, by = x.type, index.type
+        if attributes["axis"] != 0 or by.size != 1:
+            raise MachineError("lanes take one row")
+        nbytes = of.nbytes // max(of.shape[0], 1)
+        row = self._place(x), self._place(index), of.shape[0], nbytes, by.dtype.numpy.str
+        step = self._emit("take", -1, *row)
+        self.stack.append(_Symbol("result", 0, of.with_shape(of.shape[1:]), step))
+
+    def _put(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        to, x, value, index = self._pop(4)
+        if to != x or to.kind != "register" or attributes["axis"] != 0:
+            raise MachineError("lanes replace rows in place")
+        sizes, at = self._place(value), self._place(index)
+        self._settle(to.at)
+        length, rows = to.type.shape[0], value.type.shape[0]
+        nbytes = to.type.nbytes // length if length else 0
+        self._emit("put", to.at, sizes, at, length, rows, nbytes, index.type.dtype.numpy.str)
+
+    def _fresh(self, registers: Sequence[int]) -> None:
+        """Leave out copies of rows that the next step replaces in its registers."""
+        while self.steps[-1][0] == "dup" and self.steps[-1][1] == self.steps[-1][2] in registers:
+            self.steps.pop()
+
+    def _push(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        number, *saved = self._operands(nparams)
+        self._fresh([number])
+        self._emit("push", number, saved)
+
+    def _read(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        *outs, number = self._operands(nparams)
+        self._fresh(outs)
+        self._emit("read", outs, number)
+
+    def _add(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        _, *operands = self._operands(nparams)
+        site = attributes["site"]
+        if not 0 <= site < len(self.sites) or len(operands) != len(
+            self.segments[self.sites[site]].ins
+        ):
+            raise MachineError("there is no such sum of lanes")
+        self._emit("add", site, operands)
+
+    def _check(self, nparams: int, attributes: Mapping[str, Any]) -> None:
+        at = self._operand()
+        self._emit("check", at, self.types[at].nbytes, attributes["message"])
+
+
+def _made_by(step: Step) -> list[int]:
+    """The bytes of the rows that a step makes."""
+    kind, *rest = step
+    if kind == "run":
+        return [nbytes for _, nbytes in rest[2]]
+    if kind == "put":
+        return [rest[3] * rest[5]]
+    if kind == "push":
+        return [8]
+    return [rest[4 if kind == "take" else 2]] if kind in ("dup", "const", "take") else []
+
+
+def _left_by(step: Step) -> list[int]:
+    """The registers that a step leaves results in."""
+    kind = step[0]
+    if kind in ("run", "call"):
+        return [to for to, _ in step[3]]
+    return [step[1]] if kind == "take" else []
+
+
+_HANDLERS: Final[Mapping[Opcode, Callable[..., None]]] = {
+    Opcode.get: Linked._get,
+    Opcode.set: Linked._set,
+    Opcode.load_arg: Linked._load,
+    Opcode.push_str: Linked._push_str,
+    Opcode.call: Linked._call,
+    Opcode.return_: Linked._return,
+    Opcode.cfunc: Linked._cfunc,
+}
+_CALLS: Final[Mapping[str, Callable[..., None]]] = {
+    residuals.PUSH: Linked._push,
+    residuals.READ: Linked._read,
+    "copy": Linked._copy,
+    "reshape": Linked._reshape,
+    "take": Linked._take,
+    f"dynamic_update{OUT}": Linked._put,
+    ADD: Linked._add,
+    CHECK: Linked._check,
+}

@@ -1,0 +1,104 @@
+"""Programs of the eager language as ONNX files: what `save` writes, `onnx.checker` takes, ONNX
+Runtime runs, and `load` reads."""
+
+from __future__ import annotations
+
+import importlib
+import tempfile
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mlvm.eager as ml
+from mlvm.core.errors import MlvmError
+from mlvm.eager.tree import flatten
+from mlvm.onnx import load, save
+from tests.fuzz.graphs import session
+from tests.fuzz.language import world
+from tests.fuzz.language.making import make
+from tests.fuzz.language.source import built_by
+
+
+class Saved:
+    """What came of the programs so far."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+
+    def report(self) -> str:
+        """A line for each outcome."""
+        return "\n".join(f"{n:7}  {outcome}" for outcome, n in self.outcomes.most_common())
+
+
+def _tensors(tree: Any) -> list[Any]:
+    ends = {True: None, False: True}
+    parts = flatten(tree, ends=lambda x: ends[isinstance(x, (list, tuple, dict))])[0]
+    return [x for _, x in parts if isinstance(x, (ml.Tensor, np.ndarray, np.generic))]
+
+
+def _program(seed: int, number: int) -> tuple[Any, list[Any]]:
+    ml.random.seed(0)
+    built = built_by(make(seed, number).text())()
+    return built.step, list(built.arguments(0))
+
+
+def _is_sensitive(seed: int, number: int, wanted: list[Any]) -> bool:
+    """Whether the results differ by much where the operands do by little."""
+    world.factor = 1 + 1e-5
+    try:
+        step, args = _program(seed, number)
+        moved = _tensors([step(*args)])
+    finally:
+        world.factor = 1.0
+    return not all(
+        np.allclose(x, y, rtol=1e-3, atol=1e-3) for x, y in zip(wanted, moved, strict=True)
+    )
+
+
+def difference(seed: int, number: int) -> str | None:
+    """How the file of a program differs from it; None where it does not. Raises what `save` does,
+    and what the other readers say of its file."""
+    step, args = _program(seed, number)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "it.onnx"
+        save(step, args, path)
+        importlib.import_module("onnx").checker.check_model(str(path), full_check=True)
+        data = path.read_bytes()
+    runtime, operands = session(data), _tensors(args)
+    names = [each.name for each in runtime.get_inputs()]
+    theirs = runtime.run(None, dict(zip(names, map(np.asarray, operands), strict=True)))
+    own = _tensors([load(data)(*operands)])
+    wanted = _tensors([step(*args)])
+    for x, y, z in zip(wanted, own, theirs, strict=True):
+        a, b = np.asarray(x), np.asarray(y)
+        if a.tobytes() != b.tobytes():
+            return f"read back: {b.ravel()[:4]}, not {a.ravel()[:4]}"
+        most = max(1.0, float(np.abs(a[np.isfinite(a)]).max(initial=0)))
+        is_same = (a.dtype, a.shape) == (z.dtype, z.shape)
+        if not is_same or not np.allclose(a, z, rtol=1e-3, atol=1e-3 * most, equal_nan=True):
+            if is_same and _is_sensitive(seed, number, wanted):
+                return None
+            return f"by ONNX Runtime: {z.dtype}{z.ravel()[:4]}, not {a.dtype}{a.ravel()[:4]}"
+    return None
+
+
+def fuzz(programs: int, seed: int, first: int = 0) -> tuple[Saved, str | None]:
+    """Try a number of programs; what came out, and the first that differs."""
+    runs = Saved()
+    for number in range(first, first + programs):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                message = difference(seed, number)
+        except MlvmError as error:
+            runs.outcomes[f"refused: {type(error).__name__}"] += 1
+            continue
+        except Exception as error:
+            message = f"{type(error).__name__}: {error}"
+        if message is not None:
+            return runs, f"--saved --seed {seed} --first {number}: {message}"
+        runs.outcomes["the same"] += 1
+    return runs, None
