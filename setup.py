@@ -88,8 +88,9 @@ def targets(in_place):
     chosen = {"plain"}
     for name in os.environ.get("MLVM_TARGETS", "own" if in_place else "all").split(","):
         if name not in several and name not in there:
-            sets = " ".join(there)
-            raise SystemExit(f"MLVM_TARGETS: the compiler knows no set {name!r}; there are {sets}")
+            lacking = f"{CC[0]} compiles no set {name!r} for this machine"
+            lacking = f"there is no C compiler {CC[0]!r}" if macros("") is None else lacking
+            raise SystemExit(f"MLVM_TARGETS: {lacking}; there are {' '.join(several | there)}")
         chosen |= several.get(name, {name})
     if chosen & {*ONLY}:
         chosen.add("avx512")

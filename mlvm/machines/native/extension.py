@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool
 
 MOST_THREADS: Final = 256
+_SETS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "neon", "plain", "amx_emulated")
 
 _REMEDY: Final = (
     "it is compiled when mlvm is installed, if there is a C compiler: in a checkout, `make native` "
@@ -32,12 +33,13 @@ _REMEDY: Final = (
 
 def _compile(simd: str) -> str:
     """Compile an instruction set that a checkout was not built for. Return why that failed."""
-    checkout, library = Path(__file__).parents[3], Path(__file__).with_name("_native.abi3.so")
-    if not (checkout / "setup.py").exists() or not library.exists():
+    native, checkout = Path(__file__).parent, Path(__file__).parents[3]
+    library, sources = native / "_native.abi3.so", native / "src" / "module.c"
+    if simd not in _SETS or not all(x.exists() for x in (library, sources, checkout / "setup.py")):
         return ""
     if f"kernels of {simd}\0".encode() in library.read_bytes():
         return ""
-    print(f"mlvm: compiling kernels for MLVM_SIMD={brief(simd)}, once", file=sys.stderr)
+    print(f"mlvm: compiling kernels for MLVM_SIMD={simd}, once", file=sys.stderr, flush=True)
     environment = {**os.environ, "MLVM_NATIVE": "1", "MLVM_TARGETS": f"built,{simd}"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
     done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
@@ -46,9 +48,7 @@ def _compile(simd: str) -> str:
 
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or why there is none."""
-    global _failure
     simd = os.environ.get("MLVM_SIMD", "")
-    _failure = _compile(simd) if simd else ""
     try:
         found = importlib.import_module("mlvm.machines.native._native")
     except ModuleNotFoundError:
@@ -77,7 +77,7 @@ def wanted(native: bool | None) -> bool:
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
         lacking = why_lacking(simd) if simd in simd_sets() else "this build has no such set"
-        lacking += f", and compiling it failed: {_failure}" if _failure else ""
+        lacking += f", and compiling it failed: {_FAILURE}" if _FAILURE else ""
         wrong = f"MLVM_SIMD={simd}: {lacking}"
         raise MachineError(f"{wrong}; there are {' '.join(here)}")
     return native
@@ -137,4 +137,5 @@ def status() -> str:
     return f"native, {REASON}"
 
 
+_FAILURE: Final = _compile(os.environ.get("MLVM_SIMD", ""))
 EXTENSION, REASON = _load()

@@ -1,7 +1,6 @@
 #define _GNU_SOURCE
 #include "processor.h"
 
-#include <stdint.h>
 #include <string.h>
 
 #if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
@@ -9,13 +8,6 @@
 #include <stdatomic.h>
 
 enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, TILES = 32 };
-
-/* Cycles until now, when all instructions before are done. */
-static uint64_t moment(void)
-{
-    __builtin_ia32_lfence();
-    return __builtin_ia32_rdtsc();
-}
 
 /* What the processor says itself, and the system of the registers that it saves. */
 static unsigned asked(void)
@@ -49,23 +41,6 @@ static unsigned features(void)
     if (!known)
         atomic_store_explicit(&found, known = asked(), memory_order_relaxed);
     return known;
-}
-
-int processor_is_faster(void (*work)(void), void (*same)(void))
-{
-    enum { TURNS = 32 };
-    uint64_t least = UINT64_MAX, least_same = UINT64_MAX;
-    for (int i = 0; i < TURNS; i++) {
-        uint64_t begin = moment(), took;
-        work();
-        took = moment();
-        least = took - begin < least ? took - begin : least;
-        begin = moment();
-        same();
-        took = moment();
-        least_same = took - begin < least_same ? took - begin : least_same;
-    }
-    return (double)least < 0.7 * (double)least_same;
 }
 #endif
 

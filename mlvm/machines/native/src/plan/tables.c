@@ -48,7 +48,6 @@ typedef struct {
     const char *name;
     const KernelEntry *const *kernels;
     const RowEntry *const *rows;
-    int (*is_preferred)(void); /* asked where no set is asked for; NULL: it is */
 } Set;
 
 /* The build compiles kernels/ for some of these and says so, the best first. avx512_bf16 has products of
@@ -61,7 +60,6 @@ TABLES(amx_emulated, avx512, avx512, amx_emulated)
 #endif
 #ifdef WITH_AVX512_BF16
 TABLES(avx512_bf16, avx512, avx512_bf16, avx512)
-int pairs_are_faster(void); /* in kernels/linalg.c */
 #endif
 #ifdef WITH_AVX512
 TABLES(avx512, avx512, avx512, avx512)
@@ -74,33 +72,26 @@ TABLES(neon, neon, neon, neon)
 #endif
 TABLES(plain, plain, plain, plain)
 
-#ifdef WITH_AMX_EMULATED
-static int is_for_tests(void)
-{
-    return 0;
-}
-#endif
-
 static const Set sets[] = {
 #ifdef WITH_AMX
-    {"amx", kernels_amx, rows_amx, NULL},
+    {"amx", kernels_amx, rows_amx},
 #endif
 #ifdef WITH_AVX512_BF16
-    {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16, pairs_are_faster},
+    {"avx512_bf16", kernels_avx512_bf16, rows_avx512_bf16},
 #endif
 #ifdef WITH_AVX512
-    {"avx512", kernels_avx512, rows_avx512, NULL},
+    {"avx512", kernels_avx512, rows_avx512},
 #endif
 #ifdef WITH_AVX2
-    {"avx2", kernels_avx2, rows_avx2, NULL},
+    {"avx2", kernels_avx2, rows_avx2},
 #endif
 #ifdef WITH_NEON
-    {"neon", kernels_neon, rows_neon, NULL},
+    {"neon", kernels_neon, rows_neon},
 #endif
+    {"plain", kernels_plain, rows_plain},
 #ifdef WITH_AMX_EMULATED
-    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated, is_for_tests},
+    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated}, /* for tests: after what all have */
 #endif
-    {"plain", kernels_plain, rows_plain, NULL},
 };
 static const Set *chosen;
 
@@ -117,7 +108,7 @@ int simd_choose(const char *name)
 static const Set *set_in_use(void)
 {
     for (size_t i = 0; !chosen; i++)
-        if (processor_has(sets[i].name) && (!sets[i].is_preferred || sets[i].is_preferred()))
+        if (processor_has(sets[i].name))
             chosen = &sets[i];
     return chosen;
 }

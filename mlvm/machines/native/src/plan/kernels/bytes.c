@@ -179,9 +179,6 @@ static int wide(const int64_t *n, char *const *p, Part part, char *scratch, Next
 /* --- four products at once --- */
 
 #if defined(__AVX512F__)
-#include <stdatomic.h>
-
-#define KEEP(result) __asm__ volatile("" : : "r"(result) : "memory")
 #define VNNI __attribute__((target("avx512vnni")))
 
 typedef struct {
@@ -467,35 +464,6 @@ VNNI static int by_fours(const int64_t *n, char *const *p, Part part, char *scra
     }
     return 0;
 }
-
-/* --- whether four at once are worth it: the same products by both tiles --- */
-
-enum { TRIED = 512 }; /* elements of each sum */
-static _Alignas(64) int16_t tried[FEW * TRIED];
-
-VNNI static void try_fours(void)
-{
-    const Side side = {.x = (const uint8_t *)tried, .of_x = (const uint32_t *)tried, .row = TRIED, .k = TRIED};
-    uint32_t out[FEW * FEW];
-    few_tile(out, FEW, &side, 0, (const uint8_t *)tried, FEW, FEW, 0);
-    KEEP(out);
-}
-
-static void try_wide(void)
-{
-    uint32_t out[FEW * FEW];
-    for (int i = 0; i < FEW; i += 2)
-        wide_tile(out + i * FEW, FEW, tried + i * TRIED, tried, TRIED, 2, FEW);
-    KEEP(out);
-}
-
-static int fours_are_faster(void)
-{
-    static atomic_int answer; /* 0: not tried yet */
-    if (!answer)
-        answer = processor_has("avx512_vnni") && processor_is_faster(try_fours, try_wide) ? 1 : -1;
-    return answer > 0;
-}
 #endif
 
 static int products(const KernelCall *call, char *const *p, int64_t begin, int64_t end, char *scratch,
@@ -508,7 +476,7 @@ static int products(const KernelCall *call, char *const *p, int64_t begin, int64
     else
         part.column = begin * n[UNIT], part.end_column = least(end * n[UNIT], n[N]);
 #if defined(__AVX512F__)
-    if (fours_are_faster())
+    if (processor_has("avx512_vnni"))
         return by_fours(n, p, part, scratch, next);
 #endif
     return wide(n, p, part, scratch, next);

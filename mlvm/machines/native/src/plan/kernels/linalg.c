@@ -1,7 +1,6 @@
 /* Matrix products, and recurrences, whose steps are products. */
 #define _GNU_SOURCE
 #include "../plan.h"
-#include "../processor.h"
 
 #include "batch.h"
 #include "elements.h"
@@ -101,32 +100,6 @@ typedef Lane_f64 Lanes_f64 __attribute__((vector_size(SQUARE_BYTES)));
 #define PACK 2
 #include "products_of.h"
 #define PAIRS(X) X(bf16x2)
-
-/* --- whether pairs are worth it: the same products by a tile of pairs, and by one of f32 --- */
-
-enum { TRIED = 64 }; /* pairs of each sum */
-static _Alignas(64) float tried[(2 * TRIED + ROWS) * 2 * VECTOR_BYTES / sizeof(float)];
-#define TRY(DT, length)                                                                  \
-    const Run_##DT run = {0, length};                                                    \
-    float *const sums = tried + (length) * 2 * VECTOR_BYTES / sizeof(float);             \
-    tiles_##DT[ROWS - 1][1](&(Tile_##DT){.runs = 1, .run = &run, .a = tried, .a_row = length, .a_k = 1, \
-                                         .b = tried, .b_k = 2 * VECTOR_BYTES / sizeof(float), .c = sums,  \
-                                         .c_row = 2 * VECTOR_BYTES / sizeof(float)});
-
-static void try_pairs(void)
-{
-    TRY(bf16x2, TRIED)
-}
-
-static void try_singles(void)
-{
-    TRY(f32, 2 * TRIED)
-}
-
-int pairs_are_faster(void)
-{
-    return processor_is_faster(try_pairs, try_singles);
-}
 #else
 #define PAIRS(X)
 #endif
