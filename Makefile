@@ -41,7 +41,8 @@ extension: $(TEST_READY)
 demo: extension ## train a small MLP-Mixer on the digits
 	$(BIN)/python -m models.train --model mlp_mixer --data digits --epochs 20 --seed 0
 
-test: extension ## run the tests, on all cores
+test: $(TEST_READY) ## run the tests, on all cores, with every instruction set
+	@MLVM_TARGETS=all $(BUILD)
 	PYTHONDONTWRITEBYTECODE= OPENBLAS_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 fuzz-c: extension ## fuzz the loop and built steps without Python, under sanitizers

@@ -3,16 +3,20 @@ type checkers read of `mlvm.eager`.
 
 All else about the package stands in pyproject.toml. `python setup.py build_ext --inplace` compiles
 what has changed. Where that fails, the numpy kernels run, unless MLVM_NATIVE=1 demands native
-ones. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer. MLVM_OPTIMIZE=0 builds in
-a tenth of the time, and MLVM_TARGETS=plain without other instruction sets in a third of that, for
-tests of what is built.
+ones. In place, the kernels are those of this processor; a wheel, which may run elsewhere, has all.
+MLVM_TARGETS names other instruction sets: `all`, `own`, names with commas between. `plain` is
+always one of them. MLVM_SANITIZE=address,undefined or thread builds for that sanitizer.
+MLVM_OPTIMIZE=0 builds in a tenth of the time, for tests of the build.
 """
 
 import os
 import platform
 import re
+import shlex
+import shutil
 import subprocess
 import sys
+import sysconfig
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,13 +26,16 @@ from setuptools.command.build_py import build_py
 
 SOURCE = Path("mlvm/machines/native/src")
 KERNELS = SOURCE / "plan" / "kernels"
+LISTS = SOURCE / "plan" / "tables.c"  # of the kernels of each set
+LIBRARY = Path("mlvm/machines/native/_native.abi3.so")
+SECONDS = 0.7  # of a processor's time, for each file and set
 INCLUDED = sorted([*SOURCE.rglob("*.h"), *SOURCE.rglob("*.def")])
 # What gcc makes of clamps before it vectorizes: selects of everything that follows.
 GCC_FLAGS = ["-fno-tree-pre", "-fno-thread-jumps"]
 # `-ffp-contract=off`: a product and a sum are rounded apart, as numpy rounds them.
 OPTIMIZE = os.environ.get("MLVM_OPTIMIZE", "3")
 FLAGS = ["-std=c11", f"-O{OPTIMIZE}", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math"]
-FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas"]
+FLAGS += ["-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi", "-Wno-unknown-pragmas", "-g0"]
 AVX512 = "-mavx2 -mfma -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-width=512"
 # The kernels once more for each of these, with such options.
 TARGETS = {
@@ -41,9 +48,53 @@ TARGETS = {
     },
     "arm": {"neon": "-DUSE_NEON"},
 }
-# All else is that of `avx512`.
+# All else of these three is that of `avx512`.
 ONLY = {"avx512_bf16": ["linalg.c"], "amx": ["amx.c"], "amx_emulated": ["amx.c"]}
 MACHINES = {"x86_64": "x86", "amd64": "x86", "aarch64": "arm", "arm64": "arm"}
+
+
+# As sysconfig has it: another machine, where the compiler is of that.
+HOST = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine())
+CC = shlex.split(os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc")
+
+
+def macros(options):
+    """The macros that the compiler defines with these options: its instruction sets are among them.
+    None without a compiler, and for options that it does not know."""
+    run = [*CC, *options.split(), "-dM", "-E", "-x", "c", os.devnull]
+    try:
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return (
+        None if done.returncode else set(re.findall(r"^#define (__[A-Z]\w+__)", done.stdout, re.M))
+    )
+
+
+def built():
+    """The instruction sets that the extension in place was built for."""
+    names = re.findall(rb"kernels of (\w+)\0", LIBRARY.read_bytes()) if LIBRARY.exists() else []
+    return {name.decode() for name in names}
+
+
+def targets(in_place):
+    """The instruction sets to compile for, with their options."""
+    there = TARGETS.get(MACHINES.get(re.split("[-.]", HOST)[-1].lower(), ""), {})
+    there = {"plain": "", **{name: x for name, x in there.items() if macros(x) is not None}}
+    here = macros("-march=native") if "_PYTHON_HOST_PLATFORM" not in os.environ else None
+    own = {name for name, x in there.items() if here is None or macros(x) <= here}
+    own -= {"amx_emulated", *(["avx2"] if "avx512" in own else [])}
+    several = {"own": own, "all": {*there}, "built": there.keys() & built()}
+    chosen = {"plain"}
+    for name in os.environ.get("MLVM_TARGETS", "own" if in_place else "all").split(","):
+        if name not in several and name not in there:
+            lacking = f"{CC[0]} compiles no set {name!r} for this machine"
+            lacking = f"there is no C compiler {CC[0]!r}" if macros("") is None else lacking
+            raise SystemExit(f"MLVM_TARGETS: {lacking}; there are {' '.join(several | there)}")
+        chosen |= several.get(name, {name})
+    if chosen & {*ONLY}:
+        chosen.add("avx512")
+    return {name: options for name, options in there.items() if name in chosen}
 
 
 class BuildStubs(build_py):
@@ -59,21 +110,34 @@ class BuildNative(build_ext):
     """Compiles `src/plan/kernels/*.c` for each target and all else once, on all cores."""
 
     def run(self):
-        if self.inplace and not self.force and all(map(self._is_new, self.extensions)):
-            return  # an editable install has just built it
-        super().run()
+        self.in_place = self.inplace
+        with open(__file__) as file:
+            if self.inplace and os.name == "posix":
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)  # of several that build in place, one does
+            if self.inplace and not self.force and all(map(self._is_new, self.extensions)):
+                return  # an editable install has just built it
+            super().run()
 
     def _is_new(self, ext):
         made = Path(self.get_ext_filename(self.get_ext_fullname(ext.name)))
         sources = [*ext.sources, *ext.depends, __file__]
         changed = max(Path(source).stat().st_mtime for source in sources)
-        sanitized = "MLVM_SANITIZE" in os.environ
-        return not sanitized and made.exists() and made.stat().st_mtime > changed
+        if "MLVM_SANITIZE" in os.environ or not made.exists() or made.stat().st_mtime <= changed:
+            return False
+        return targets(self.inplace).keys() <= built()
 
     def copy_extensions_to_source(self):
-        for ext in self.extensions:  # what could not be built anew is not to stay as it was
-            Path(self.get_ext_filename(self.get_ext_fullname(ext.name))).unlink(missing_ok=True)
-        super().copy_extensions_to_source()
+        """Replace each at once, as others may load it; remove what could not be built."""
+        for ext in self.extensions:
+            name = self.get_ext_filename(self.get_ext_fullname(ext.name))
+            made, place = Path(self.build_lib, name), Path(name)
+            if made.exists():
+                shutil.copy(made, place.with_suffix(".new"))
+                place.with_suffix(".new").replace(place)
+            else:
+                place.unlink(missing_ok=True)
 
     def _gcc_flags(self):
         about = [*self.compiler.compiler_so, "--version"]
@@ -83,36 +147,29 @@ class BuildNative(build_ext):
             return []
         return GCC_FLAGS if "Free Software Foundation" in version else []
 
-    def _takes(self, options):
-        """Whether the compiler knows these options: an old one has fewer instruction sets."""
-        if not options:
-            return True
-        run = [*self.compiler.compiler_so, *options.split(), "-E", "-x", "c", os.devnull]
-        return subprocess.run(run, capture_output=True, check=False).returncode == 0
-
     def build_extension(self, ext):
         Path(self.get_ext_fullpath(ext.name)).unlink(missing_ok=True)
         unix = self.compiler.compiler_type == "unix"
-        # What is compiled for, as sysconfig has it: another machine, where a compiler is of that.
-        host = os.environ.get("_PYTHON_HOST_PLATFORM", platform.machine())
-        machine = MACHINES.get(re.split("[-.]", host)[-1].lower(), "") if unix else ""
-        targets = {"plain": "", **TARGETS.get(machine, {})}
-        chosen = os.environ.get("MLVM_TARGETS", ",".join(targets)).split(",")
-        targets = {name: targets[name] for name in chosen if self._takes(targets[name])}
+        sets = targets(self.in_place) if unix else {"plain": ""}
         flags = [*FLAGS, "-pthread", *self._gcc_flags()] if unix else []
         sanitize = os.environ.get("MLVM_SANITIZE")
         if sanitize:
             flags += [f"-fsanitize={sanitize}", "-g", "-O1"]
             flags += ["-fno-omit-frame-pointer", "-fno-var-tracking"]  # which would take minutes
-        kinds = "-".join(["objects", f"O{OPTIMIZE}", *targets, *(sanitize or "").split(",")])
-        build = Path(self.build_temp) / kinds.rstrip("-")
+        # An editable install has a temporary folder for objects: `make test` goes on from these.
+        build = (
+            Path("build", sys.implementation.cache_tag) if self.in_place else Path(self.build_temp)
+        )
+        build /= "-".join(["objects", f"O{OPTIMIZE}", *(sanitize or "").split(",")]).rstrip("-")
         # The name carries no folder: a build for coverage or a sanitizer has its own.
         jobs = [
-            (source, build, "", [(f"WITH_{name.upper()}", "1") for name in targets])
+            (source, build, "", [])
             for source in sorted(SOURCE.rglob("*.c"))
-            if source.parent != KERNELS
+            if source.parent != KERNELS and source != LISTS
         ]
-        for name, options in targets.items():
+        of_sets = [(f"WITH_{name.upper()}", "1") for name in sets]
+        jobs.append((LISTS, build / "-".join(sets), "", of_sets))
+        for name, options in sets.items():
             jobs += [
                 (source, build / name, options, [("TARGET", name)])
                 for source in sorted(KERNELS.glob("*.c"))
@@ -120,12 +177,16 @@ class BuildNative(build_ext):
             ]
         newest_header = max(path.stat().st_mtime for path in INCLUDED)
 
-        def compile_(job):
-            source, folder, options, macros = job
+        def is_new(job):
+            source, folder, _, _ = job
             made = folder / source.with_suffix(".o" if unix else ".obj")
             changed = max(source.stat().st_mtime, newest_header)
-            if made.exists() and made.stat().st_mtime > changed and not self.force:
-                return str(made)
+            return made.exists() and made.stat().st_mtime > changed and not self.force
+
+        def compile_(job):
+            source, folder, options, macros = job
+            if is_new(job):
+                return str(folder / source.with_suffix(".o" if unix else ".obj"))
             [made] = self.compiler.compile(
                 [str(source)],
                 output_dir=str(folder),
@@ -135,6 +196,11 @@ class BuildNative(build_ext):
             )
             return made
 
+        stale = sum(not is_new(job) for job in jobs)
+        seconds = round(stale * SECONDS / (os.cpu_count() or 1))
+        if seconds > 5 and OPTIMIZE != "0":
+            about = f"mlvm: compiling its kernels for {' '.join(sets)}, about {seconds} seconds"
+            print(about, file=sys.stderr, flush=True)
         with ThreadPoolExecutor(os.cpu_count()) as threads:
             objects = list(threads.map(compile_, jobs))
         link = ["-pthread", "-lm"] if unix else []

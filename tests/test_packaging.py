@@ -11,6 +11,7 @@ import sysconfig
 import tarfile
 import tomllib
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +20,7 @@ import pytest
 import typing_extensions
 
 import mlvm
+from mlvm.machines.native import extension
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -223,6 +225,55 @@ def test_an_extension_that_could_not_be_built_anew_is_gone(checkout: Path) -> No
     assert not library.exists()
     with pytest.raises(AssertionError, match="returned non-zero exit status"):
         run(*build, cwd=checkout, CC="/bin/false", MLVM_NATIVE="1")
+
+
+SIMD_IN_USE: Final = """import mlvm.eager as ml
+ml.VM(native=True)
+from mlvm.machines.native import _native
+print(_native.simd(), *_native.simd_sets())
+"""
+
+
+@pytest.mark.skipif(
+    not {"plain", "avx2"} <= extension.simd_sets().keys() or not extension.simd_sets()["avx2"],
+    reason="this build or processor has no avx2",
+)
+def test_a_checkout_compiles_a_set_once_when_it_is_asked_for(
+    checkout: Path, tmp_path: Path
+) -> None:
+    clone, log, compiler = tmp_path / "clone", tmp_path / "log", tmp_path / "cc"
+    shutil.copytree(checkout, clone, ignore=shutil.ignore_patterns("*.so", "build"))
+    cc = sysconfig.get_config_var("CC")
+    compiler.write_text(f'#!/bin/sh\necho "$*" >> {log}\nexec {cc} "$@"\n')
+    compiler.chmod(0o755)
+    build = (sys.executable, "setup.py", "-q", "build_ext", "--inplace")
+    run(*build, cwd=clone, CC=str(compiler), **QUICK)
+    library = (clone / EXTENSION).read_bytes()
+    use = (sys.executable, "-c", SIMD_IN_USE)
+    with pytest.raises(AssertionError, match=r"failed: .*there is no C compiler '/no/cc'; there"):
+        run(*use, cwd=clone, MLVM_SIMD="avx2", CC="/no/cc")
+    assert (clone / EXTENSION).read_bytes() == library
+    asked = {"MLVM_SIMD": "avx2", "CC": str(compiler), "MLVM_OPTIMIZE": "0"}
+    with ThreadPoolExecutor() as threads:  # at once, as workers of pytest-xdist
+        running = [threads.submit(run, *use, cwd=clone, **asked) for _ in range(3)]
+    assert {each.result() for each in running} == {"avx2 avx2 plain\n"}
+    compiled = [line for line in log.read_text().splitlines() if " -c " in line]
+    assert len(compiled) == len({*compiled}) > 0
+    assert run(*use, cwd=clone, MLVM_SIMD="avx2", CC="/no/cc") == "avx2 avx2 plain\n"
+
+
+@pytest.mark.skipif("amx_emulated" not in extension.simd_sets(), reason="not all was built")
+def test_a_wheel_has_all_sets_and_a_checkout_those_of_its_processor(checkout: Path) -> None:
+    code = "import sys; sys.argv += ['--name']; import setup; print(*setup.targets({}))"
+    wheel, own = (
+        {*run(sys.executable, "-c", code.format(in_place), cwd=checkout).split()[1:]}
+        for in_place in (False, True)
+    )
+    assert wheel == extension.simd_sets().keys()
+    assert "plain" in own
+    assert own <= {name for name, here in extension.simd_sets().items() if here} | {"amx"}
+    assert next(name for name, here in extension.simd_sets().items() if here) in own
+    assert "amx_emulated" not in own
 
 
 def test_an_extension_that_does_not_load_is_not_used(

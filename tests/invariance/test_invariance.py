@@ -13,6 +13,7 @@ import pytest
 
 import mlvm.eager as ml
 from mlvm.core.op import OPS
+from mlvm.core.ops import half
 from mlvm.core.types import Array
 from mlvm.machines.native import extension
 from tests.brief import cases
@@ -74,6 +75,20 @@ def test_a_row_has_the_same_bits_whatever_stands_beside_it() -> None:
             inside = [machine for machine in used if not outside(machine, each)]
             for rows in rows_of(each)[-1:] if inside else ():
                 _check(draws.choice(inside), each, rows, draws.randrange(2, MOST))
+
+
+def test_avx512_bf16_has_bits_of_its_own_in_products_of_bf16_alone() -> None:
+    one, other = Native("avx512", 1), Native("avx512_bf16", 1)
+    if not {one.simd, other.simd} <= {each.simd for each in SETS}:
+        pytest.skip("this build or processor has no avx512_bf16")
+    compared = set()
+    for op, every in _by_op().items():
+        for sample in every:
+            small = sum([x.size for x in sample.inputs]) < _SMALL
+            if small and not half.have_halves(sample.inputs):
+                assert one.run(sample).tobytes() == other.run(sample).tobytes(), (op, sample)
+                compared.add(op)
+    assert compared >= {"matmul", "conv2d", "recurrence"}
 
 
 def _check(machine: Machine, sample: Sample, rows: Rows, count: int) -> None:

@@ -3,13 +3,17 @@
 The environment variable MLVM_NATIVE says what VMs use that are not told: `0` the numpy kernels, `1`
 the native ones or an error, else the native ones if they were built. MLVM_SIMD chooses among the
 instruction sets that the processor has: `amx`, `avx512_bf16`, `avx512`, `avx2`, `plain`; and for
-tests `amx_emulated`. MLVM_THREADS is how many threads the default VM has.
+tests `amx_emulated`. A set that a checkout was not built for is compiled then. MLVM_THREADS is how
+many threads the default VM has.
 """
 
 from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Final
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
     from mlvm.machines.native._native import Pool
 
 MOST_THREADS: Final = 256
+_SETS: Final = ("amx", "avx512_bf16", "avx512", "avx2", "neon", "plain", "amx_emulated")
 
 _REMEDY: Final = (
     "it is compiled when mlvm is installed, if there is a C compiler: in a checkout, `make native` "
@@ -26,15 +31,30 @@ _REMEDY: Final = (
 )
 
 
+def _compile(simd: str) -> str:
+    """Compile an instruction set that a checkout was not built for. Return why that failed."""
+    native, checkout = Path(__file__).parent, Path(__file__).parents[3]
+    library, sources = native / "_native.abi3.so", native / "src" / "module.c"
+    if simd not in _SETS or not all(x.exists() for x in (library, sources, checkout / "setup.py")):
+        return ""
+    if f"kernels of {simd}\0".encode() in library.read_bytes():
+        return ""
+    print(f"mlvm: compiling kernels for MLVM_SIMD={simd}, once", file=sys.stderr, flush=True)
+    environment = {**os.environ, "MLVM_NATIVE": "1", "MLVM_TARGETS": f"built,{simd}"}
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=checkout, env=environment, capture_output=True, text=True)
+    return done.stderr.strip().rpartition("\n")[2] if done.returncode else ""
+
+
 def _load() -> tuple[ModuleType | None, str]:
     """The extension, or why there is none."""
+    simd = os.environ.get("MLVM_SIMD", "")
     try:
         found = importlib.import_module("mlvm.machines.native._native")
     except ModuleNotFoundError:
         return None, "it was not built"
     except ImportError as error:
         return None, f"it does not load: {error}"
-    simd = os.environ.get("MLVM_SIMD", "")
     if simd and not found.choose_simd(simd):
         return found, f"no {simd} kernels"
     return found, f"{found.simd()} kernels"
@@ -57,6 +77,7 @@ def wanted(native: bool | None) -> bool:
     simd, here = os.environ.get("MLVM_SIMD", ""), [n for n, here in simd_sets().items() if here]
     if native and simd and simd not in here:
         lacking = why_lacking(simd) if simd in simd_sets() else "this build has no such set"
+        lacking += f", and compiling it failed: {_FAILURE}" if _FAILURE else ""
         wrong = f"MLVM_SIMD={simd}: {lacking}"
         raise MachineError(f"{wrong}; there are {' '.join(here)}")
     return native
@@ -116,4 +137,5 @@ def status() -> str:
     return f"native, {REASON}"
 
 
+_FAILURE: Final = _compile(os.environ.get("MLVM_SIMD", ""))
 EXTENSION, REASON = _load()

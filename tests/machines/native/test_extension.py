@@ -60,7 +60,6 @@ def test_the_status_says_what_is_in_use_and_why(monkeypatch: pytest.MonkeyPatch)
 @needs_extension
 def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     sets = extension.simd_sets()
-    assert list(sets)[-1] == "plain"
     assert sets["plain"]
     for name, here in sets.items():
         monkeypatch.setenv("MLVM_SIMD", name)
@@ -70,6 +69,29 @@ def test_the_sets_are_those_that_can_be_chosen(monkeypatch: pytest.MonkeyPatch) 
             with pytest.raises(MachineError, match=f"MLVM_SIMD={name}: .* there are "):
                 extension.wanted(None)
             assert not extension.wanted(False)
+
+
+@needs_extension
+def test_the_first_set_that_the_processor_has_is_in_use_and_never_an_emulated_one() -> None:
+    """`avx512_bf16` was left unused on Zen 4."""
+    sets = extension.simd_sets()
+    code = "from mlvm.machines.native import _native; print(_native.simd())"
+    simd = subprocess.check_output([sys.executable, "-c", code], text=True).strip()
+    assert simd == next(name for name, here in sets.items() if here)
+    assert simd != "amx_emulated"
+
+
+@needs_extension
+def test_an_unknown_set_is_refused_and_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> NoReturn:
+        raise AssertionError
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    for simd in ("", "avx3", "all", "x" * 5000):
+        assert extension._compile(simd) == ""
+    monkeypatch.setenv("MLVM_SIMD", "avx3")
+    text = "^MLVM_SIMD=avx3: this build has no such set; there are .*plain"
+    refuses(MachineError, text, extension.wanted, None)
 
 
 def test_without_the_extension_numpy_runs(not_built: None) -> None:

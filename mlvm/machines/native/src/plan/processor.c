@@ -7,23 +7,19 @@
 #include <cpuid.h>
 #include <stdatomic.h>
 
-enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, ZEN5 = 32, TILES = 64 };
+enum { ASKED = 1, AVX2 = 2, AVX512 = 4, AVX512_BF16 = 8, AVX512_VNNI = 16, TILES = 32 };
 
 /* What the processor says itself, and the system of the registers that it saves. */
 static unsigned asked(void)
 {
-    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0, vendor = 0, saved = 0, more = 0, vnni = 0, unused;
-    unsigned sizes = 0, rows = 0;
-    __get_cpuid(0, &unused, &vendor, &unused, &unused);
-    __get_cpuid(1, &eax, &unused, &ecx, &unused);
+    unsigned ebx = 0, ecx = 0, edx = 0, saved = 0, more = 0, vnni = 0, sizes = 0, rows = 0, unused;
+    __get_cpuid(1, &unused, &unused, &ecx, &unused);
     if (ecx & bit_OSXSAVE)
         __asm__("xgetbv" : "=a"(saved), "=d"(unused) : "c"(0));
     __get_cpuid_count(7, 0, &unused, &ebx, &vnni, &edx);
     __get_cpuid_count(7, 1, &more, &unused, &unused, &unused);
     const unsigned all = bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL;
-    unsigned family = (eax >> 8 & 15) + (eax >> 20 & 255), found = ASKED;
-    if (vendor == signature_AMD_ebx && family == 26)
-        found |= ZEN5;
+    unsigned found = ASKED;
     if ((saved & 0x6) != 0x6 || !(ecx & bit_FMA) || !(ebx & bit_AVX2))
         return found;
     found |= AVX2;
@@ -96,15 +92,4 @@ int processor_has(const char *name)
 int processor_refused(const char *name)
 {
     return !strcmp(name, "amx") && tiles() < 0;
-}
-
-int processor_prefers(const char *name)
-{
-    if (!strcmp(name, "amx_emulated"))
-        return 0;
-#if (defined(__x86_64__) || defined(__i386__)) && defined(__GNUC__)
-    if (!strcmp(name, "avx512_bf16"))
-        return (features() & ZEN5) != 0;
-#endif
-    return 1;
 }

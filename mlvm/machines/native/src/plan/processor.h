@@ -9,8 +9,4 @@ int processor_has(const char *name);
 /* Whether the processor has that set, and the system refused it. */
 int processor_refused(const char *name);
 
-/* Whether the set is taken where none is asked for. Pairs of bf16 are multiplied faster than single f32
- * by AMD's Zen 5, family 26; on Intel's processors they take twice the time. Others were not measured. */
-int processor_prefers(const char *name);
-
 #endif

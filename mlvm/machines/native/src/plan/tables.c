@@ -31,6 +31,7 @@
 #define TABLES(set, target, products, tiles)                                             \
     KERNEL_FILES(DECLARE_KERNELS, target, products, tiles)                               \
     ROW_FILES(DECLARE_ROWS, target)                                                      \
+    const char built_##set[] = "kernels of " #set; /* which setup.py looks for */         \
     static const KernelEntry *const kernels_##set[] = {                                  \
         KERNEL_FILES(LIST_KERNELS, target, products, tiles) NULL};                       \
     static const RowEntry *const rows_##set[] = {ROW_FILES(LIST_ROWS, target) NULL};
@@ -87,10 +88,10 @@ static const Set sets[] = {
 #ifdef WITH_NEON
     {"neon", kernels_neon, rows_neon},
 #endif
-#ifdef WITH_AMX_EMULATED
-    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated},
-#endif
     {"plain", kernels_plain, rows_plain},
+#ifdef WITH_AMX_EMULATED
+    {"amx_emulated", kernels_amx_emulated, rows_amx_emulated}, /* for tests: after what all have */
+#endif
 };
 static const Set *chosen;
 
@@ -107,7 +108,7 @@ int simd_choose(const char *name)
 static const Set *set_in_use(void)
 {
     for (size_t i = 0; !chosen; i++)
-        if (processor_has(sets[i].name) && processor_prefers(sets[i].name))
+        if (processor_has(sets[i].name))
             chosen = &sets[i];
     return chosen;
 }
