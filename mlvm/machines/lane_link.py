@@ -84,6 +84,8 @@ def segments_of(program: Program) -> dict[str, Segment]:
             parts.parts[int(rows)] = Part(function, head["nbytes"])
     if not all(min(each.parts) == 1 for each in segments.values()):
         raise MachineError("a segment has no part for one row")
+    if any(each.sum >= 0 and len(each.outs) != 1 for each in segments.values()):
+        raise MachineError("what adds to a sum has one result, the sum")
     return segments
 
 
@@ -166,6 +168,7 @@ class Linked:
         self._results: dict[str, list[int]] = {}
         self._calls: list[tuple[Step, str, list[int]]] = []
         self._waiting: list[Step] = []  # the heavy ones
+        self._local_sizes: set[int] = set()
         todo = [ROW]
         for name in todo:  # which grows meanwhile
             self._function(program.functions[name])
@@ -183,6 +186,7 @@ class Linked:
         sizes = [nbytes for _, nbytes in self.params]
         self.lent = {n for n in sizes if n and sizes.count(n) == 1}
         self.lent -= {nbytes for _, nbytes in self.returned}.union(*map(_made_by, self.steps))
+        self.lent -= self._local_sizes  # an unwritten local is zero
         registers = [to for step in self.steps for to in _left_by(step)]
         if not all(0 <= to < self.width for to in registers):
             raise MachineError("a result of lanes has no slot")
@@ -193,6 +197,9 @@ class Linked:
         head = _head(function, FRAME)
         self.types = [*map(TensorType.parse, (*head["params"], *head["locals"]))]
         self.nparams = len(head["params"])
+        if self.nparams != function.nparams:
+            raise MachineError(f"{function.name} has {function.nparams} parameters, not as it says")
+        self._local_sizes.update([type.nbytes for type in self.types[self.nparams :]])
         self.stack: list[_Symbol] = []
         self.awaited: set[int] = set()
         self.constants: dict[int, int] = {}  # registers of what is shared

@@ -227,7 +227,7 @@ class Lanes:
         if FIRST in self.segments:
             shared = self._shared_of(self.segments[FIRST])
             self.bound(FIRST, 1).run(shared, self.hoisted, self.scratch)
-        if count < 0 or any(len(x) < count for x in (*xs, *results)):
+        if not 0 <= count <= min(map(len, (*xs, *results)), default=0):
             raise OperandValueError(f"there are not as many as {count} lanes")
         vm = self._vm()
         assert vm is not None

@@ -489,6 +489,72 @@ def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: 
     refuses(error, text, launched, program, np.zeros(2, np.int64), np.array(2), I64)
 
 
+def summed(outs: str) -> Program:
+    """A program that adds its rows, u8[1048576], to a sum of such results."""
+    facts = f'"ins": [1048576], "outs": [{outs}], "shared": [], "heavy": false, "sum": 0'
+    return assemble(f"""
+    .func main 0 *
+        load_arg 0
+        call row
+        halt
+    .func row 1 0
+        push_str "lanes.frame"
+        cfunc 0 1 {{"params": ["u8[1048576]"], "locals": ["i64[]"], "shared": [], "sums": 1}}
+        get 0
+        get -1
+        push_str "lanes.add"
+        cfunc 2 0 {{"site": 0}}
+        return 0
+    .func a0.x1 0 *
+        push_str "lanes.part"
+        cfunc 0 0 {{"arguments": "", "nbytes": 0, {facts}}}
+        halt
+    """)
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+def test_a_sum_of_several_results_is_refused() -> None:
+    """The scheduler copies rows behind the one sum."""
+    rows = np.ones((2, 1 << 20), np.uint8)
+    refuses(MachineError, "one result", launched, summed("8, 0"), np.array(0), np.array(2), rows)
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+def test_a_function_with_other_parameters_than_it_says_runs_row_by_row() -> None:
+    text = '{"params": [], "locals": ["i64[]"], "shared": [], "sums": 0}'
+    function = f"""
+    .func f 3 0
+        push_str "lanes.frame"
+        cfunc 0 1 {text}
+        return 0
+    """
+    program = rows_of("get -1\nget -1\nget -1\ncall f\nget -1", function)
+    refuses(
+        MachineError,
+        "3 parameters",
+        lane_link.Linked,
+        program,
+        lane_link.types_of(program),
+        lane_link.segments_of(program),
+    )
+    assert launched(program, np.zeros(2, np.int64), np.array(2), I64)[0] == [7, 8]
+
+
+@pytest.mark.local(reason="a server answers such a launch later")
+def test_rows_without_operands_are_refused() -> None:
+    text = '{"params": [], "locals": ["i64[]"], "shared": [], "sums": 0}'
+    program = assemble(f"""
+    .func main 0 *
+        call row
+        halt
+    .func row 0 0
+        push_str "lanes.frame"
+        cfunc 0 1 {text}
+        return 0
+    """)
+    refuses(OperandValueError, "not as many", launched, program, np.array(1 << 61))
+
+
 @pytest.mark.local(reason="a server answers such a launch later")
 def test_rows_of_other_bytes_are_refused() -> None:
     program = rows_of("get -1")
