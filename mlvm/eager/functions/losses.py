@@ -204,7 +204,7 @@ def nll(
     the mean are those of `softmax_cross_entropy`, which is more accurate for logits.
 
     log_predictions: f[..., K], labels: i[...], weight: f[K] -> f[...], or f[] with "mean" or "sum".
-    Raises `PositionRefused` for a label that is none of the classes, `ShapeError` for other
+    Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for other
     shapes, `DTypeError` for predictions and weights that are no floats and labels that are no
     integers, `AttributeRefused` for another reduction.
 
@@ -250,7 +250,7 @@ def softmax_cross_entropy(
     distributions is over all.
 
     logits: f[..., K], labels: i[...] or f[..., K], weight: f[K] -> f[...], or f[] with "mean" or
-    "sum". Raises `PositionRefused` for a label that is none of the classes, `ShapeError` for
+    "sum". Raises `OperandValueError` for a label that is none of the classes, `ShapeError` for
     labels of another shape than the logits without their last axis, distributions of another than
     the logits, and a weight that is not one for each class, `DTypeError` for logits and weights
     that are no floats, `AttributeRefused` for a smoothing that is not in [0, 1], for an
