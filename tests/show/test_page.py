@@ -389,7 +389,7 @@ setTimeout(() => {
 
 
 def probed(page: str, probe: str, tmp_path: Path) -> dict[str, str]:
-    """What the probe tells of the page in a browser."""
+    """Return the lines that the probe writes of the page in a browser."""
     chromium = browser()
     (tmp_path / "probed.html").write_text(page.replace("</body>", probe), encoding="utf-8")
     done = subprocess.run(

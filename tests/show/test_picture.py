@@ -100,7 +100,7 @@ def test_lower_bound_and_high_water_are_lines_with_labels(batch: ml.Arena) -> No
 
 
 def test_the_line_of_bytes_in_use_hides_no_colours() -> None:
-    """Where it would go up and down all the time it is the line of its peaks."""
+    """A line that would go up and down all the time is that of its peaks."""
     type = TensorType("f32", (16,))
     lifetimes = [Lifetime(type, 0, 64 * (1 + (i > 4000)), i, i + 1) for i in range(0, 8000, 2)]
 
