@@ -42,6 +42,8 @@ def stack_of(program: Program) -> list[str]:
             is_large = kind in LARGE and any(each in LARGE for each in levels)
             if not is_large and not ("custom_vjp" in levels and kind == "custom_vjp"):
                 levels.append(kind)
+    if program.differentiable and not {*LARGE, "custom_vjp"} & {*levels}:
+        levels += [["grad", "jacrev", "vmap"], []][int(rng.integers(8) > 0)]
     back = [i for i, kind in enumerate(levels) if kind in (*BACK, "custom_jvp")]
     last = max(back, default=-1)  # a captured function has no gradient: what takes it is captured
     return [kind for i, kind in enumerate(levels) if kind != "jit" or i > last]
@@ -181,15 +183,25 @@ def arguments(program: Program) -> list[Array]:
     return [rng.normal(size=(3,) if rng.random() < 0.6 else (3, 3)) for _ in range(program.ninputs)]
 
 
+def special(program: Program, args: list[Array]) -> list[Array]:
+    """The arguments, with nan, infinities and zeros of both signs among them."""
+    rng = np.random.default_rng(program.number + 2 * 10**6)
+    values = [np.nan, np.inf, -np.inf, 0.0, -0.0]
+    return [np.where(rng.random(x.shape) < 0.3, rng.choice(values, x.shape), x) for x in args]
+
+
 def differs(program: Program, other: Library | None, module: Any) -> str | None:
     """What the program makes otherwise here than there, or captured than eagerly."""
     args, levels = arguments(program), stack_of(program)
     fn = transformed(HERE, ml, program, levels)
-    found = HERE.computed(fn, args)
-    captured = HERE.computed(ml.capture(fn), args)
-    for ours, theirs in zip(found, captured, strict=True):
-        if not np.array_equal(ours, theirs, equal_nan=True):
-            return f"captured: {theirs.tolist()}\nnot {ours.tolist()}"
+    step = ml.capture(fn)
+    for values in (special(program, args), args):
+        found = HERE.computed(fn, values)
+        captured = HERE.computed(step, values)
+        for ours, theirs in zip(found, captured, strict=True):
+            if not np.array_equal(ours, theirs, equal_nan=True):
+                given = [x.tolist() for x in values]
+                return f"captured: {theirs.tolist()}\nnot {ours.tolist()}\nof {given}"
     if other is None:
         return None if any("custom" in kind for kind in levels) else _slope_differs(fn, args)
     expected = other.computed(transformed(other, module, program, levels), args)

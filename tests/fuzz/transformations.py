@@ -47,6 +47,7 @@ class Library(NamedTuple):
     cond: Fn
     while_loop: Fn
     scan: Fn
+    checkpointed: Fn  # a scan that runs its body again on the backward pass
     vmap: Fn
     grad: Fn
     jit: Fn
@@ -71,6 +72,7 @@ HERE = Library(
     ml.cond,
     ml.while_loop,
     ml.scan,
+    partial(ml.scan, checkpoint=True),
     ml.vmap,
     ml.grad,
     ml.capture,
@@ -104,6 +106,7 @@ def jax_library() -> Library | None:
         jax.lax.cond,
         jax.lax.while_loop,
         jax.lax.scan,
+        jax.lax.scan,
         jax.vmap,
         jax.grad,
         jax.jit,
@@ -117,6 +120,9 @@ def jax_library() -> Library | None:
 
 CONDITIONS = [*DType.all, "f8e4m3", "f8e5m2"]
 """The dtypes of which there is a single element."""
+
+SCANS = ("plain", "plain", "checkpoint", "no iterations", "last carry unread")
+"""Kinds of scans. A checkpointed one within a block whose values its body reads is refused."""
 
 K = 3  # the length of every axis of a lane's tensors
 
@@ -183,7 +189,8 @@ class Program:
         if kind == "while":
             self.differentiable = False
             return partial(_while, a, b, dtype, inner)
-        return partial(_scan, a, b, inner)
+        scans = SCANS if self.depth == 0 else [each for each in SCANS if each != "checkpoint"]
+        return partial(_scan, a, b, scans[self.pick(len(scans))], inner)
 
     def transformations(self) -> list[tuple[str, Any]]:
         """From the inside out: `grad` at most once, `vmap` with an axis for each argument."""
@@ -261,13 +268,17 @@ def _while(a: int, b: int, dtype: str, body: list[Step], lib: Library, v: list[A
     return lib.while_loop(more, turn, (zero, vector(lib, v[b])))[1]
 
 
-def _scan(a: int, b: int, body: list[Step], lib: Library, v: list[Any]) -> Any:
+def _scan(a: int, b: int, kind: str, body: list[Step], lib: Library, v: list[Any]) -> Any:
     def turn(state: Any, row: Any) -> Any:
         after = lib.tanh(_run(body, lib, [*v, state * row]))
-        return after, after[0]
+        return after, state[0] if kind == "last carry unread" else after[0]
 
-    last, rows = lib.scan(turn, vector(lib, v[a]), vector(lib, v[b]))
-    return last + rows
+    xs = vector(lib, v[b])
+    scan = lib.checkpointed if kind == "checkpoint" else lib.scan
+    last, rows = scan(turn, vector(lib, v[a]), xs[:0] if kind == "no iterations" else xs)
+    if kind == "last carry unread":
+        return rows
+    return last + (lib.sum(rows) if kind == "no iterations" else rows)
 
 
 # --- running ---------------------------------------------------------------------------

@@ -688,14 +688,14 @@ NO_COTANGENTS: dict[str, tuple[Callable[[ml.Tensor], Any], float]] = {
     ),
 }
 
-ROWS: dict[str, Way] = {
+EVERYWHERE: dict[str, Way] = {
     **WAYS,
     "vmap": lambda fn: lambda x: ml.vmap(fn)(ml.stack([x, x]))[1],
     "batch": lambda fn: lambda x: ml.batch(fn)(ml.stack([x, x]))[1],
 }
 
 
-@cases("wrap", *ROWS.values(), ids=[*ROWS])
+@cases("wrap", *EVERYWHERE.values(), ids=[*EVERYWHERE])
 @pytest.mark.parametrize("case", NO_COTANGENTS)
 def test_no_cotangent_is_no_zero_in_any_iteration(case: str, wrap: Way) -> None:
     fn, expected = NO_COTANGENTS[case]
