@@ -264,7 +264,24 @@ class Pipeline(Generic[A]):
                 stacklevel=2,
             )
 
+    def __repr__(self) -> str:
+        facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
+        return f"<Pipeline {self.name!r}: {facts}>"
+
     # --- inside ---
+
+    def _facts(self) -> dict[str, str]:
+        """Describe the pipeline, for `repr` and notebooks."""
+        size, batch = self._schedule.batch_size, self._next
+        types = [str(type.with_shape((size, *type.shape[1:]))) for type in self._types]
+        place = f"position {batch.start} of epoch {batch.epoch}" if batch else "the end"
+        kind = "processes" if self._processes else "threads"
+        return {
+            "batches": " ".join(types),
+            "in an epoch": f"{len(self)}",
+            "workers": f"{self._workers} {kind}" if self._workers else "0",
+            "at": "closed" if self._closed else place,
+        }
 
     def _default_vm(self) -> VMProtocol:
         raise PipelineError(f"{self.name}: which vm are the batches for?")

@@ -49,7 +49,7 @@ class Crew:
         self.failure: Exception | None = None
         self.ready = False
         self.producers_waited = 0.0
-        self.closing = threading.Event()
+        self.closing = False  # and no Event, whose lock an interrupted `set` may keep
         self._pid = os.getpid()
         self._recipe = recipe
         self._numbered = enumerate(batches)
@@ -81,7 +81,7 @@ class Crew:
         if os.getpid() != self._pid:
             return
         self.ready = False
-        self.closing.set()
+        self.closing = True
         for queue in self.queues.values():
             queue.cancel(ShutDown(f"{queue.name} was closed"))
         until = time.monotonic() + _PATIENCE
@@ -106,7 +106,7 @@ class Crew:
             while self._step(self._fill_in_thread):
                 pass
             return
-        process = _WorkerProcess(self._recipe, self.queues, self.closing)
+        process = _WorkerProcess(self._recipe, self.queues, lambda: self.closing)
         try:
             while self._step(process.fill):
                 pass
@@ -194,11 +194,11 @@ class _WorkerProcess:
     """
 
     def __init__(
-        self, recipe: Recipe, queues: Mapping[int, QueueTensor], closing: threading.Event
+        self, recipe: Recipe, queues: Mapping[int, QueueTensor], is_closing: Callable[[], bool]
     ) -> None:
         self._recipe = recipe
         self._slots = {size: queue.memory for size, queue in queues.items()}
-        self._closing = closing
+        self._is_closing = is_closing
         self._process: BaseProcess | None = None
         self._connection: Connection | None = None
 
@@ -249,7 +249,7 @@ class _WorkerProcess:
         """What the process says of its batch. Raises `EOFError` if it has died."""
         assert self._process is not None
         while not connection.poll(_POLL):
-            if self._closing.is_set():
+            if self._is_closing():
                 raise _Closing
             if not self._process.is_alive() and not connection.poll():
                 raise EOFError

@@ -245,6 +245,19 @@ def test_a_loop_after_one_that_was_left_has_its_batches_again(
     refuses(ShutDown, "pipeline was closed", list, batches)
 
 
+def test_a_pipeline_and_a_queue_are_shown_in_a_line_and_as_tables() -> None:
+    with ml.Pipeline(Numbers(), 5, vm=ml.VM(), epochs=1) as batches:
+        text = "batches f32[5,2] i64[5], in an epoch 5, workers 0, at position"
+        assert repr(batches) == f"<Pipeline 'pipeline': {text} 0 of epoch 0>"
+        batches.get()
+        assert "position 5 of epoch 0" in batches._repr_html_()
+        digests(batches)
+        assert repr(batches).endswith("at the end>")
+    assert "closed" in batches._repr_html_()
+    shown = ml.QueueTensor(ml.VM(), ["f32[2]"], 3, name="a<b")._repr_html_()
+    assert all(text in shown for text in ("a&lt;b", "f32[2]", "elements_in"))
+
+
 def test_a_loop_after_get_or_a_whole_epoch_goes_on() -> None:
     with pipeline(epochs=3) as batches:
         next(iter(batches))

@@ -17,6 +17,7 @@ from mlvm.eager.tensor.context import current_arena
 from mlvm.eager.tensor.tensor import Tensor
 from mlvm.eager.tensor.wrapper import require_arguments
 from mlvm.input import pipeline, queue
+from mlvm.show import html
 
 A = TypeVar("A", bound=Allocation, default=Tensor)
 
@@ -38,6 +39,16 @@ class QueueTensor(queue.QueueTensor):
         refuse_captured("a queue is iterated over")
         return cast(Iterator[tuple[Tensor, ...]], super().__iter__())
 
+    def _repr_html_(self) -> str:
+        rows = [
+            ("types", " ".join(map(str, self.types))),
+            ("slots", f"{self.maxsize}"),
+            ("free", f"{self.arena.free_slots()}"),
+            ("waiting", f"{self.qsize()}"),
+            *[(name, f"{value:g}") for name, value in self.stats()._asdict().items()],
+        ]
+        return html.table(("QueueTensor", self.name), rows, right=0)
+
     get.__doc__ = queue.QueueTensor.get.__doc__
     get_nowait.__doc__ = queue.QueueTensor.get_nowait.__doc__
 
@@ -55,6 +66,10 @@ class Pipeline(pipeline.Pipeline[Tensor]):
 
     def _default_seed(self) -> int:
         return prepare(self._vm).seed
+
+    def _repr_html_(self) -> str:
+        stats = [(name, f"{value:g}") for name, value in self.stats()._asdict().items()]
+        return html.table(("Pipeline", self.name), [*self._facts().items(), *stats], right=0)
 
 
 class ScratchPad(scratch_pad.ScratchPad):
