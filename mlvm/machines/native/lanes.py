@@ -145,6 +145,9 @@ class NativeLanes:
 
     # --- what C asks ------------------------------------------------------------------------
 
+    def breathe(self) -> None:
+        """Do nothing: other threads run meanwhile, and their exceptions for this one arrive."""
+
     def grow(self, size: int, used: int, more: int) -> tuple[int, int]:
         data = self._grow(self._sizes[size], used, more)
         return _address(data), len(data)
@@ -161,6 +164,8 @@ class NativeLanes:
             raise OperandValueError(f"index {a} is out of range for length {b}")
         if what == "depth":
             raise LimitExceeded(f"{a} calls lie within each other, the most that may")
+        if what == "frames":
+            raise LimitExceeded(f"lanes have more than {a:,} frames, the most that they may")
         if what == "check":
             raise CheckFailed(self._steps[a][3])
         raise MachineError("no such record is there")

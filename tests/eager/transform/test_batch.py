@@ -29,6 +29,9 @@ from mlvm.eager import nn
 from mlvm.eager.tensor.context import current_arena
 from mlvm.machines import lane_link, lanes
 from mlvm.machines.native.extension import EXTENSION
+from mlvm.machines.remote.bounded import BoundedVM
+from mlvm.machines.remote.limits import Limits
+from mlvm.machines.remote.watchdog import Watchdog
 from models.tree_lstm import TreeLstm
 from tests.brief import cases, refuses
 
@@ -461,6 +464,8 @@ NEGATED = "get -1\ncall s\nset 1\nget 1"
     (rows_of(DOUBLED), [14, 16]),
     (rows_of("get -1\nget 1\nset -1\nset 1\nget 1"), [7, 8]),
     (rows_of("get 0"), None),
+    (rows_of("get 1"), [0, 0]),
+    (rows_of("get 1", locals_='"i64[]", "i64[1]"'), [0, 0]),
     (rows_of(NEGATED, segment(TOLD % (8, 8))), [-7, -8]),
 )
 def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> None:
@@ -487,6 +492,19 @@ def test_an_ordinary_program_runs_on_rows(program: Program, expected: Any) -> No
 )
 def test_what_is_no_program_for_rows_is_refused(program: Any, error: Any, text: str) -> None:
     refuses(error, text, launched, program, np.zeros(2, np.int64), np.array(2), I64)
+
+
+@pytest.mark.local(reason="the limits are of the VM that a server lends")
+def test_rows_that_loop_forever_end_with_their_launch() -> None:
+    """Also where the scheduler in C runs them, and lets other threads run meanwhile."""
+    vm = BoundedVM("bounded", Limits(launch_seconds=0.2), Watchdog())
+    arrays = np.zeros(2, np.int64), np.array(2), np.zeros(2, np.int64)
+    handles = [vm.alloc_tensor(ml.TensorType(x.dtype, x.shape)) for x in arrays]
+    for handle, x in zip(handles, arrays, strict=True):
+        vm.write(handle, x)
+    text = lane_link.text_of(rows_of("again:\nget -1\njump_if_false again\nget -1"))
+    program = Program.of_op(lanes.RUN, 3, {"program": text}, 0)
+    refuses(LimitExceeded, "takes longer", vm.launch, program, handles)
 
 
 def summed(outs: str) -> Program:

@@ -17,7 +17,10 @@ typedef struct {
     Lanes lanes;
     PyObject *helper; /* while it runs */
     PoolObject *pool;
+    uint64_t looks;
 } LanesObject;
+
+enum { LOOKS_PER_BREATH = 64 };
 
 static PyTypeObject *lanes_type;
 
@@ -100,10 +103,17 @@ static int run_part(Lanes *lanes, int64_t number, int64_t k)
     return done ? 0 : -1;
 }
 
+/* Let Python handle signals, and from time to time other threads, one of which may end this launch. */
 static int look(Lanes *lanes)
 {
-    (void)lanes;
-    return PyErr_CheckSignals();
+    LanesObject *self = object_of_lanes(lanes);
+    if (PyErr_CheckSignals())
+        return -1;
+    if (++self->looks % LOOKS_PER_BREATH)
+        return 0;
+    PyObject *done = PyObject_CallMethod(self->helper, "breathe", NULL);
+    Py_XDECREF(done);
+    return done ? 0 : -1;
 }
 
 static int refuse(Lanes *lanes, const char *what, int64_t a, int64_t b)

@@ -148,6 +148,8 @@ static int more_frames(Lanes *self, int64_t count)
 {
     if (!count)
         return 0;
+    if (count > MOST_FRAMES - self->n)
+        return self->runner->refuse(self, "frames", MOST_FRAMES, 0);
     if (self->n + count > self->room) {
         int64_t room = 2 * self->room > self->n + count ? 2 * self->room : self->n + count + 64;
         int64_t had = self->room;
@@ -533,12 +535,15 @@ static int run_between(Lanes *self, int64_t count, char *const *args, char *cons
 int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums)
 {
     clear(self);
-    for (int64_t i = 0; i < self->nrows; i++) { /* one row stands for those that nothing has been written to */
-        if (self->lent[i] || self->rows[i].room)
+    for (int64_t i = 0; i < self->nrows; i++) { /* the first row of each size stays zero, for unwritten registers */
+        if (self->lent[i])
             continue;
-        if (self->runner->grow(self, i, 1))
-            return -1;
-        memset(self->rows[i].data, 0, (size_t)self->rows[i].nbytes);
+        if (!self->rows[i].room) {
+            if (self->runner->grow(self, i, 1))
+                return -1;
+            memset(self->rows[i].data, 0, (size_t)self->rows[i].nbytes);
+        }
+        self->rows[i].used = 1;
     }
     int failed = run_between(self, count, args, results, sums);
     for (int64_t i = 0; i < self->nrows; i++)

@@ -17,6 +17,7 @@ enum LaneStep { LANE_STEPS(STEP) };
 
 
 enum { MOST_FRAMES_DEEP = 10000 };
+#define MOST_FRAMES ((int64_t)1 << 32)
 
 typedef struct {
     int64_t *of, count, room;
@@ -92,7 +93,7 @@ struct Lanes {
  * to the sums. Returns 0, or -1. */
 int lanes_run_rows(Lanes *self, int64_t count, char *const *args, char *const *results, char *const *sums);
 
-/* The row of that number; of one that nothing has been written to, the first. */
+/* The row of that number; of an unwritten register, the first, which is zero. */
 static inline char *lane_row(const Lanes *self, int64_t size, int64_t number)
 {
     const Rows *rows = &self->rows[size];
