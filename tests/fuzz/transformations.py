@@ -122,7 +122,7 @@ CONDITIONS = [*DType.all, "f8e4m3", "f8e5m2"]
 """The dtypes of which there is a single element."""
 
 SCANS = ("plain", "plain", "checkpoint", "no iterations", "last carry unread")
-"""Kinds of scans. A checkpointed one within a block whose values its body reads is refused."""
+"""Kinds of scans."""
 
 K = 3  # the length of every axis of a lane's tensors
 
@@ -189,8 +189,7 @@ class Program:
         if kind == "while":
             self.differentiable = False
             return partial(_while, a, b, dtype, inner)
-        scans = SCANS if self.depth == 0 else [each for each in SCANS if each != "checkpoint"]
-        return partial(_scan, a, b, scans[self.pick(len(scans))], inner)
+        return partial(_scan, a, b, SCANS[self.pick(len(SCANS))], inner)
 
     def transformations(self) -> list[tuple[str, Any]]:
         """From the inside out: `grad` at most once, `vmap` with an axis for each argument."""
@@ -273,6 +272,7 @@ def _scan(a: int, b: int, kind: str, body: list[Step], lib: Library, v: list[Any
         after = lib.tanh(_run(body, lib, [*v, state * row]))
         return after, state[0] if kind == "last carry unread" else after[0]
 
+    v = list(v)  # the caller appends to its own before a checkpointed body runs again
     xs = vector(lib, v[b])
     scan = lib.checkpointed if kind == "checkpoint" else lib.scan
     last, rows = scan(turn, vector(lib, v[a]), xs[:0] if kind == "no iterations" else xs)
