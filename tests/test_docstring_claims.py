@@ -768,6 +768,7 @@ NEVER = {
     "FrozenWarning": "a warning",
     "PrecisionWarning": "a warning",
     "RecompilationWarning": "a warning",
+    "NoEffectWarning": "a warning",
     "ReplacementWarning": "a warning",
     "Recording": "a result; `record` makes it",
     "SampleRandom": "its draws raise, and say so",
@@ -1126,6 +1127,7 @@ HandleError DryVM.storage_over: dry.storage_over(bytes_of_vm)
 ShutDown Pipeline.get: batches.get()
 QueueEmpty Pipeline.get: slow.get(timeout=0.0)
 PipelineError Pipeline.get: [greedy.get() for _ in range(9)]
+ShutDown Pipeline.peek: batches.peek()
 PipelineError Pipeline.restore: greedy.restore({"epoch": 0})
 ArenaError QueueTensor.cancel: queue.cancel("text")
 ShutDown QueueTensor.close: shut.put([array])

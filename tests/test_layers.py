@@ -63,35 +63,35 @@ ROOMS = [
 Others (`__init__`, `stub`) import from all."""
 
 BUDGET = {
-    "mlvm/core": 6_860,
-    "mlvm/machines": 1_720,
-    "mlvm/machines/native": 2_810,
+    "mlvm/core": 6_920,
+    "mlvm/machines": 1_780,
+    "mlvm/machines/native": 2_820,
     "mlvm/machines/gpu": 3_270,
-    "mlvm/machines/standalone": 1_350,
-    "mlvm/machines/remote": 3_900,
-    "mlvm/arena": 1_320,
-    "mlvm/show": 1_620,
-    "mlvm/input": 1_310,
-    "mlvm/step": 2_500,
-    "mlvm/parallel": 3_160,
-    "mlvm/eager": 820,
-    "mlvm/eager/tensor": 1_700,
-    "mlvm/eager/functions": 4_680,
-    "mlvm/eager/recording": 910,
-    "mlvm/eager/autodiff": 2_230,
-    "mlvm/eager/control": 1_430,
-    "mlvm/eager/transform": 2_020,
-    "mlvm/eager/nn": 2_320,
+    "mlvm/machines/standalone": 1_320,
+    "mlvm/machines/remote": 3_930,
+    "mlvm/arena": 1_340,
+    "mlvm/show": 1_680,
+    "mlvm/input": 1_410,
+    "mlvm/step": 2_820,
+    "mlvm/parallel": 3_200,
+    "mlvm/eager": 860,
+    "mlvm/eager/tensor": 1_810,
+    "mlvm/eager/functions": 4_780,
+    "mlvm/eager/recording": 940,
+    "mlvm/eager/autodiff": 2_300,
+    "mlvm/eager/control": 1_470,
+    "mlvm/eager/transform": 2_070,
+    "mlvm/eager/nn": 2_330,
     "mlvm/eager/parallel": 640,
-    "mlvm/eager/optim": 1_240,
-    "mlvm/eager/files": 860,
-    "mlvm/eager/interop": 1_370,
-    "mlvm/eager/capture": 2_120,
-    "mlvm/onnx": 5_910,
-    "mlvm": 510,
-    "models": 3_440,
+    "mlvm/eager/optim": 1_250,
+    "mlvm/eager/files": 880,
+    "mlvm/eager/interop": 440,
+    "mlvm/eager/capture": 2_290,
+    "mlvm/onnx": 6_110,
+    "mlvm": 520,
+    "models": 3_470,
     "bench": 4_360,
-    "tests": 66_910,
+    "tests": 70_190,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
@@ -253,7 +253,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 5300
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 5320
 
 
 def lines_without_examples(source: str) -> int:

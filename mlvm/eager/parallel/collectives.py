@@ -456,4 +456,9 @@ def _program(name: str, nparams: int, attributes: tuple[tuple[str, Any], ...]) -
     return Program.of_op(name, nparams, dict(attributes), 0)
 
 
-AnyGroup.carried = staticmethod(lambda task: random.carried(carried(task)))  # type: ignore[method-assign]
+def _in_caller_context(task: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the task under the caller's `ml.autocast` and with the process's seed."""
+    return random.carried(carried(task))
+
+
+AnyGroup.carried = staticmethod(_in_caller_context)  # type: ignore[method-assign]
