@@ -19,7 +19,10 @@ from tests.fuzz.language.source import built_by
 from tests.fuzz.language.trying import Found, Kind, require_same
 from tests.fuzz.language.world import World, tensor
 
-pytestmark = pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::mlvm.eager.PrecisionWarning"),
+    pytest.mark.filterwarnings("ignore::mlvm.eager.NoEffectWarning"),
+]
 
 KNOWN: tuple[Kind, ...] = ()
 """What is still found in the eager language, until it is mended."""

@@ -71,7 +71,7 @@ BUDGET = {
     "mlvm/machines/remote": 3_930,
     "mlvm/arena": 1_340,
     "mlvm/show": 1_680,
-    "mlvm/input": 1_410,
+    "mlvm/input": 1_420,
     "mlvm/step": 2_820,
     "mlvm/parallel": 3_200,
     "mlvm/eager": 860,
@@ -253,7 +253,7 @@ def test_core_without_its_kernels_is_small() -> None:
     core = ROOT / "mlvm" / "core"
     kernels = {*(core / "ops").rglob("*.py"), core / "machine" / "fused.py"}
     files = set(core.rglob("*.py")) - kernels
-    assert sum(lines_without_examples(file.read_text()) for file in files) < 5320
+    assert sum(lines_without_examples(file.read_text()) for file in files) < 5325
 
 
 def lines_without_examples(source: str) -> int:

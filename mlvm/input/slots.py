@@ -67,35 +67,36 @@ class SingleThreadedRing:
 class Slot:
     """Memory for one element. `lent_to` is the thread that got its tensors, 0 if they have ended.
 
-    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset. `living`
-    are the regions of tensors that have not ended; `claims` has the claim while the slot is lent.
+    `loan` are the tensors, if they were got inside `with arena:`, and end with its reset.
+    `lent` has the regions of tensors that have not ended, and a list of the claim while it is lent.
+    Both are new for each borrower: a thread that is late with an earlier one changes nothing.
     """
 
-    __slots__ = ("_borrower", "claims", "index", "living", "loan", "parts")
+    __slots__ = ("_borrower", "index", "lent", "loan", "parts")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.parts: list[tuple[Region, TensorType]] = []
         self.loan: Loan | None = None
-        self.living: set[Region] = set()
-        self.claims: list[Claim] = []
+        self.lent: tuple[set[Region], list[Claim]] = set(), []
         self._borrower = _NOBODY
 
     @property
     def lent_to(self) -> int:
-        return self._borrower if self.claims else _NOBODY
+        return self._borrower if self.lent[1] else _NOBODY
 
     def lend(self, claim: Claim) -> None:
         """Be lent to the calling thread, whose tensors are there."""
         self._borrower = get_ident()
-        self.claims.append(claim)
+        self.lent = {region for region, _ in self.parts}, [claim]
 
     def settle(self) -> None:
         """Be free if all tensors have ended. Of two threads that end them one takes the claim."""
-        if self.living or not self.claims:
+        living, claims = self.lent
+        if living or not claims:
             return
         with suppress(IndexError):
-            claim = self.claims.pop()
+            claim = claims.pop()
             loan, self.loan = self.loan, None
             if loan is not None:
                 loan.host.guests.discard(loan)
@@ -103,10 +104,11 @@ class Slot:
 
     def sweep(self) -> None:
         """Be free if all tensors are gone, also one whose end was interrupted."""
-        for region in self.living.copy():
+        living, _ = self.lent
+        for region in living.copy():
             tensor = region.holder() if region.holder is not None else None
             if tensor is None or tensor.region is None:
-                self.living.discard(region)
+                living.discard(region)
         self.settle()
 
 
@@ -161,8 +163,9 @@ class _Bin(list[Region]):
         self._slot = slot
 
     def append(self, region: Region) -> None:
+        living, _ = self._slot.lent  # before the look: of this borrower, or of an earlier one
         if region.tensor() is None:  # else one has ended that an interrupted call had made
-            self._slot.living.discard(region)
+            living.discard(region)
             self._slot.settle()
 
 
@@ -218,7 +221,6 @@ class SlotArena(Arena):
         slot = claim.slot
         assert slot is not None  # a claim without one ends the queue
         claim.element = ()
-        slot.living = {region for region, _ in slot.parts}
         tensors = tuple([self.alloc(type, kind, region) for region, type in slot.parts])
         self._name(tensors, "lent slot")
         for tensor in tensors:

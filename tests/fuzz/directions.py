@@ -190,12 +190,14 @@ def special(program: Program, args: list[Array]) -> list[Array]:
     return [np.where(rng.random(x.shape) < 0.3, rng.choice(values, x.shape), x) for x in args]
 
 
-def differs(program: Program, other: Library | None, module: Any) -> str | None:
+def differs(
+    program: Program, other: Library | None, module: Any, *, specials: bool = False
+) -> str | None:
     """What the program makes otherwise here than there, or captured than eagerly."""
     args, levels = arguments(program), stack_of(program)
     fn = transformed(HERE, ml, program, levels)
     step = ml.capture(fn)
-    for values in (special(program, args), args):
+    for values in ([special(program, args)] if specials else []) + [args]:
         found = HERE.computed(fn, values)
         captured = HERE.computed(step, values)
         for ours, theirs in zip(found, captured, strict=True):
@@ -236,6 +238,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--programs", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--special", action="store_true", help="nan, infinities, zeros, captured")
     parser.add_argument("--slopes", action="store_true", help="finite differences, also beside JAX")
     options = parser.parse_args(argv)
     jax = None if options.slopes else jax_library()
@@ -244,7 +247,7 @@ def main(argv: list[str] | None = None) -> int:
     for number in range(options.seed, options.seed + options.programs):
         program = Program(number)
         try:
-            difference = differs(program, jax, module)
+            difference = differs(program, jax, module, specials=options.special)
         except Exception as error:  # what a program raises is what it is looked for
             difference = f"{type(error).__name__}: {error}"
         if difference is not None:

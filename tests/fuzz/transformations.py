@@ -118,8 +118,8 @@ def jax_library() -> Library | None:
 
 # --- programs ------------------------------------------------------------------------
 
-CONDITIONS = [*DType.all, "f8e4m3", "f8e5m2"]
-"""The dtypes of which there is a single element."""
+CONDITIONS = [*DType.all]
+"""The dtypes of conditions. Those for storage cannot be rows of a scan."""
 
 SCANS = ("plain", "plain", "checkpoint", "no iterations", "last carry unread")
 """Kinds of scans."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+
 from mlvm.core import errors
 from mlvm.core.machine import link
 from mlvm.core.machine.callee import OpInto, Value, describe, is_tensor
@@ -237,7 +239,8 @@ def _truth(condition: Any) -> bool:
     if isinstance(condition, int):
         return condition != 0
     if is_tensor(condition) and condition.size == 1:
-        return bool(are_true(condition).item())
+        value = condition if isinstance(condition, np.ndarray) else np.asarray(condition.item())
+        return bool(are_true(value).item())  # a device has its own arrays
     raise errors.MachineError(
         f"a condition is an Int or a Tensor of one element, not {describe([condition])}"
     )

@@ -21,6 +21,7 @@ from typing_extensions import TypeIs
 from mlvm.core.errors import MachineError, MlvmError, OutOfMemory
 from mlvm.core.memory import Memory
 from mlvm.core.observe import on_wait
+from mlvm.core.ops.half import shown
 from mlvm.core.types import Array, Shape, TensorType, root
 from mlvm.machines.gpu.checks import Refusals
 from mlvm.machines.gpu.kernels import Facts
@@ -162,7 +163,7 @@ class DeviceArray:
 
     def item(self) -> Any:
         """The value of the only element, which is waited for."""
-        return self.buffer.memory.read(self).item()
+        return shown(self.buffer.memory.read(self)).item()
 
     def __array__(self, *_: object, **__: object) -> Array:
         raise MachineError(f"an array of {self.buffer.memory.device} is none of the host")

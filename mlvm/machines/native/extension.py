@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -39,6 +38,8 @@ def _compile(simd: str) -> str:
         return ""
     if f"kernels of {simd}\0".encode() in library.read_bytes():
         return ""
+    import subprocess  # rarely
+
     print(f"mlvm: compiling kernels for MLVM_SIMD={simd}, once", file=sys.stderr, flush=True)
     environment = {**os.environ, "MLVM_NATIVE": "1", "MLVM_TARGETS": f"built,{simd}"}
     command = [sys.executable, "setup.py", "-q", "build_ext", "--inplace"]
