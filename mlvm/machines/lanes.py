@@ -136,7 +136,7 @@ class Lanes:
         self._native = None if getattr(vm, "_pool", None) is None else self._in_steps()
 
     def _in_steps(self) -> NativeLanes | None:
-        """What runs the program in C; None for one that only runs row by row."""
+        """Runner of the program in C; None for one that only runs row by row."""
         from mlvm.machines.native.lanes import NativeLanes
 
         try:

@@ -498,7 +498,7 @@ def _atan2(b: Body) -> str:
 
 
 def _not_zero(b: Body, y: str) -> tuple[str, str]:
-    """Where an integer is 0, by which other runtimes do not divide, and 1 in its place."""
+    """Places where an integer is 0, by which others do not divide; 1 in its place."""
     is_zero = b("Equal", y, b.number(0))
     return is_zero, b("Where", is_zero, b.number(1), y)
 

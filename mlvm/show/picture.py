@@ -215,7 +215,7 @@ def _level(y: float, kind: str, label: str, lower: float) -> str:
 
 
 def _legend_width(lifetimes: Sequence[Lifetime], colours: dict[str, str]) -> int:
-    """How wide the legend is, so that no label is cut that is not very long."""
+    """Width of the legend, such that no label is cut that is not very long."""
     labels = [kind for kind, colour in colours.items() if colour != _OTHER]
     longest = max(map(width_of, labels), default=0) + width_of(f"{len(lifetimes):,}")
     return max(_RIGHT, min(round(longest) + 68, _WIDEST_LEGEND))

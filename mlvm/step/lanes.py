@@ -672,7 +672,7 @@ def _host_call(
 
 
 def _given_back(call: Call) -> int:
-    """How many of the operands that a call passes are its results."""
+    """Number of the operands that a call passes that are its results."""
     outs = {use.value.home or use.value for use in call.outs}
     return sum(1 for use in call.passed if (use.value.home or use.value) in outs)
 

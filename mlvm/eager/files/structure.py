@@ -187,7 +187,7 @@ def loader_of(part: Any) -> Callable[[Any], object] | None:
 
 
 def _is_keys(part: Any) -> bool:
-    """Whether it is `ml.random`, whose state is that of VMs."""
+    """Test for `ml.random`, whose state is that of VMs."""
     return loader_of(part) is set_state
 
 

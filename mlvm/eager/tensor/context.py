@@ -182,7 +182,7 @@ def current_arena() -> Arena:
 
 
 def is_vm_chosen() -> bool:
-    """Whether this thread or task is in an arena, or has a VM in `use`."""
+    """Tell if this thread or task is in an arena, or has a VM in `use`."""
     return scope.get() is not None or bool(_in_use.get())
 
 
