@@ -91,7 +91,7 @@ BUDGET = {
     "mlvm": 520,
     "models": 3_470,
     "bench": 4_360,
-    "tests": 70_190,
+    "tests": 70_200,
 }
 """Lines of code a room may have, as `make lines` counts them. Raising one is a line in CHANGELOG
 with its reason."""
